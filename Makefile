@@ -1,4 +1,4 @@
-# Everything runs in .venv, which scripts/setup.sh makes (PYTHON=..., DEVICE=cpu|gpu choose what goes into it).
+# All targets use .venv, which scripts/setup.sh creates (PYTHON=... and DEVICE=cpu|gpu select what is installed).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -8,7 +8,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4
 ARGS ?=
 CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py
 
-help: ## this list
+help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
 		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-13s\033[0m %s\n' "$$name" "$$text"; done
@@ -17,36 +17,36 @@ help: ## this list
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
 	@bash examples/quickstart/run.sh
 
-setup: ## install what running needs into .venv
+setup: ## install the runtime requirements into .venv
 	@scripts/setup.sh
 
-setup-dev: ## and what tests and checks need
+setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
-test: setup-dev ## all tests (those that need a GPU skip without one)
+test: setup-dev ## run all tests (GPU tests are skipped without a GPU)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
-test-unit: setup-dev ## the tests without engine and Ray
+test-unit: setup-dev ## run the unit tests, which need neither an engine nor Ray
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
-test-loop: setup-dev ## whole runs on the real stack, on a CPU
+test-loop: setup-dev ## run the end-to-end tests on the real stack, on a CPU
 	@$(PYTEST) tests/loop $(ARGS)
 
-check: setup-dev ## format, lint, types, import layers, sizes
+check: setup-dev ## check format, lint, types, import layers and file sizes
 	@status=0; for tool in "ruff format --check" "ruff check" mypy "pytest -q $(CHECKS)"; do \
 		echo "== $$tool"; $(PY) -m $$tool || status=1; done; exit $$status
 
-format: setup-dev ## let ruff format and mend
+format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
 docs: setup-dev ## write docs/config.md, docs/config/ and docs/verl_keys.md from the schema
 	@$(PY) -m alphaapollo.config docs
 
-lock: setup-dev ## pin requirements/*.txt anew (ARGS=--upgrade takes the newest versions)
+lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest versions)
 	@source scripts/pip_settings.sh; $(PY) scripts/lock.py $(ARGS)
 
-audit: setup-dev ## known vulnerabilities of the pinned packages; says so where no index of them can be asked
+audit: setup-dev ## list known vulnerabilities of the pinned packages (needs an advisory index)
 	@source scripts/pip_settings.sh; $(PY) scripts/audit.py
 
 wheel: setup-dev ## build dist/*.whl
@@ -55,10 +55,10 @@ wheel: setup-dev ## build dist/*.whl
 bench: setup ## measure speed, against other tools on the same machine (long)
 	@for script in scripts/bench/[a-z]*.py; do echo "== $$script"; $(PY) $$script; done
 
-gpu-check: setup ## does this machine train rightly? ten minutes on one GPU; runs on a CPU too and says what it could not see
+gpu-check: setup ## check that training is correct on this machine: ten minutes on one GPU; on a CPU, GPU checks are untested
 	@$(PY) -m scripts.gpu_check $(ARGS)
 
-cluster-check: setup ## does a run on several nodes work? minutes on two cores, with machines of paper; needs root (or user namespaces)
+cluster-check: setup ## check multi-node runs on simulated machines: minutes on two cores; needs root (or user namespaces)
 	@$(PY) -m scripts.cluster_check $(ARGS)
 
 clean: ## remove .venv, builds and caches (outputs/ stays)

@@ -1,8 +1,7 @@
-"""Known vulnerabilities of the pinned packages: `make audit`.
+"""List known vulnerabilities of the pinned packages: `make audit`.
 
-Asks pip-audit, which asks an index of advisories: its own installation, or uv fetches one for the moment. Ends with 0:
-none is known; 1: some are, in a table; 2: nothing could be looked up (no index within reach), which says nothing about
-the packages.
+Runs pip-audit, installed or fetched by uv, which queries an advisory index. Exit status: 0, no known vulnerabilities;
+1, vulnerabilities were found; 2, the index could not be reached, so nothing was checked.
 """
 
 from __future__ import annotations
@@ -16,34 +15,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ("cpu.txt", "gpu.txt", "dev.txt")
-TIME_LIMIT = 600  # seconds for a list
+TIME_LIMIT = 600  # seconds per requirements file
 
 
 def command(requirements: Path) -> list[str]:
-    """The lists are complete: nothing is resolved or installed."""
+    """pip-audit command line for one file. The files are complete, so nothing is resolved or installed."""
     own = importlib.util.find_spec("pip_audit") is not None
     program = [sys.executable, "-m", "pip_audit"] if own else [sys.executable, "-m", "uv", "tool", "run", "pip-audit"]
     return [*program, "-r", str(requirements), "--no-deps", "--disable-pip", "--format=json", "--progress-spinner=off"]
 
 
 def look_up(requirements: Path) -> tuple[dict[str, list[str]], list[str]] | str:
-    """package==version -> what is known of it, with the versions that mend it; and the packages of which the index
-    knows nothing. Or why nothing could be looked up."""
+    """Query the advisory index.
+
+    Returns ({package==version: advisories with their fix versions}, packages the index does not have), or the reason
+    why the index could not be queried.
+    """
     try:
         done = subprocess.run(command(requirements), capture_output=True, text=True, timeout=TIME_LIMIT, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {TIME_LIMIT} s"
+        return f"no response within {TIME_LIMIT} s"
     try:
         packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"it ended with {done.returncode}"
+        return lines[-1].strip() if lines else f"pip-audit exited with status {done.returncode}"
     unknown = [one["name"] for one in packages if "skip_reason" in one]
     if len(unknown) == len(packages):  # an index of packages without advisories, or none
-        return packages[0]["skip_reason"] if packages else "it was asked of no package"
+        return packages[0]["skip_reason"] if packages else "no package was checked"
     known = {
         f"{one['name']}=={one['version']}": [
-            f"{advisory['id']} (mended in {', '.join(advisory['fix_versions']) or 'no version'})"
+            f"{advisory['id']} (fixed in {', '.join(advisory['fix_versions']) or 'no version'})"
             for advisory in one["vulns"]
         ]
         for one in packages
@@ -53,7 +55,7 @@ def look_up(requirements: Path) -> tuple[dict[str, list[str]], list[str]] | str:
 
 
 def exact(lines: list[str]) -> list[str]:
-    """The pinned packages without their markers and builds (+cpu), which advisories do not know."""
+    """Pinned packages without markers and local versions (+cpu), which advisories do not have."""
     pins = [line.split(";")[0].strip() for line in lines if "==" in line and not line.startswith("#")]
     return list(dict.fromkeys(pin.split("+")[0] for pin in pins))
 
@@ -68,11 +70,11 @@ def main() -> int:
             answer = look_up(plain)
             if isinstance(answer, str):
                 not_asked = True
-                print(f"requirements/{name}: NOT looked up, for no index of advisories could be asked: {answer}")
+                print(f"requirements/{name}: NOT checked because the advisory index is unavailable: {answer}")
                 continue
             known, unknown = answer
             found |= bool(known)
-            missing = f"; nothing is known of {', '.join(unknown)}" if unknown else ""
+            missing = f"; not in the index: {', '.join(unknown)}" if unknown else ""
             print(f"requirements/{name}: {len(pins)} packages, {len(known)} with known vulnerabilities{missing}")
             for package, advisories in known.items():
                 print(f"  {package}: {'; '.join(advisories)}")

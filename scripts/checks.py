@@ -1,5 +1,8 @@
-"""How acceptance checks run (scripts/gpu_check, scripts/cluster_check): each in a process of its own with a deadline,
-then one table and one JSON. What cannot be tried on a machine is untested, never passed."""
+"""Runner of the acceptance checks (scripts/gpu_check, scripts/cluster_check).
+
+Each check runs in a separate process with a deadline. The results are one table and one JSON file. A check that cannot
+run on a machine is reported as untested, never as passed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Status = Literal["passed", "failed", "untested"]
 
 
 class Untested(Exception):
-    """The machine lacks what a check needs; its message says what."""
+    """Raised if the machine lacks a requirement of a check, which the message names."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,18 @@ class Outcome:
 
 
 def child(check: Callable[[], dict[str, Any]], answer: Path) -> NoReturn:
-    """Run one check in this process and write what came of it; a check that fails ends it with its traceback."""
+    """Run one check in this process and write its outcome; a failed check ends the process with a traceback."""
     try:
         said: dict[str, Any] = {"status": "passed", "figures": check()}
     except Untested as missing:
         said = {"status": "untested", "reason": str(missing)}
     answer.write_text(json.dumps(said))
     sys.stdout.flush()
-    os._exit(0)  # without waiting for threads
+    os._exit(0)  # do not wait for threads
 
 
 def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> Outcome:
-    """`command` calls `child` with out/NAME.json; its process's session ends with it."""
+    """Run `command`, which calls `child` with out/NAME.json, and end all processes of its session."""
     answer, log = out / f"{name}.json", out / f"{name}.log"
     answer.unlink(missing_ok=True)
     start = time.monotonic()
@@ -60,7 +63,7 @@ def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> 
         why = (
             f"took more than {deadline:.0f} s"
             if ended is None
-            else last_line(log.read_text(errors="replace")) or f"ended with {ended}"
+            else last_line(log.read_text(errors="replace")) or f"exited with status {ended}"
         )
         return Outcome(name, "failed", seconds, reason=f"{why} ({log})")
     said = json.loads(answer.read_text())
@@ -68,7 +71,7 @@ def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> 
 
 
 def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome]) -> list[Outcome]:
-    """Into an empty `out`, one after the other, telling of each. texts: name of a check -> what it holds."""
+    """Run all checks one after the other, with output in an empty `out`. texts: {name of a check: description}."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     outcomes = []
@@ -80,20 +83,20 @@ def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome]) 
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """The check's process, and what it has left behind in its session."""
+    """Kill the process of the check and all other processes of its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def last_line(text: str) -> str:
-    """The last that says something; empty where none does."""
+    """Last line that is not blank, or an empty string."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 
 def table(outcomes: list[Outcome], title: str) -> str:
-    lines = [f"# {title}", "", "| check | | seconds | figures |", "|---|---|---|---|"]
+    lines = [f"# {title}", "", "| check | | seconds | results |", "|---|---|---|---|"]
     for one in outcomes:
         figures = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in one.figures.items())  # fmt: skip
@@ -102,7 +105,7 @@ def table(outcomes: list[Outcome], title: str) -> str:
 
 
 def report(outcomes: list[Outcome], title: str, out: Path) -> int:
-    """Write out/table.md and out/result.json, print the table; 1 if a check failed."""
+    """Write out/table.md and out/result.json, print the table, and return 1 if a check failed."""
     (out / "table.md").write_text(table(outcomes, title))
     (out / "result.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     print(table(outcomes, title))

@@ -1,4 +1,4 @@
-"""What the benchmarks train on: a random Qwen3 of a given size with a byte tokenizer, and questions in parquet."""
+"""Inputs of the benchmarks: a random Qwen3 of a given size with a byte tokenizer, and questions in parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a model; heads are 64 wide (32 in the small one), half as many for keys and values."""
+    """Shape of a model. Heads are 64 wide (32 in the small model); there are half as many key-value heads."""
 
     vocab_size: int
     hidden_size: int
@@ -30,11 +30,11 @@ SIZES = {
 }
 
 
-SHORTEST = 28  # tokens of a rendered prompt: "user\n", "123+456=?", "\nassistant\n", and what marks a turn
+SHORTEST = 28  # tokens of a rendered prompt: "user\n", "123+456=?", "\nassistant\n", and the turn markers
 
 
 def make_model(folder: Path, size: Size, seed: int = 0) -> int:
-    """Model and tokenizer in `folder`; the number of parameters. Tokens that no text needs fill up the vocabulary."""
+    """Write model and tokenizer to `folder` and return the number of parameters. Unused tokens pad the vocabulary."""
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
@@ -71,16 +71,15 @@ def make_model(folder: Path, size: Size, seed: int = 0) -> int:
 
 
 def make_prompts(file: Path, count: int, seed: int = 0, tokens: int | None = None) -> None:
-    """Sums of two 3-digit numbers as chats, in the columns that main_ppo reads.
+    """Write sums of two 3-digit numbers as chats, in the columns that main_ppo reads.
 
-    tokens: of a rendered prompt: letters before the sum fill it up (the tokenizer has a token a byte). None: the sum
-        alone.
+    tokens: length of a rendered prompt, filled with letters before the sum (one token per byte). None: the sum alone.
     """
     rng = random.Random(seed)
     sums = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(count)]
     if tokens is not None and tokens < SHORTEST:
         raise SystemExit(
-            f"--prompt-tokens={tokens}: a prompt has {SHORTEST} tokens at least. Give more, or leave it out."
+            f"--prompt-tokens={tokens} is too small: a prompt has at least {SHORTEST} tokens. Increase it or omit it."
         )
     filler = [rng.choices(ascii_lowercase, k=(tokens or SHORTEST) - SHORTEST) for _ in sums]
     rows = [
@@ -96,7 +95,7 @@ def make_prompts(file: Path, count: int, seed: int = 0, tokens: int | None = Non
 
 
 def make_reward(folder: Path) -> Path:
-    """A reward function that costs nothing."""
+    """Write a reward function of negligible cost."""
     file = folder / "reward.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("def compute_score(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 10\n")
@@ -104,7 +103,7 @@ def make_reward(folder: Path) -> Path:
 
 
 def machine() -> dict[str, object]:
-    """What a figure was measured on, and how busy it was."""
+    """Processor, cores and load average of this machine."""
     name = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                  if line.startswith("model name")), platform.machine())  # fmt: skip
     return {"machine": f"{name}, {os.cpu_count()} cores", "load_average": round(os.getloadavg()[0], 2)}

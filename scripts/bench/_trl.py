@@ -1,4 +1,4 @@
-"""TRL, the other side of step.py: an environment of its own, and the settings that it is fastest with."""
+"""TRL baseline of step.py: its virtual environment, and a search for its fastest settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRL = "trl==1.16.0"
 
 @dataclass(frozen=True)
 class Settings:
-    """What TRL leaves to its user, and what decides its speed."""
+    """TRL settings that determine its speed."""
 
     dtype: str
     micro_batch: int  # completions
@@ -31,7 +31,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What both sides do in a step."""
+    """Work of one step, the same for both sides."""
 
     model: str
     prompts: str
@@ -43,12 +43,12 @@ class Task:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of either side."""
+    """Environment variables of either side."""
     return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
 
 def trl_python(folder: Path) -> Path:
-    """The Python of an environment with TRL and the torch and transformers that we pin; made the first time."""
+    """Python of a virtual environment with TRL and the pinned torch and transformers; created on the first call."""
     python, stamp = folder / "bin" / "python", folder / ".installed"
     wanted = TRL + (ROOT / "requirements" / "cpu.txt").read_text()
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -64,7 +64,7 @@ def trl_python(folder: Path) -> Path:
 
 
 def time_trl(python: Path, task: Task, settings: Settings, warmup: int, steps: int) -> dict[str, Any]:
-    """Seconds of each step after the warm-up, and tokens a completion."""
+    """Run TRL and return the seconds of each step after the warm-up and the tokens per completion."""
     given = asdict(task) | asdict(settings) | {"warmup": warmup, "steps": steps}
     command = [str(python), str(ROOT / "scripts/bench/_trl_side.py"), json.dumps(given)]
     done = subprocess.run(command, env=environment(settings.threads), capture_output=True, text=True)
@@ -74,13 +74,13 @@ def time_trl(python: Path, task: Task, settings: Settings, warmup: int, steps: i
 
 
 def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[int]) -> tuple[Settings, Settings]:
-    """The best settings at the dtype of `first`, and the best of all: a few short runs, each printed."""
+    """Search with a few short runs, each printed. Returns the best settings at the dtype of `first`, and overall."""
     seconds: dict[Settings, float] = {}
 
     def measure(settings: Settings) -> None:
         if settings not in seconds:
             seconds[settings] = min(time_trl(python, task, settings, warmup=1, steps=2)["step_seconds"])
-            print(f"TRL, {settings}: {seconds[settings]:.2f} s a step", file=sys.stderr, flush=True)
+            print(f"TRL, {settings}: {seconds[settings]:.2f} s per step", file=sys.stderr, flush=True)
 
     def best() -> Settings:
         return min(seconds, key=seconds.__getitem__)
@@ -97,5 +97,5 @@ def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[in
 
 
 def median(side: dict[str, Any]) -> float:
-    """Seconds of a step."""
+    """Median seconds of a step."""
     return statistics.median(side["step_seconds"])

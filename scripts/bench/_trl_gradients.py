@@ -1,8 +1,8 @@
-"""Gradients of TRL's trainers on one batch: run by preference_gradients.py in an environment of its own.
+"""Compute gradients of TRL's trainers on one batch: run by preference_gradients.py in TRL's virtual environment.
 
     python _trl_gradients.py '{"policy": "...", "reference": "...", "scorer": "...", "pairs": "...", ...}'
 
-Of each case, <out>/<name>.npz: the gradient of each parameter by its name, and the loss.
+Writes <out>/<name>.npz for each case: the loss, and the gradient of each parameter by name.
 """
 
 from __future__ import annotations

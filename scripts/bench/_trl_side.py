@@ -1,8 +1,8 @@
-"""Time GRPO steps of TRL (generation by Hugging Face's generate): run by step.py in an environment of its own.
+"""Time GRPO steps of TRL (generation by Hugging Face's generate): run by step.py in TRL's virtual environment.
 
     python _trl_side.py '{"model": "...", "prompts": "...parquet", "num_prompts": 16, "group": 8, ...}'
 
-The last line of the output is a JSON object: seconds of each step after the warm-up, and tokens a completion.
+The last line of the output is a JSON object: seconds of each step after the warm-up, and tokens per completion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def digits_reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
-    """The reward of both sides: as cheap as a reward can be."""
+    """Reward of both sides, of negligible cost."""
     return [sum(letter.isdigit() for letter in completion[0]["content"]) / 10 for completion in completions]
 
 

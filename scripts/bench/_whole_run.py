@@ -1,4 +1,4 @@
-"""Whole runs of main_ppo: the real command, with Ray, FSDP2 and vLLM, and its own metrics."""
+"""Complete runs of main_ppo with Ray, FSDP2 and vLLM, measured by the metrics of the run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def begin(folder: Path, size: str) -> None:
-    """The model and the prompts, in an empty folder."""
+    """Write the model and the prompts to an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     make_model(folder / "model", SIZES[size])
     make_prompts(folder / "train.parquet", 512)
 
 
 def run(folder: Path, name: str, args: argparse.Namespace, *overrides: str) -> list[dict[str, float]]:
-    """With GRPO on what `begin` made: its lines of metrics. args: prompts, group (samples of each), longest (tokens of
-    an answer), iterations."""
+    """Train with GRPO on the output of `begin` and return the lines of metrics.
+
+    args: prompts, group (samples per prompt), longest (tokens of a response), iterations.
+    """
     keys = {
         "algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.model.path": folder / "model",
@@ -50,7 +52,7 @@ def run(folder: Path, name: str, args: argparse.Namespace, *overrides: str) -> l
 
 
 def train(keys: Mapping[str, object], environment: Mapping[str, str], *overrides: str) -> list[dict[str, float]]:
-    """The lines of metrics of a run with these keys, its folder's among them; one that fails ends the benchmark."""
+    """Run main_ppo with these keys and return its lines of metrics. Exits if the run fails."""
     folder = Path(*(str(keys[f"trainer.{part}"]) for part in ("output_dir", "project_name", "experiment_name")))
     words = [*(f"{key}={value}" for key, value in keys.items()), *overrides]
     done = subprocess.run(
@@ -62,10 +64,10 @@ def train(keys: Mapping[str, object], environment: Mapping[str, str], *overrides
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{folder.name} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+        raise SystemExit(f"{folder.name} exited with status {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def means(lines: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """Over the lines; 0 where a line lacks one."""
+    """Mean of each metric over the lines; a missing value counts as 0."""
     return {name: sum(line.get(name, 0.0) for line in lines) / len(lines) for name in names}

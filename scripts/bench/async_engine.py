@@ -1,10 +1,10 @@
-"""The asynchronous modes against the synchronous loop on the real engine: whole runs of main_ppo, one after the other.
+"""Compare the asynchronous modes with the synchronous loop on the real engine, in complete runs of main_ppo.
 
     .venv/bin/python scripts/bench/async_engine.py
 
-A random model ends its text with each token at the same chance, so lengths are geometric: about 270, cut at 1,024.
-Seconds are the mean over the iterations in the middle: the first ones warm up, and in the last ones nothing new begins.
-The last line is a JSON object; `ratio` is the synchronous seconds over those of carry.
+A random model ends its text with equal probability at each token, so lengths are geometric: about 270, cut at 1,024.
+Seconds are means over the middle iterations: the first ones warm up, and the last ones start no new generation. The
+last line is a JSON object; `ratio` is the seconds of the synchronous loop over those of carry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARM_UP = 2  # iterations
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8, help="of an iteration")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per iteration")
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--staleness", type=int, default=2)

@@ -1,12 +1,12 @@
-"""What running ahead gains over the synchronous loop, by how long the tail of the answers is. No model, no GPU.
+"""Measure the gain of asynchronous training by the length of the tail of the responses. No model, no GPU.
 
     .venv/bin/python scripts/bench/async_gain.py
 
-The real loops (trainer/loop.py, loop_async.py) with the real episodes on the fake engine, in turns in one process. The
-engine has a number of slots, and a token takes the same time in each, whatever the others do; an update takes a fixed
-time. So the gain is that of waiting less, and of nothing else: a real engine decodes few answers faster than many, and
-gains less. Lengths are log-normal, cut at 16 times their median; sigma says how long the tail is. The last line is a
-JSON object; `ratio` is samples/s of carry over those of the synchronous loop, at the longest tail.
+Runs the real loops (trainer/loop.py, loop_async.py) with real episodes on the fake engine, in alternation in one
+process. The engine has a fixed number of slots and a constant time per token; an update takes a fixed time. The gain
+is therefore only that of shorter waits. A real engine gains less, because it decodes few responses faster than many.
+Lengths are log-normal, cut at 16 times their median; sigma sets the length of the tail. The last line is a JSON
+object; `ratio` is samples/s of carry over those of the synchronous loop, at the longest tail.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
 from alphaapollo.weight_sync.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
-from scripts.bench.driver import Letters, score  # noqa: E402
+from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 
 MEDIAN, LONGEST = 100, 1600
 
 
-class Worker:
-    """A rollout worker around the fake engine."""
+class FakeEngineWorker:
+    """Rollout worker with the fake engine."""
 
     holds_weights = False
 
     def __init__(self, engine: FakeEngine):
-        letters = Letters()
+        letters = LetterRenderer()
         self.engine = engine
         self.runner = EpisodeRunner(
             engine,
@@ -83,25 +83,25 @@ class Worker:
         return {}
 
 
-class Policy:
+class FakePolicy:
     async def offload(self) -> None: ...
 
     async def memory(self) -> dict[str, float]:
         return {}
 
 
-class Profiler:
+class FakeProfiler:
     async def start_step(self, step: int | None, timer: Any) -> None: ...
 
 
-class Silent(Console):
+class SilentConsole(Console):
     def phase(self, name: str, done: int, total: int) -> None: ...
 
     def step(self, step: int, metrics: Any) -> None: ...
 
 
-class Log:
-    """Keeps the lines; of rollouts nothing."""
+class MetricsRecorder:
+    """Tracker that keeps metrics in memory, and rollout log that discards rollouts."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, float]] = []
@@ -119,7 +119,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
 
     samples = args.prompts * args.group
     engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, slots=args.slots)
-    engines = EngineGroup(LocalRanks(Worker(engine)), 2 * args.slots)  # type: ignore[arg-type]
+    engines = EngineGroup(LocalRanks(FakeEngineWorker(engine)), 2 * args.slots)  # type: ignore[arg-type]
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
     config = {
         "data": {"train_batch_size": args.prompts},
@@ -127,7 +127,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         "env": {"rollout": {"n": args.group}},
         "algorithm": {"rollout_correction": {"method": "tis"}} if staleness else {},
     }
-    policy: Any = Policy()
+    policy: Any = FakePolicy()
     workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
     return SimpleNamespace(
         config=Config.model_validate(config),
@@ -141,12 +141,12 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         goal=Goal(args.iterations),
         progress=Progress(),
         saving=BackgroundCheckpoint(CheckpointFolder(Path(), None), {}, print),  # save_freq=-1: nothing is written
-        tracker=Log(),
-        rollout_log=Log(),
-        console=Silent(),
+        tracker=MetricsRecorder(),
+        rollout_log=MetricsRecorder(),
+        console=SilentConsole(),
         reward_model_scorer=None,
         reference=None,
-        profiler=Profiler(),
+        profiler=FakeProfiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
     )
 
@@ -158,7 +158,7 @@ async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) 
 
 
 def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness: int = 0) -> tuple[float, float]:
-    """Samples a second over all iterations, and the mean staleness of the trained tokens."""
+    """Return samples per second over all iterations and the mean staleness of the trained tokens."""
     run = make_run(args, sigma, mode, staleness)
     start = time.perf_counter()
     asyncio.run(loop_async.train_async(run) if mode else loop.train(run))
@@ -171,12 +171,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.0, 0.5, 1.0, 1.5])
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--prompts", type=int, default=16, help="of an iteration")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per iteration")
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=128, help="answers that the engine decodes at a time")
+    parser.add_argument("--slots", type=int, default=128, help="responses that the engine decodes at once")
     parser.add_argument("--token-ms", type=float, default=1.0)
     parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--update-share", type=float, default=0.5, help="of the time of generation without a tail")
+    parser.add_argument("--update-share", type=float, default=0.5, help="update time as a share of generation time")
     args = parser.parse_args()
     loop.learn_recorded = learn  # type: ignore[assignment]
     table: dict[str, dict[str, float]] = {}

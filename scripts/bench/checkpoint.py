@@ -1,10 +1,10 @@
-"""What a training loop waits for its checkpoints: written before the next update begins, or behind it from copies.
+"""Measure how long training waits for a checkpoint: written in the foreground, or in the background from a copy.
 
     .venv/bin/python scripts/bench/checkpoint.py --size 100M
 
-One policy worker in one process saves and updates, in turns of both ways; behind, it then waits for what is left of the
-writing, as the next save would. The last line is a JSON object: `ratio` is the seconds waited in the foreground over
-those behind, `step_ratio` the same of a save and an update together; medians of the rounds.
+One policy worker in one process saves and updates, alternating both ways. In the background case it then waits for the
+rest of the write, as the next save would. The last line is a JSON object with medians of the rounds: `ratio` is the
+wait in the foreground over that in the background, `step_ratio` the same of a save and an update together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     for number in range(args.rounds + 1):
         for side, worker.writer in writers.items():
             for name, value in save_and_update(worker, columns, side).items():
-                if number:  # the first warms up
+                if number:  # the first round warms up
                     seconds[f"{side}_{name}"].append(value)
     worker.close()
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def save_and_update(worker: PolicyWorker, columns: Columns, side: str) -> dict[str, float]:
-    """Seconds of the save, of the update, waited for the checkpoint in all, and of the whole."""
+    """Return seconds of the save, of the update, of the total wait for the checkpoint, and of the whole."""
     shutil.rmtree(FOLDER / "checkpoints", ignore_errors=True)
     checkpoints = CheckpointFolder(FOLDER / "checkpoints", keep=1)
     started = time.perf_counter()

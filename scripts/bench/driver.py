@@ -1,9 +1,9 @@
-"""What the driver spends on a trajectory, with a fake engine: collecting, batching, credit, metrics, the rollout log.
+"""Measure the controller's time per trajectory with a fake engine: batching, credit, metrics and the rollout log.
 
     .venv/bin/python scripts/bench/driver.py
 
-Everything of an iteration but generation, update and publish, at 1k, 4k and 16k trajectories. The last line is a JSON
-object; `ratio` is the cost a trajectory at the largest size over that at the smallest: 1 = linear.
+Covers an iteration without generation, update and weight sync, at 1k, 4k and 16k trajectories. The last line is a JSON
+object; `ratio` is the time per trajectory at the largest size over that at the smallest: 1 = linear.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from scripts.bench._task import machine  # noqa: E402
 GROUP = 16
 
 
-class Letters:
-    """A renderer without a tokenizer: one token a letter."""
+class LetterRenderer:
+    """Renderer without a tokenizer: one token per letter."""
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
         return [ord(letter) % 256 for letter in str(content)[:32]]
@@ -57,7 +57,7 @@ async def score(prompt: Prompt, text: str) -> Score:
 
 async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     engine = FakeEngine(vocab_size=256, min_tokens=max_tokens // 2, max_tokens=max_tokens)
-    letters = Letters()
+    letters = LetterRenderer()
     runner = EpisodeRunner(
         engine,
         letters.decode,  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
 
 
 def measure(count: int, max_tokens: int) -> dict[str, float]:
-    """Milliseconds a trajectory of each part."""
+    """Milliseconds per trajectory of each part."""
     spans: dict[str, float] = {}
 
     def span(name: str, start: float) -> float:
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    measure(args.sizes[0], args.max_tokens)  # warm up
+    measure(args.sizes[0], args.max_tokens)  # warm-up
     costs = {size: measure(size, args.max_tokens) for size in args.sizes}
     totals = {size: sum(spans.values()) for size, spans in costs.items()}
     for size, spans in costs.items():

@@ -1,12 +1,12 @@
-"""What playing episodes costs, beside the engine and the graders.
+"""Measure the overhead of episodes over the engine and the graders.
 
-    .venv/bin/python scripts/bench/episodes.py overhead       # 256 episodes of 4 turns at once, without a model
-    .venv/bin/python scripts/bench/episodes.py single_turn    # one turn, against bare engine calls and rewards
-    .venv/bin/python scripts/bench/episodes.py slow_grader    # a grader that sleeps: what the others notice of it
-    .venv/bin/python scripts/bench/episodes.py vllm           # tokens/s, against the same requests open-loop
+    .venv/bin/python scripts/bench/episodes.py overhead       # 256 concurrent episodes of 4 turns, without a model
+    .venv/bin/python scripts/bench/episodes.py single_turn    # one turn, compared with bare engine calls and rewards
+    .venv/bin/python scripts/bench/episodes.py slow_grader    # effect of one slow grader on the other episodes
+    .venv/bin/python scripts/bench/episodes.py vllm           # tokens/s, compared with the same requests open-loop
 
-The sides of a comparison take turns, and the median of the rounds counts. Each part ends with a line that is a JSON
-object with `ratio`; without an argument all of them are run, vllm last.
+The sides of a comparison alternate; results are medians of the rounds. Each part ends with a line that is a JSON
+object with `ratio`. Without an argument all parts run, vllm last.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from scripts.bench._task import SIZES, machine, make_model, make_reward  # noqa:
 
 FOLDER = ROOT / "outputs" / "bench"
 GROUP = 16
-ANSWER_TOKENS = 48  # of the engine without a model
-STOP_TOKENS = tuple(range(30, 38))  # for a random model: with these an answer ends after some 30 tokens
+ANSWER_TOKENS = 48  # of the fake engine
+STOP_TOKENS = tuple(range(30, 38))  # with these, responses of a random model end after about 30 tokens
 SLOW = "slow?"
 AGAIN = Message(role="user", content="Not yet: look at the last line again.")
 Request = tuple[list[int], Sampling, str]
 
 
-class Turns:
-    """Says the same `env.max_steps - 1` times, then has the reward function score the last text."""
+class FixedTurnsEnvironment:
+    """Environment with a fixed observation for `env.max_steps - 1` turns; the reward function scores the last text."""
 
     def __init__(self, services: Services):
         self._score, self._left = services.score, services.config.max_steps
@@ -65,8 +65,8 @@ class Turns:
         pass
 
 
-class SyncTurns:
-    """The same with sync methods, which run in threads; it scores nothing."""
+class SyncTurnsEnvironment:
+    """FixedTurnsEnvironment with sync methods, which run in threads, and without scores."""
 
     def __init__(self, services: Services):
         self._left = services.config.max_steps
@@ -87,12 +87,12 @@ def first(prompt: Prompt) -> Observation:
     return Observation(prompt.content)
 
 
-register_environment("bench_turns", graded=True)(Turns)
-register_environment("bench_sync_turns")(SyncTurns)
+register_environment("bench_turns", graded=True)(FixedTurnsEnvironment)
+register_environment("bench_sync_turns")(SyncTurnsEnvironment)
 
 
-class Recorder:
-    """An engine that keeps what it was asked."""
+class RecordingEngine:
+    """Engine wrapper that records its requests."""
 
     def __init__(self, engine: Any):
         self.engine, self.requests = engine, list[Request]()
@@ -106,13 +106,13 @@ class Recorder:
 
 
 def fake_engine() -> FakeEngine:
-    """Answers at once, with a list that is made already."""
+    """Engine that responds at once with a precomputed list."""
     answer = [65 + place % 26 for place in range(ANSWER_TOKENS)]
     return FakeEngine(272, script=lambda token_ids, sampling: answer)
 
 
 def requests_of(count: int, draw: int, stop_token_ids: tuple[int, ...] = (), group: int = GROUP) -> list[GroupRequest]:
-    """Groups that are `count` episodes together."""
+    """Group requests with `count` episodes in total."""
     sampling = Sampling(2000, stop_token_ids=stop_token_ids)
     chats = [[Message(role="user", content=f"What is {id} plus {draw}?")] for id in range(count // group)]
     prompts = [Prompt(id, "exact", chat, ground_truth="A") for id, chat in enumerate(chats)]
@@ -128,7 +128,7 @@ async def make_worker(
     timeout: float = 10.0,
     **rollout: Any,
 ) -> RolloutWorker:
-    """A started one. `engine` None: vLLM. Without `grades`, every reward is 1 at once."""
+    """Start a rollout worker. `engine` None: vLLM. Without `grades`, every reward is 1 without a grader."""
     worker = RolloutWorker(
         Model(path=str(model)),
         Rollout(**{"enforce_eager": True} | rollout),
@@ -163,14 +163,14 @@ async def play(worker: RolloutWorker, requests: Sequence[GroupRequest]) -> list[
 
 
 async def seconds_of(work: Awaitable[Any]) -> float:
-    """Processor seconds of this process: on a busy machine they say more than the clock."""
+    """Processor seconds of this process, which vary less than elapsed time on a busy machine."""
     start = time.process_time()
     await work
     return time.process_time() - start
 
 
 async def overhead(args: argparse.Namespace) -> dict[str, object]:
-    """Milliseconds a turn of a trajectory, less what the engine's own calls take; nobody grades. `ratio`: to 1 ms."""
+    """Milliseconds per turn of a trajectory beyond the engine's calls, without graders. `ratio`: to 1 ms."""
     kinds = {
         "append": Env(env_name="bench_turns", max_steps=args.turns),
         "memory": Env(env_name="bench_turns", max_steps=args.turns, context="memory"),
@@ -191,7 +191,7 @@ async def overhead(args: argparse.Namespace) -> dict[str, object]:
 
 
 async def single_turn(args: argparse.Namespace) -> dict[str, object]:
-    """Milliseconds an episode of one turn, against engine calls and rewards alone, with graders and without.
+    """Milliseconds per single-turn episode, compared with bare engine calls and rewards, with and without graders.
 
     `ratio`: ours to bare, with graders."""
     costs: dict[str, dict[str, float]] = {}
@@ -223,9 +223,9 @@ async def single_turn(args: argparse.Namespace) -> dict[str, object]:
 
 
 async def slow_grader(args: argparse.Namespace) -> dict[str, object]:
-    """Seconds until the other episodes have ended, with one that its grader holds for `--sleep` seconds and without.
+    """Seconds until the other episodes end, with and without one episode that is graded for `--sleep` seconds.
 
-    One grader process. `ratio`: the time of the others' median with the slow one to that without."""
+    One grader process. `ratio`: median time of the other episodes with the slow one to that without."""
     reward = FOLDER / "slow_reward.py"
     reward.write_text(
         "import time\n\n\ndef compute_score(prompt, completion):\n"
@@ -234,7 +234,7 @@ async def slow_grader(args: argparse.Namespace) -> dict[str, object]:
     engine = fake_engine()
     worker = await make_worker(Env(), tokenizer_folder(), engine, reward_file=reward, timeout=args.sleep + 30)
     slow = GroupRequest(Prompt(10**6, "exact", SLOW), 1, Sampling(2000), draw=0)
-    await play(worker, requests_of(args.episodes, 0))  # warms up
+    await play(worker, requests_of(args.episodes, 0))  # warm-up
     found: dict[str, dict[str, float]] = {}
     for name, extra in (("without", []), ("with", [slow])):
         waiting = asyncio.gather(*(play(worker, [request]) for request in extra))
@@ -249,15 +249,15 @@ async def slow_grader(args: argparse.Namespace) -> dict[str, object]:
 
 
 async def vllm(args: argparse.Namespace) -> dict[str, object]:
-    """Tokens a second of episodes of one turn and of several, against the same requests all at once on one engine.
+    """Tokens per second of single-turn and multi-turn episodes, compared with the same requests sent at once.
 
-    The open-loop side asks what ours has asked in a first round; the engine forgets its prefixes before each.
+    The open-loop side sends the requests recorded in a first round; the prefix cache is reset before each round.
     `ratio`: ours to open-loop, the lower of the two kinds."""
     model = FOLDER / args.size
     make_model(model, SIZES[args.size])
     env = Env(env_name="bench_turns", max_tokens_per_turn=args.max_tokens)
     worker = await make_worker(env, model, None, max_num_seqs=args.episodes)
-    engine = worker.engine = Recorder(worker.engine)
+    engine = worker.engine = RecordingEngine(worker.engine)
     runner = worker._runner
     assert runner is not None
     speeds: dict[str, dict[str, float]] = {}
@@ -265,7 +265,7 @@ async def vllm(args: argparse.Namespace) -> dict[str, object]:
         worker._env = env.model_copy(update={"max_steps": turns})
         worker._runner = replace(runner, engine=engine, limits=replace(runner.limits, max_turns=turns))
         engine.requests.clear()
-        await play(worker, requests_of(args.episodes, 0, STOP_TOKENS))  # warms up
+        await play(worker, requests_of(args.episodes, 0, STOP_TOKENS))  # warm-up
         asked = list(engine.requests)
 
         async def ours(draw: int) -> int:
@@ -296,13 +296,13 @@ PARTS = {"overhead": overhead, "single_turn": single_turn, "slow_grader": slow_g
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=PARTS, help="default: all of them")
+    parser.add_argument("part", nargs="?", choices=PARTS, help="default: all parts")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sleep", type=float, default=60.0)
     parser.add_argument("--size", choices=SIZES, default="3M")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of a turn, with vllm")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens per turn, with vllm")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Tokens a second of the engine under the rollout loop, against bare vLLM on the same requests.
+"""Compare tokens per second of the rollout loop with bare vLLM on the same requests.
 
     .venv/bin/python scripts/bench/generation.py --size 3M
 
-Both sides are the same AsyncLLM with the same threads in the same process, several rounds in turn. Bare: all requests
-at once, open-loop. Ours: they go through rendering, episodes, decoding and grading to whole TrajectoryGroups.
-The last line is a JSON object; `ratio` is our tokens/s over bare vLLM's, the median of the rounds.
+Both sides use the same AsyncLLM with the same threads in one process and alternate over several rounds. Bare: all
+requests at once, open-loop. Ours: requests go through rendering, episodes, decoding and grading to TrajectoryGroups.
+The last line is a JSON object; `ratio` is our tokens/s over those of bare vLLM, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = ROOT / "outputs" / "bench"
 
 
 async def bare(worker: RolloutWorker, prompts: list[list[int]], requests: list[GroupRequest]) -> int:
-    """The engine alone, on the very same token ids, limits and seeds."""
+    """Generate with the engine alone, with the same token ids, limits and seeds."""
     calls = []
     for token_ids, request in zip(prompts, requests, strict=True):
         for sample in range(request.num_samples):
@@ -74,7 +74,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         for side in speeds:
             start = time.perf_counter()
             tokens = await (bare(worker, token_ids, requests) if side == "bare" else ours(worker, requests))
-            if round_number:  # the first warms up
+            if round_number:  # the first round warms up
                 speeds[side].append(tokens / (time.perf_counter() - start))
     await worker.close()
     ratios = [a / b for a, b in zip(speeds["ours"], speeds["bare"], strict=True)]

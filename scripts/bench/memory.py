@@ -1,11 +1,11 @@
-"""Planned memory of an update (launch/memory/model.py) against the measured peak of a real policy worker, on a CPU.
+"""Compare the planned memory of an update (launch/memory/model.py) with the measured peak of a policy worker on a CPU.
 
     .venv/bin/python scripts/bench/memory.py
 
-Each configuration runs in processes of its own, one a rank. Measured: the most resident memory (VmHWM) while the second
-of two updates runs, less what the process held before it built the worker, its libraries imported. glibc is told to
-give back what is freed (MALLOC_MMAP_THRESHOLD_), as the plan counts tensors; --as-run leaves it its gaps. The last line
-is a JSON object.
+Each configuration runs in separate processes, one per rank. The measurement is the peak resident memory (VmHWM) of the
+second of two updates, minus the memory of the process after its imports. glibc returns freed memory at once
+(MALLOC_MMAP_THRESHOLD_), because the plan counts tensors; --as-run keeps glibc's defaults. The last line is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from scripts.random_batch import random_batch  # noqa: E402
 
 @dataclass(frozen=True)
 class Case:
-    """A model (arguments of a transformers configuration) and how it is trained."""
+    """Model (arguments of a transformers configuration) and how it is trained."""
 
     model: str
     config: dict[str, object]
     rows: int  # of one micro-batch
     length: int
     checkpointing: bool = False
-    reference: bool = False  # with the full KL to it
+    reference: bool = False  # with full KL to the reference
     ranks: int = 1
 
 
@@ -75,8 +75,8 @@ def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
 
 
 def measure(case: Case, folder: str, rank: int) -> float:
-    """GiB at the peak of a rank's second update."""
-    load_meta(Model(path=folder), torch.float32)  # imports what the worker will
+    """Peak GiB of the second update of a rank."""
+    load_meta(Model(path=folder), torch.float32)  # imports the libraries of the worker
     before = resident("VmRSS")
     setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu"),
@@ -92,7 +92,7 @@ def measure(case: Case, folder: str, rank: int) -> float:
     worker.load_batch(batch)
     worker.update(columns)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     worker.update(columns)
     peak = resident("VmHWM") - before
     worker.close()
@@ -100,7 +100,7 @@ def measure(case: Case, folder: str, rank: int) -> float:
 
 
 def resident(name: str) -> float:
-    """GiB of this process."""
+    """Entry `name` of this process's status, in GiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**20
 
@@ -135,7 +135,7 @@ def run(name: str, as_run: bool) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", default="", choices=["", *CASES])
-    parser.add_argument("--as-run", action="store_true", help="with glibc's own thresholds")
+    parser.add_argument("--as-run", action="store_true", help="use glibc's default thresholds")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--make", default="")
     parser.add_argument("--folder", default="")

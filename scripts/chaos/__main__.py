@@ -1,16 +1,16 @@
-"""Kill, stop, damage and fill at random instants, and see that the end is the undisturbed run's, bit for bit.
+"""Inject faults at random times and check that the run ends with the results of an undisturbed run, bit for bit.
 
     python -m scripts.chaos --seed 7                                  # ten kills in the synchronous loop, minutes
     python -m scripts.chaos --seed 7 --kills 25 --stops 5 --damages 5 --fills 1 --scenes sync_single sync_multi \
         async_single async_multi                                      # the table of docs/reliability.md, hours
     python -m scripts.chaos --kills 0 --stops 20 --steps 80           # each kind of process stopped, many to a run
-    python -m scripts.chaos --soak 300                                # one long run with deaths all along it, and how
-                                                                      # its memory grows
+    python -m scripts.chaos --soak 300                                # one long run with kills throughout, and
+                                                                      # the growth of its memory
 
-A run is disturbed again and again until it is through; the same command begins it again whenever it has ended. Then its
-metrics (without times), rollouts and model are compared with those of a run that nobody disturbed; of an asynchronous
-one, whose order nobody can foretell, it is seen that every iteration and every group is accounted for. Writes table.md
-and result.json under --out; ends with 1 if something was not as promised. A disk that fills up needs leave to mount.
+Faults are kills, stops (SIGSTOP), damaged checkpoint files and full disks. The same command restarts the run until it
+is complete. Its metrics (without times), rollouts and model are then compared with those of an undisturbed run. An
+asynchronous run has no fixed order, so the check is that every iteration and every group is accounted for. Writes
+table.md and result.json under --out; the exit status is 1 if a check failed. Full disks need permission to mount.
 """
 
 from __future__ import annotations
@@ -27,90 +27,90 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from scripts.chaos.rounds import Rounds  # noqa: E402
-from scripts.chaos.scenes import ROLES, SCENES, Place  # noqa: E402
+from scripts.chaos.campaign import FaultCampaign  # noqa: E402
+from scripts.chaos.scenes import ROLES, SCENES, SceneFolders  # noqa: E402
 
-STOPPED = [role for role in ROLES if role != "driver"]  # a driver that is stopped can tell nobody
+STOPPED = [role for role in ROLES if role != "driver"]  # a stopped driver cannot report anything
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=["sync_single"])
-    parser.add_argument("--kills", type=int, default=10, help="of each scene")
-    parser.add_argument("--roles", nargs="+", choices=list(ROLES), default=list(ROLES), help="who is killed")
-    parser.add_argument("--stops", type=int, default=0, help="of each scene and each role but the driver")
-    parser.add_argument("--damages", type=int, default=0, help="of each scene: a file of the newest checkpoint")
-    parser.add_argument("--fills", type=int, default=0, help="of each scene: a disk that fills up")
+    parser.add_argument("--kills", type=int, default=10, help="kills in each scene")
+    parser.add_argument("--roles", nargs="+", choices=list(ROLES), default=list(ROLES), help="roles to kill")
+    parser.add_argument("--stops", type=int, default=0, help="stops in each scene for each role except the driver")
+    parser.add_argument("--damages", type=int, default=0, help="damaged checkpoint files in each scene")
+    parser.add_argument("--fills", type=int, default=0, help="full disks in each scene")
     parser.add_argument("--steps", type=int, default=8, help="iterations of a run")
-    parser.add_argument("--soak", type=int, default=0, help="iterations of one long run, instead of all that")
+    parser.add_argument("--soak", type=int, default=0, help="iterations of one long run, in place of the other faults")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "chaos")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     out = args.out.resolve()
-    every = [disturb(args, Place(out, scene)) for scene in args.scenes]
+    every = [disturb(args, SceneFolders(out, scene)) for scene in args.scenes]
     report(args, every)
-    return 1 if any(rounds.problems for rounds in every) else 0
+    return 1 if any(campaign.problems for campaign in every) else 0
 
 
-def disturb(args: argparse.Namespace, place: Place) -> Rounds:
-    """All that is to be done to the runs of one scene."""
-    rng = random.Random(f"{args.seed} {place.scene}")
-    roles = [role for role in args.roles if role in SCENES[place.scene].roles]
+def disturb(args: argparse.Namespace, folders: SceneFolders) -> FaultCampaign:
+    """Inject all faults into the runs of one scene."""
+    rng = random.Random(f"{args.seed} {folders.scene}")
+    roles = [role for role in args.roles if role in SCENES[folders.scene].roles]
     if args.soak:
-        rounds = Rounds(place, rng, args.soak, save_freq=10, longest=30.0)
-        rounds.undisturbed()
-        rounds.soak(roles)
-        return rounds
-    rounds = Rounds(place, rng, args.steps)
-    rounds.undisturbed()
-    rounds.kills(args.kills, roles)
+        campaign = FaultCampaign(folders, rng, args.soak, save_freq=10, longest=30.0)
+        campaign.undisturbed()
+        campaign.soak(roles)
+        return campaign
+    campaign = FaultCampaign(folders, rng, args.steps)
+    campaign.undisturbed()
+    campaign.kills(args.kills, roles)
     for role in (role for role in STOPPED if role in roles and args.stops):
-        rounds.stops(args.stops, role)
-    rounds.damages(args.damages)
-    rounds.fills(args.fills)
-    return rounds
+        campaign.stops(args.stops, role)
+    campaign.damages(args.damages)
+    campaign.fills(args.fills)
+    return campaign
 
 
-def report(args: argparse.Namespace, every: list[Rounds]) -> None:
-    """Print the table, and write it with every single harm."""
-    problems = [problem for rounds in every for problem in rounds.problems]
+def report(args: argparse.Namespace, every: list[FaultCampaign]) -> None:
+    """Print the table, and write it with every single fault."""
+    problems = [problem for campaign in every for problem in campaign.problems]
     text = "\n".join([f"# chaos, seed {args.seed}, {time.strftime('%Y-%m-%d')}", "", *table(every), ""])
     text += "".join(f"* {problem}\n" for problem in problems)
     if args.soak:
         text += "\n".join(["", *memory_table(every), ""])
     print(text)
     (args.out / "table.md").write_text(text)
-    harms = [{"scene": rounds.place.scene} | asdict(harm) for rounds in every for harm in rounds.harms]
+    harms = [{"scene": campaign.folders.scene} | asdict(fault) for campaign in every for fault in campaign.faults]
     (args.out / "result.json").write_text(json.dumps({"harms": harms, "problems": problems}, indent=1))
     print(json.dumps({"harms": len(harms), "problems": len(problems)}))
 
 
-def table(every: list[Rounds]) -> list[str]:
-    """A line for each scene, deed and victim: how often, what became of it, and the slowest."""
+def table(every: list[FaultCampaign]) -> list[str]:
+    """Markdown table with the outcomes of each kind of fault, by scene and target."""
     lines = [
-        "| scene | what | whom | times | what became of it | slowest, s | problems |",
+        "| scene | fault | target | times | outcomes | slowest, s | problems |",
         "|---|---|---|---|---|---|---|",
     ]
-    for rounds in every:
-        for what, whom in sorted({(harm.what, harm.whom) for harm in rounds.harms}):
-            same = [harm for harm in rounds.harms if (harm.what, harm.whom) == (what, whom)]
-            became = [harm.became for harm in same]
-            counts = ", ".join(f"{word} {became.count(word)}" for word in sorted(set(became)))
-            slowest, bad = max(harm.seconds for harm in same), sum(bool(harm.problem) for harm in same)
-            scene = rounds.place.scene
-            lines.append(f"| {scene} | {what} | {whom} | {len(same)} | {counts} | {slowest:.0f} | {bad} |")
+    for campaign in every:
+        for kind, target in sorted({(fault.kind, fault.target) for fault in campaign.faults}):
+            same = [fault for fault in campaign.faults if (fault.kind, fault.target) == (kind, target)]
+            outcomes = [fault.outcome for fault in same]
+            counts = ", ".join(f"{word} {outcomes.count(word)}" for word in sorted(set(outcomes)))
+            slowest, bad = max(fault.seconds for fault in same), sum(bool(fault.problem) for fault in same)
+            scene = campaign.folders.scene
+            lines.append(f"| {scene} | {kind} | {target} | {len(same)} | {counts} | {slowest:.0f} | {bad} |")
     return lines
 
 
-def memory_table(every: list[Rounds]) -> list[str]:
-    """A line for each scene, run and figure of memory."""
-    lines = ["| scene | run | memory | MiB an iteration | at the end, MiB | most, MiB |", "|---|---|---|---|---|---|"]
-    for rounds in every:
-        for run, figures in rounds.memory.items():
+def memory_table(every: list[FaultCampaign]) -> list[str]:
+    """Markdown table with the memory metrics of each run."""
+    lines = ["| scene | run | memory | MiB per iteration | at the end, MiB | peak, MiB |", "|---|---|---|---|---|---|"]
+    for campaign in every:
+        for run, figures in campaign.memory.items():
             for name, own in figures.items():
-                cells = (rounds.place.scene, run, name, f"{own.slope:+.3f}", f"{own.last:.0f}", f"{own.most:.0f}")
+                cells = (campaign.folders.scene, run, name, f"{own.slope:+.3f}", f"{own.last:.0f}", f"{own.most:.0f}")
                 lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -1,4 +1,4 @@
-"""What is disturbed: small runs of the whole stack, as a user starts them, and whether two of them came to the same."""
+"""Small runs of the whole stack, started as by a user, and comparisons of their results."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SMALL = (
     "trainer.val_before_train=false",
     "trainer.max_ckpt_to_keep=3",
 )
-MEASURED = (  # by a clock, of memory, or of a start
+NONDETERMINISTIC = (  # times, memory, and properties of a start
     *("timing", "memory/", "perf/", "checkpoint/", "recovery/", "tool/seconds", "rollout/tokens_per_second"),
     *("actor/sharing_gap", "critic/sharing_gap"),
 )
 
 
-ROLES = {  # who can be killed, and words of its command line; the driver's are those of the command itself
+ROLES = {  # processes that can be killed -> words of the command line; the driver is the command itself
     "driver": "",
     "policy": "ray::PolicyActor",
     "rollout": "ray::RolloutActor",
@@ -58,7 +58,11 @@ ROLES = {  # who can be killed, and words of its command line; the driver's are 
 
 @dataclass(frozen=True)
 class Scene:
-    """words: beyond SMALL. exact: a disturbed run ends with the undisturbed one's bytes. roles: who there is."""
+    """Configuration of a run.
+
+    words: overrides in addition to SMALL. exact: a disturbed run ends with the bytes of the undisturbed one.
+    roles: processes of the run.
+    """
 
     words: tuple[str, ...]
     exact: bool = True
@@ -75,8 +79,8 @@ SCENES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the runs of a scene lie: out/SCENE/alphaapollo/NAME."""
+class SceneFolders:
+    """Folders of the runs of a scene: out/SCENE/alphaapollo/NAME."""
 
     out: Path
     scene: str
@@ -85,7 +89,7 @@ class Place:
         return self.out / self.scene / "alphaapollo" / name
 
     def words(self, name: str, *more: str) -> list[str]:
-        """main_ppo's, for the run of that name."""
+        """Overrides of main_ppo for the run of that name."""
         task = self.out / "task"
         make_task(task, REWARD)
         own = SCENES[self.scene].words
@@ -98,54 +102,54 @@ class Place:
         ]
 
     def steps(self, name: str) -> int:
-        """Iterations in its metrics so far."""
+        """Number of iterations in the metrics so far."""
         path = self.folder(name) / "metrics.jsonl"
         return path.read_text().count("\n") if path.is_file() else 0
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """Without what a clock or the machine's memory says."""
+    """Lines of metrics without times and memory."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if not name.startswith(MEASURED)} for line in lines]
+    return [{name: value for name, value in line.items() if not name.startswith(NONDETERMINISTIC)} for line in lines]
 
 
 def rollouts_of(folder: Path) -> list[dict[str, Any]]:
-    """Every trajectory, without its seconds."""
+    """All trajectories, without times."""
     records = []
     for path in sorted((folder / "rollouts").glob("step_*.jsonl")):
-        for line in path.read_bytes().splitlines():  # of text, other characters end lines, too
+        for line in path.read_bytes().splitlines():  # str.splitlines also splits at other characters
             record = json.loads(line)
             del record["seconds"]
             for turn in record["turns"]:
-                turn["num_cached_tokens"] = turn["info"] = None  # the prefix cache's luck; seconds of tools
+                turn["num_cached_tokens"] = turn["info"] = None  # prefix cache hits vary; info has the seconds of tools
             records.append(record)
     return records
 
 
-def differences(whole: Path, harmed: Path) -> list[str]:
-    """What of a disturbed run is not the undisturbed one's, bit for bit."""
+def differences(undisturbed: Path, disturbed: Path) -> list[str]:
+    """Parts of a disturbed run that differ from the undisturbed one in any bit."""
     found = []
-    for one, other in zip(metrics_of(whole), metrics_of(harmed), strict=False):
+    for one, other in zip(metrics_of(undisturbed), metrics_of(disturbed), strict=False):
         names = [name for name in one | other if one.get(name) != other.get(name)]
         if names:
             found.append(f"metrics of step {one['step']}: {', '.join(names[:5])}")
-    if (count := len(metrics_of(whole))) != len(metrics_of(harmed)):
-        found.append(f"{len(metrics_of(harmed))} lines of metrics, not {count}")
-    if rollouts_of(whole) != rollouts_of(harmed):
+    if (count := len(metrics_of(undisturbed))) != len(metrics_of(disturbed)):
+        found.append(f"{len(metrics_of(disturbed))} lines of metrics, not {count}")
+    if rollouts_of(undisturbed) != rollouts_of(disturbed):
         found.append("rollouts")
     model = "model/model.safetensors"
-    if (whole / model).read_bytes() != (harmed / model).read_bytes():
+    if (undisturbed / model).read_bytes() != (disturbed / model).read_bytes():
         found.append("the model")
     return found
 
 
 def unaccounted(folder: Path, steps: int) -> list[str]:
-    """Of a run that cannot be compared: iterations that are missing or double, samples that are lost or used twice."""
+    """Missing or repeated iterations, and lost or reused samples, of a run that cannot be compared bit for bit."""
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     trained = [line for line in lines if line["step"]]
     found = []
     if [line["step"] for line in trained] != list(range(1, steps + 1)):
-        found.append("iterations missing or double")
+        found.append("iterations are missing or repeated")
     carried = 0.0
     for line in trained if "async/started" in trained[0] else ():
         gone = sum(
@@ -165,16 +169,16 @@ def unaccounted(folder: Path, steps: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of a role over a run, in MiB. slope: by an iteration, the first third left out."""
+class MemoryTrend:
+    """Memory of a role over a run, in MiB. slope: per iteration, without the first third of the run."""
 
     slope: float
     last: float
     most: float
 
 
-def memory(folder: Path) -> dict[str, Memory]:
-    """Of each figure of memory in a run's metrics."""
+def memory(folder: Path) -> dict[str, MemoryTrend]:
+    """Trend of each memory metric of a run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
     settled = lines[len(lines) // 3 :]
     steps = [line["step"] for line in settled]
@@ -182,5 +186,5 @@ def memory(folder: Path) -> dict[str, Memory]:
     for name in (name for name in lines[0] if name.startswith("memory/")):
         values = [1024 * line[name] for line in settled]
         slope = linear_regression(steps, values).slope if len(steps) > 1 else 0.0
-        found[name] = Memory(slope, values[-1], max(values))
+        found[name] = MemoryTrend(slope, values[-1], max(values))
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.models.attention.backends import attend
-from alphaapollo.models.micro_batch import SegmentKeys, Packing
+from alphaapollo.models.micro_batch import Packing, SegmentKeys
 from scripts.gpu_check.kit import Kit, relative
 
 LENGTHS = [2, 190, 2, 61, 300, 2]

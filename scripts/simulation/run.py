@@ -102,12 +102,12 @@ class Cluster:
         plan = make_plan(config, Machine(num_cores=64, num_gpus=2))
         prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
         console = Console(Terminal(file=io.StringIO()))
-        workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
+        groups: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
         return TrainingRun(
             config=config,
             plan=plan,
             shares_prompts=plan.shares_prompts,
-            workers=workers,
+            workers=groups,
             weights=WeightPublisher(
                 policy,
                 rollout,
@@ -126,7 +126,7 @@ class Cluster:
             tracker=make_tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
-            profiler=StepProfiler([], workers, folder, console),
+            profiler=StepProfiler([], groups, folder, console),
         )
 
     def run(self, profile: cProfile.Profile | None = None) -> list[Step]:

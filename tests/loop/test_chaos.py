@@ -1,4 +1,4 @@
-"""scripts/chaos on a run in one process: killed, its newest checkpoint spoiled, it ends as if nothing had been."""
+"""scripts/chaos in one process: a run that is killed and has a damaged checkpoint ends with the same results."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from scripts.chaos.rounds import WHOLE, Rounds
-from scripts.chaos.scenes import Place, differences
+from scripts.chaos.campaign import UNDISTURBED, FaultCampaign
+from scripts.chaos.scenes import SceneFolders, differences
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
 
 
-def test_killed_and_damaged_it_ends_as_undisturbed(tmp_path: Path) -> None:
-    place = Place(tmp_path, "local")
-    rounds = Rounds(place, random.Random(11), steps=6)
-    rounds.undisturbed()
-    rounds.damages(1)
-    assert [harm.what for harm in rounds.harms] == ["damage"]
-    assert rounds.problems == []
-    whole, other = place.folder(WHOLE), tmp_path / "other"
+def test_killed_and_damaged_run_equals_undisturbed_run(tmp_path: Path) -> None:
+    folders = SceneFolders(tmp_path, "local")
+    campaign = FaultCampaign(folders, random.Random(11), steps=6)
+    campaign.undisturbed()
+    campaign.damages(1)
+    assert [fault.kind for fault in campaign.faults] == ["damage"]
+    assert campaign.problems == []
+    whole, other = folders.folder(UNDISTURBED), tmp_path / "other"
     shutil.copytree(whole, other)
     assert differences(whole, other) == []
-    spoil(other / "model/model.safetensors", b"", b"x")
+    replace_bytes(other / "model/model.safetensors", b"", b"x")
     assert differences(whole, other) == ["the model"]
-    spoil(other / "rollouts/step_000003.jsonl", b'"reward": ', b'"reward": 1')
+    replace_bytes(other / "rollouts/step_000003.jsonl", b'"reward": ', b'"reward": 1')
     assert differences(whole, other) == ["rollouts", "the model"]
-    spoil(other / "metrics.jsonl", b'"reward/mean": ', b'"reward/mean": 1')
+    replace_bytes(other / "metrics.jsonl", b'"reward/mean": ', b'"reward/mean": 1')
     assert differences(whole, other) == ["metrics of step 1: reward/mean", "rollouts", "the model"]
 
 
-def spoil(path: Path, old: bytes, new: bytes) -> None:
+def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
     content = path.read_bytes()
     assert old in content
     path.write_bytes(content.replace(old, new, 1))

@@ -25,8 +25,7 @@ DEADLINE = 200.0
 def started(ppo: Runner, *overrides: str) -> Program:
     """A run in the middle of its iterations."""
     endless = ("trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.save_freq=-1")
-    endless += ("trainer.max_restarts=0",)
-    program = ppo.start(*endless, *overrides)
+    program = ppo.start(*endless, "trainer.max_restarts=0", *overrides)
     wait_until(program, lambda: steps_of(ppo) >= 2, "the run does not get going")
     return program
 

@@ -1,4 +1,4 @@
-"""What is done to a run, at an instant drawn from the seed, and what came of it."""
+"""Faults injected into a run at random times, and their outcomes."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ from pathlib import Path
 from alphaapollo.launch.checkpoint_folder import MANIFEST, CheckpointFolder
 from scripts.chaos.command import Command
 
-PATIENCE = 240.0  # seconds until a command must have gone on or ended
+PROGRESS_TIMEOUT = 240.0  # seconds within which a command must make progress or end
 
 
 @dataclass(frozen=True)
-class Harm:
-    """One thing done to one command."""
+class Fault:
+    """Fault injected into a command, and its outcome."""
 
-    what: str  # kill, stop, damage, fill
-    whom: str  # a role, or a file
-    at: float  # seconds from the command's beginning
-    step: int  # iterations done by then
-    became: str  # "went on", "ended with 1", ...
-    seconds: float  # until then
-    problem: str = ""  # empty: as promised
+    kind: str  # kill, stop, damage, fill
+    target: str  # a role, a kind of damage, or the disk
+    at: float  # seconds since the start of the command
+    step: int  # completed iterations at that time
+    outcome: str  # "resumed", "exited with 1", ...
+    seconds: float  # until the outcome
+    problem: str = ""  # empty: as expected
 
 
-def kill(command: Command, role: str, rng: random.Random) -> Harm | None:
-    """kill -9. None: there is no such process now."""
+def kill(command: Command, role: str, rng: random.Random) -> Fault | None:
+    """Send SIGKILL to a process of the role. None: there is no such process."""
     if (pid := command.find(role, rng)) is None:
         return None
     at, step, size, start = command.seconds, command.steps, command.size, time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    went_on = command.wait_for(goes_on(command), PATIENCE)
+    went_on = command.wait_for(makes_progress(command), PROGRESS_TIMEOUT)
     seconds = time.monotonic() - start
     if command.code is None or command.code == 0:
-        problem = "" if went_on or command.code == 0 else f"no iteration in {PATIENCE:.0f} s"
-        return Harm("kill", role, at, step, "went on", seconds, problem)
-    became = f"ended with {command.code}"
+        problem = "" if went_on or command.code == 0 else f"no iteration in {PROGRESS_TIMEOUT:.0f} s"
+        return Fault("kill", role, at, step, "resumed", seconds, problem)
+    outcome = f"exited with {command.code}"
     if role == "driver":
-        return Harm("kill", role, at, step, became, seconds)
+        return Fault("kill", role, at, step, outcome, seconds)
     said = command.last_line
     named = role in said.lower() or str(pid) in said
-    problem = "" if named and "Traceback" not in command.printed(size) else f"not named: {said[:200]}"
-    return Harm("kill", role, at, step, became, seconds, problem)
+    problem = "" if named and "Traceback" not in command.printed(size) else f"target not in the message: {said[:200]}"
+    return Fault("kill", role, at, step, outcome, seconds, problem)
 
 
-def goes_on(command: Command) -> Callable[[], bool]:
-    """Asked again and again: has an iteration begun and ended since the first time? Its metrics have changed twice:
-    one line may have been on its way, and who goes back to a checkpoint takes lines off."""
+def makes_progress(command: Command) -> Callable[[], bool]:
+    """Return a function that reports whether an iteration has started and ended since this call.
+
+    The metrics file must change twice: one line may have been in flight, and resuming from a checkpoint removes lines.
+    """
     sizes: list[int] = []
 
     def changed_twice() -> bool:
@@ -67,29 +69,32 @@ def goes_on(command: Command) -> Callable[[], bool]:
     return changed_twice
 
 
-def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
-    """SIGSTOP, and SIGCONT once it is named; of graders there are several, and nobody may wait for this one. None:
-    there is no such process now, or the run came to its end without it."""
+def stop(command: Command, role: str, rng: random.Random) -> Fault | None:
+    """Send SIGSTOP to a process of the role, and SIGCONT when it is reported.
+
+    A stopped grader may go unnoticed because there are several. None: there is no such process, or the run ended
+    without it.
+    """
     if (pid := command.find(role, rng)) is None:
         return None
     at, step, size, start = command.seconds, command.steps, command.size, time.monotonic()
-    unheeded, words = goes_on(command), re.compile(rf"\(pid {pid}\)( of [^;]*)? is stopped")
+    progresses, words = makes_progress(command), re.compile(rf"\(pid {pid}\)( of [^;]*)? is stopped")
     os.kill(pid, signal.SIGSTOP)
-    ends = [lambda: bool(words.search(command.printed(size)))] + [unheeded] * (role == "grader")
-    named = command.wait_for(lambda: any(end() for end in ends), PATIENCE)
+    ends = [lambda: bool(words.search(command.printed(size)))] + [progresses] * (role == "grader")
+    named = command.wait_for(lambda: any(end() for end in ends), PROGRESS_TIMEOUT)
     seconds = time.monotonic() - start
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
     if not named and command.code == 0:
         return None
     if not named:
-        return Harm("stop", role, at, step, "was not named", seconds, command.last_line[:200])
-    went_on = command.wait_for(goes_on(command), PATIENCE) or command.code == 0
-    return Harm("stop", role, at, step, "named, went on", seconds, "" if went_on else "did not go on")
+        return Fault("stop", role, at, step, "not reported", seconds, command.last_line[:200])
+    went_on = command.wait_for(makes_progress(command), PROGRESS_TIMEOUT) or command.code == 0
+    return Fault("stop", role, at, step, "reported, resumed", seconds, "" if went_on else "did not resume")
 
 
 def damage(checkpoints: Path, rng: random.Random) -> tuple[str, str]:
-    """Spoil one file of the newest whole checkpoint; how, and which, by its path in the checkpoint."""
+    """Damage one file of the newest complete checkpoint. Returns the kind of damage and the path in the checkpoint."""
     newest = CheckpointFolder(checkpoints, None).completed()[-1]
     path = rng.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     content = bytearray(path.read_bytes())
@@ -107,7 +112,7 @@ def damage(checkpoints: Path, rng: random.Random) -> tuple[str, str]:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[bool]:
-    """A file system of that size in the folder; false: this user may not make one."""
+    """Mount a file system of that size at the folder. Yields False if this user may not mount one."""
     folder.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=False)
     try:
