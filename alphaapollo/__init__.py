@@ -6,7 +6,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-API = ("dpo", "evaluate", "evolve", "rl", "sft")  # functions of cli/api.py, imported on first use; typed in __init__.pyi
+API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; typed in __init__.pyi
 
 
 def __getattr__(name: str) -> object:
