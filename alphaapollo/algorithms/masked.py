@@ -36,7 +36,7 @@ def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) 
 
 
 def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_inside: bool = True) -> Tensor:
-    """`standardize` over all action tokens, zero off the mask. [B, L] -> [B, L]."""
+    """Standardize over all action tokens, zero off the mask. [B, L] -> [B, L]."""
     is_action = mask.bool()
     whitened = torch.zeros_like(values)
     whitened[is_action] = standardize(values[is_action], ddof, eps, eps_inside)

@@ -108,7 +108,7 @@ def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[li
     unscored = [name for name in required if not components[name].isfinite().all()]
     if unscored:
         raise ValueError(
-            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories. Return it from the "
-            "reward function for every sample."
+            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories. Return it from "
+            "the reward function for every sample."
         )
     return names, weights

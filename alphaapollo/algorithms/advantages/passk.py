@@ -48,7 +48,8 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     largest = int(groups.sizes.max())
     if largest < k:
         raise ValueError(
-            f"pass@{k} needs groups of at least {k} samples, got {largest}. Raise env.rollout.n or lower algorithm.passk_k."
+            f"pass@{k} needs groups of at least {k} samples, got {largest}. Raise env.rollout.n or lower "
+            "algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [_passk_pair(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)]
