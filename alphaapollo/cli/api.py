@@ -149,7 +149,7 @@ def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[s
 def nested(settings: Mapping[str, Any], maps: Sequence[str] = ()) -> dict[str, Any]:
     """Convert `{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` to nested YAML: presets become `defaults`.
 
-    maps: keys whose value is a dict with user-defined names, which may contain dots. Raises ConfigError for duplicates.
+    maps: keys of dicts with user-defined names, which may contain dots. Raises ConfigError for duplicates.
     """
     presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and _is_group(key)]
     values: dict[str, Any] = {"defaults": [*presets, "_self_"]} if presets else {}

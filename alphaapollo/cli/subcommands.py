@@ -16,7 +16,7 @@ class Subcommand:
 
     name: str
     what: str
-    module: str  # module whose main(argv) runs it
+    module: str  # module with the main(argv) that runs it
     command: str = ""  # command with the schema of its keys (config/keys.py)
     keys: tuple[str, ...] = ()  # most important keys, for --help
     example: str = ""

@@ -29,7 +29,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 
 
 def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """Build the trace. Times are microseconds since the first span, whose unix time is in `otherData`."""
+    """Build the trace. Times are microseconds since the first span; `otherData` has its unix time."""
     zero = min((span.start for span in spans), default=0.0)
     tracks = {track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_order))}
     rows = {track: _rows([span for span in spans if span.track == track], track) for track in tracks}

@@ -45,7 +45,7 @@ def take_torch_spans(track: str) -> list[Span]:
 
 
 def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
-    """Convert torch's trace, whose times are microseconds since baseTimeNanoseconds."""
+    """Convert torch's trace, with times in microseconds since baseTimeNanoseconds."""
     base = trace.get("baseTimeNanoseconds", 0) / 1e9
     spans = []
     for event in trace["traceEvents"]:

@@ -104,7 +104,7 @@ def shows(cell: str, value: object) -> bool:
 
 
 def wrong_values(text: str) -> list[str]:
-    """Rows `| key | value |` of a page whose value is not that of the recipe in the header, or, under `here`, of any
+    """Rows `| key | value |` of a page with another value than the recipe in the header, or, under `here`, than any
     recipe that the page is about."""
     here = dict.fromkeys(PRESET.findall(text))
     found = []

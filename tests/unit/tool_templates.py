@@ -1,4 +1,4 @@
-"""Small tokenizers whose chat templates call tools as those of real models do."""
+"""Small tokenizers with chat templates that call tools like real models."""
 
 from __future__ import annotations
 

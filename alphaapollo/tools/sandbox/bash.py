@@ -29,7 +29,7 @@ LIMITS = {
     resource.RLIMIT_NOFILE: 64,
     resource.RLIMIT_CORE: 0,
 }
-NOBODY = 65534
+NOBODY_UID = 65534
 LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null"]
 _EXECUTE = 1  # right of Landlock
 
@@ -92,8 +92,8 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
             resource.setrlimit(limit, (value, value))
         if os.getuid() == 0:
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+            os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

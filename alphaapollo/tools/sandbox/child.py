@@ -24,7 +24,7 @@ from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, new_namespace
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
-NOBODY = 65534
+NOBODY_UID = 65534
 READY, DONE = b"R", b"D"
 SETUP_FAILED = 70  # exit code, before READY
 MESSAGE_BYTES = 4096
@@ -114,8 +114,8 @@ def _become_nobody(library: str) -> None:
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+    os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
     linux.set_capabilities(0 if os.access(library, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 

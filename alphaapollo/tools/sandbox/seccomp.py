@@ -58,7 +58,7 @@ SHELL: _Table = {  # execveat starts bash, which does not call it itself
     "execveat": (322, 281), "fork": (57, None), "vfork": (58, None), "set_tid_address": (218, 96),
 }
 METADATA = {"stat", "lstat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs"}
-_CLONE3 = 435  # glibc falls back to clone, whose flags can be checked
+_CLONE3 = 435  # glibc falls back to clone, which has flags that can be checked
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification

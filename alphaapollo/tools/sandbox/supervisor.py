@@ -77,7 +77,7 @@ class Supervisor:
         self.failure = ""
         self._children: dict[int, _ChildHandle] = {}
         self._sessions: dict[str, _ChildHandle] = {}
-        self._lost: set[str] = set()  # sessions whose process ended
+        self._lost: set[str] = set()  # sessions with an ended process
         self._session_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(max_concurrent)
         self._num_children = 0

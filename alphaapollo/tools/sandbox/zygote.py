@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, NOBODY, ChildSpec, ForkContext, run_child
+from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, NOBODY_UID, ChildSpec, ForkContext, run_child
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
 CHECK_SECONDS = 0.2  # between two checks of the children
@@ -166,7 +166,7 @@ class Zygote:
         os.mkdir(folder, 0o700)
         try:
             if "setuid" in spec.layers:
-                os.chown(folder, NOBODY, NOBODY)
+                os.chown(folder, NOBODY_UID, NOBODY_UID)
             pid = os.fork()
         except OSError:
             os.rmdir(folder)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, NOBODY
+from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, NOBODY_UID
 from alphaapollo.tools.sandbox.preload import PACKAGES
 from alphaapollo.tools.sandbox.types import SandboxError
 from alphaapollo.tools.sandbox.zygote import SHARED, remove_tree
@@ -130,7 +130,7 @@ def _command(folder: str, bubblewrap: bool) -> list[str]:
 
 def _bubblewrap(packages: list[str]) -> list[str]:
     """Own process, network, user and IPC namespaces; a read-only root with the interpreter and the chosen packages."""
-    user = ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    user = ["--uid", str(NOBODY_UID), "--gid", str(NOBODY_UID)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
     # Device file systems first: they would hide what is bound below them.
     command += ["--proc", "/proc", "--dev", "/dev", "--size", str(DISK_BYTES), "--tmpfs", "/tmp"]

@@ -101,7 +101,7 @@ def test_the_runs_environment_is_watched_and_not_graded() -> None:
     assert not registered.graded
 
     async def graded(prompt: Prompt, text: str) -> Score:
-        raise AssertionError("nobody is graded")
+        raise AssertionError("chat is not graded")
 
     async def episode() -> StepResult:
         environment = registered.factory(Services(graded, env))

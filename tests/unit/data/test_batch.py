@@ -7,7 +7,7 @@ from alphaapollo.types import Row
 
 
 def row(prompt, response, mask=None):
-    """A row whose response tokens carry their own ids as log-probs."""
+    """A row with the token ids as log-probs."""
     mask = mask or [1] * len(response)
     logprobs = [0.0] * len(prompt) + [-float(token) * m for token, m in zip(response, mask, strict=True)]
     return Row(prompt + response, [0] * len(prompt) + mask, logprobs, [len(prompt) + len(response) - 1])

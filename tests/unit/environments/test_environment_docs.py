@@ -29,7 +29,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def rows(first: str) -> list[list[str]]:
-    """Cells of the table whose header begins with `first`."""
+    """Cells of the table with a header that starts with `first`."""
     table = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
     assert table, first
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].strip().splitlines()]

@@ -25,7 +25,7 @@ from tests.unit import tiny
 
 REWARD = '''
 def compute_score(prompt, completion):
-    """Likes even words; fails on long answers to prompts whose truth is "fails"."""
+    """Rewards even words; fails on long answers to prompts with the ground truth "fails"."""
     words = completion.split()
     if prompt.ground_truth == "fails" and len(words) > 8:
         raise RuntimeError("too long for me")

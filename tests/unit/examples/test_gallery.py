@@ -9,7 +9,7 @@ from examples.gallery.report import load_figures
 
 
 def ended(out: Path, seed: int, recipe: str, accuracies: list[float]) -> None:
-    """A run whose validations, one an iteration, came to these."""
+    """A run with these validation results, one per iteration."""
     folder = out / f"seed_{seed}" / recipe
     folder.mkdir(parents=True)
     lines = [

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# tools: the model is told what was wrong, and goes on
+# tools: the model gets an error message and continues
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def double():
 
 
 def check_tool_message(played: Played, status: str, message: str) -> None:
-    """The call's status is in metrics and log, the model was told, and answered rightly then."""
+    """The call's status is in metrics and log, and the model got the message and answered correctly."""
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
     assert message in played.shown[1]
     assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")

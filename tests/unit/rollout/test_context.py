@@ -141,7 +141,7 @@ def test_episode_without_answer_at_the_limit_scores_zero():
 
 
 def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:
-    """A turn whose completion was sent to experts that are their positions, one layer and one expert a token."""
+    """A turn with expert ids equal to positions, one layer and one expert per token."""
     experts = np.arange(tokens, dtype=np.uint8).reshape(-1, 1, 1)
     ids = [5] * (actions - cut)
     return Turn(context_ids, Completion(ids, [-1.0] * len(ids), StopReason.STOP, 0, routed_experts=experts), "")

@@ -361,7 +361,7 @@ def test_tokens_after_the_action_are_removed(kept_chars, kept):
     assert turn.completion.token_ids == kept and len(turn.completion.logprobs) == len(kept)
     assert turn.text == " ".join(str(token) for token in kept if token != STOP)
     closed = [] if kept[-1] == STOP else [STOP]
-    assert asked[1][0] == [1, 2, *kept, *closed, 1]  # the model goes on from what was kept
+    assert asked[1][0] == [1, 2, *kept, *closed, 1]  # the next prompt has the kept tokens
     assert asked[1][1].max_tokens == 20 - len(kept) - len(closed) - 1
 
 

@@ -1,4 +1,4 @@
-"""Whose time an episode's limit is."""
+"""Time limits of episodes."""
 
 import asyncio
 import threading

@@ -114,7 +114,7 @@ def test_attacks_succeed_without_layers() -> None:
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
 def test_unusable_bubblewrap_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose profile forbids user namespaces."""
+    """As in a container without permission for user namespaces."""
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)

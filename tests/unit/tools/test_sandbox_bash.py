@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-USERS = {"same": [], "nobody": NOBODY} if os.getuid() == 0 and shutil.which("setpriv") else {"same": []}
+SETPRIV_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+USERS = {"same": [], "nobody": SETPRIV_NOBODY} if os.getuid() == 0 and shutil.which("setpriv") else {"same": []}
 by_user = pytest.mark.parametrize("user", USERS)
 
 

@@ -15,12 +15,12 @@ CANARY = "canary-7f3a91c2d4"
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", CANARY)
-    monkeypatch.setenv("HF_TOKEN_PATH", "/home/somebody/token")
+    monkeypatch.setenv("HF_TOKEN_PATH", "/home/user/token")
     monkeypatch.setenv("SHORT_TOKEN", "true")
 
 
 def test_which_variables_are_secrets() -> None:
-    assert CANARY in secrets() and "true" not in secrets() and "/home/somebody/token" not in secrets()
+    assert CANARY in secrets() and "true" not in secrets() and "/home/user/token" not in secrets()
     assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
 
 
