@@ -37,9 +37,7 @@ class Rows:
     response_starts: np.ndarray  # int64 [R], always >= 1: a first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
-    routed_experts: np.ndarray | None = (
-        None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
-    )
+    routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
     prefixes: Prefixes | None = None  # prefixes shared within a micro-batch and computed once; None: no sharing
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Data files to plain Python rows; every unreadable file is a ValueError that names it."""
+"""Read data files into plain Python rows. An unreadable file raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True)
 class BadRow:
-    """What stands in a json or jsonl file where a row should."""
+    """An unreadable row of a json or jsonl file."""
 
-    reason: str  # the same words for all such rows
-    place: str  # the file and line
+    reason: str  # equal for all rows with this problem
+    place: str  # file and line
     detail: str
 
     def __str__(self) -> str:
@@ -27,15 +27,15 @@ class BadRow:
 
 
 def file_list(files: str | Sequence[str]) -> list[str]:
-    """One file or several, as a list."""
+    """Convert one file or several to a list."""
     return [files] if isinstance(files, str) else list(files)
 
 
 def read_rows(path: str | Path) -> list[DataRow]:
-    """All rows of a parquet, jsonl (an object a line; blank lines are skipped) or json (a list of objects) file.
+    """All rows of a parquet, jsonl (one object per line; blank lines are skipped) or json (a list of objects) file.
 
     Raises:
-        ValueError: no such file, another kind of file, unreadable (also a single row), or without rows.
+        ValueError: the file does not exist, has another type, cannot be read (or one of its rows), or has no rows.
     """
     rows = _read(path, strict=True)
     if bad := next((row for row in rows if isinstance(row, BadRow)), None):
@@ -44,11 +44,11 @@ def read_rows(path: str | Path) -> list[DataRow]:
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
-    """As read_rows, but rows that cannot be read stand in it with the reason, bytes that are no UTF-8
-    as surrogates, and half pairs of those as they are.
+    """Like read_rows, but unreadable rows are returned as BadRow, invalid UTF-8 bytes as surrogates, and unpaired
+    surrogates unchanged.
 
     Raises:
-        ValueError: no such file, another kind of file, unreadable as a whole, or without rows.
+        ValueError: the file does not exist, has another type, cannot be read at all, or has no rows.
     """
     return _read(path, strict=False)
 
@@ -77,7 +77,7 @@ def _read_parquet(path: Path) -> list[DataRow]:
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: text that is no UTF-8
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
         raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
 
 
@@ -93,7 +93,7 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     if isinstance(values, BadRow):
         raise ValueError(str(values))
     if not isinstance(values, list):
-        raise ValueError(f"{path}: holds a {type(values).__name__}; a .json file must hold a list of objects.")
+        raise ValueError(f"{path}: contains a {type(values).__name__}; a .json file must hold a list of objects.")
     may_have_halves = strict and SURROGATE_ESCAPE.search(text) is not None
     return [_object(value, f"{path}, row {index}", may_have_halves) for index, value in enumerate(values)]
 
@@ -104,7 +104,7 @@ def _row(line: str, place: str, strict: bool) -> DataRow | BadRow:
 
 
 def _object(value: Any, place: str, may_have_halves: bool) -> DataRow | BadRow:
-    """may_have_halves: the text has an escape of half a surrogate pair, with or without its other half."""
+    """Check a parsed row. may_have_halves: the text has a surrogate escape, paired or unpaired."""
     if not isinstance(value, dict):
         return BadRow("not an object {...}", place, f"a {type(value).__name__}")
     if may_have_halves:
@@ -112,12 +112,12 @@ def _object(value: Any, place: str, may_have_halves: bool) -> DataRow | BadRow:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
-            return BadRow("has half a surrogate pair, which is no character", place, half)
+            return BadRow("has half a surrogate pair, which is not a character", place, half)
     return value
 
 
 def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: also raised for a number with too many digits
         return BadRow("not valid JSON", place, str(error))

@@ -1,8 +1,8 @@
-"""How rows become mini-batches, ranks and micro-batches: pure functions on lengths, the same on every machine.
+"""Distribute rows to mini-batches, ranks and micro-batches: deterministic pure functions on lengths.
 
-trajectories --split_mini_batches--> optimiser steps --balance--> ranks --micro_batches--> forward passes
+trajectories --split_mini_batches--> optimizer steps --balance--> ranks --micro_batches--> forward passes
 
-What stays together on the way is a part: a row; the rows of a trajectory; rows that share a prefix.
+A part is a set of rows that stay together: one row, the rows of a trajectory, or rows that share a prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
-MAX_IMBALANCE = 1.1  # largest load of a rank over the mean, up to which families that share a prefix are not cut
+MAX_IMBALANCE = 1.1  # largest load of a rank over the mean before families that share a prefix are split
 
 
 def build_train_batch(
@@ -35,19 +35,20 @@ def build_train_batch(
     prefixes: Prefixes | None = None,
     share_from: float = 0.0,
 ) -> TrainBatch:
-    """Freeze the layout of one iteration.
+    """Build the layout of one iteration.
 
     Args:
         rows: the B rows to train on.
         trajectory_ids: [B], the trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
-        mini_batch_size: trajectories an optimiser step, over all ranks.
-        max_tokens: of one micro-batch on one rank; with `padded`, its rows x its longest row; what rows share counts
+        mini_batch_size: trajectories per optimizer step, over all ranks.
+        max_tokens: tokens of one micro-batch on one rank; with `padded`, its rows x its longest row; shared prefixes
+        count
             once.
         seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
-        group_ids: [N], the group of each trajectory, 0 .. G-1, where groups must share a mini-batch too.
-        whole_trajectories: rows of one trajectory share a micro-batch, even where they exceed max_tokens.
-        prefixes: of the B rows, where they are to be computed once; nothing is padded then.
-        share_from: the rows' tokens over those computed, below which prefixes are left alone after all.
+        group_ids: [N], the group of each trajectory, 0 .. G-1, if groups must share a mini-batch too.
+        whole_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
+        prefixes: shared prefixes of the B rows, computed once; nothing is padded then.
+        share_from: minimum ratio of row tokens to computed tokens; below it prefixes are not shared.
     """
     members, lengths = _members(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _members(group_ids)
@@ -80,14 +81,14 @@ def build_train_batch(
 
 
 def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """The mini-batches of each rank without the rows that are not kept; micro-batches that became small are joined.
+    """Remove rows from the mini-batches of each rank, and join micro-batches that became small.
 
     Args:
         keep: bool [B].
         max_tokens: of one micro-batch on one rank.
-        padded: rows that share nothing are padded to their longest.
+        padded: rows without prefixes are padded to the longest.
 
-    Ranks run equally many forward passes, and an optimiser step stays one where no row is left.
+    All ranks run the same number of forward passes. An optimizer step without rows remains a step.
     """
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
@@ -114,14 +115,14 @@ def _joined(rows: Rows, mini_batch: MiniBatch, kept: np.ndarray, max_tokens: int
 
 
 def _bundles(trajectories: list[int], members: list[list[int]], whole_trajectories: bool) -> list[list[int]]:
-    """The rows of these trajectories, those together that must stay so."""
+    """Rows of these trajectories, grouped by what must stay together."""
     bundles = [members[trajectory] for trajectory in trajectories]
     return bundles if whole_trajectories else [[row] for bundle in bundles for row in bundle]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that stay together, and their cost in tokens: each row's, or their shared prefix's and the rest of each."""
+    """Rows that stay together, and their costs in tokens: of each row, or of the shared prefix and the rest of each."""
 
     rows: list[int]
     costs: list[int]
@@ -134,9 +135,9 @@ class _Part:
 def _deal(
     bundles: list[list[int]], lengths: list[int], prefixes: Prefixes | None, num_ranks: int, max_tokens: int
 ) -> tuple[list[_Part], list[list[int]]]:
-    """Parts of one optimiser step, and which of them each rank gets. `bundles`: rows that must stay together.
+    """Parts of one optimizer step, and the parts of each rank. `bundles`: rows that must stay together.
 
-    Families whose prefix is shared are cut where they exceed max_tokens, and further until the ranks' loads are even.
+    Families with a shared prefix are split if they exceed max_tokens, and further until the loads are balanced.
     """
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
         parts = [_Part(bundle, _costs(bundle, lengths, prefixes)) for bundle in bundles]
@@ -147,7 +148,9 @@ def _deal(
         parts = _families(rows, lengths, ids, shared, limit)
         costs = [part.cost for part in parts]
         even = MAX_IMBALANCE * sum(costs)
-        if max(costs, default=0) * num_ranks <= even or len(parts) == len(rows):  # else no shares are even
+        if max(costs, default=0) * num_ranks <= even or len(parts) == len(
+            rows
+        ):  # otherwise no distribution is balanced
             shares = balance(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
             if largest * num_ranks <= even or len(parts) == len(rows):
@@ -156,7 +159,7 @@ def _deal(
 
 
 def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
-    """Of each row, or of each prefix that is among them and the rest of each row."""
+    """Costs of each row, or of each prefix and the rest of each row."""
     if prefixes is None:
         return [lengths[row] for row in rows]
     shared = {int(prefixes.ids[row]): int(prefixes.lengths[row]) for row in rows}
@@ -164,7 +167,7 @@ def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> li
 
 
 def _families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
-    """Rows, sorted by family, in parts that are cut where they would cost more than `limit` tokens."""
+    """Group rows, sorted by family, into parts of at most `limit` tokens."""
     parts: list[_Part] = []
     family, cost = -1, 0
     for row in rows:
@@ -185,7 +188,7 @@ def _rows_of(rows: Sequence[Row], order: list[int], prefixes: Prefixes | None) -
 
 
 def _members(owners: Sequence[int]) -> list[list[int]]:
-    """The positions of each owner 0, 1, .."""
+    """Positions of each owner 0, 1, .."""
     members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
     for position, owner in enumerate(owners):
         members[owner].append(position)
@@ -193,7 +196,7 @@ def _members(owners: Sequence[int]) -> list[list[int]]:
 
 
 def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -> list[list[int]]:
-    """Deal 0 .. num_bundles-1 into `count` mini-batches whose sizes differ by one at most (no tiny last one)."""
+    """Split 0 .. num_bundles-1 into `count` mini-batches whose sizes differ by at most one."""
     order = np.arange(num_bundles)
     if shuffle:
         np.random.default_rng(derive_seed(seed, "split_mini_batches")).shuffle(order)
@@ -201,9 +204,9 @@ def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -
 
 
 def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deal rows to ranks with near-equal tokens: the longest first, each to the rank with the fewest so far.
+    """Distribute rows to ranks with similar token counts: longest first, each to the rank with the fewest tokens.
 
-    Returns row indices a rank, longest first. Loads differ by one row's length at most.
+    Returns row indices per rank, longest first. Loads differ by at most one row's length.
     """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -215,9 +218,9 @@ def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Cut one rank's parts, sorted longest first, into micro-batches of at most max_tokens; indices of parts.
+    """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
 
-    A part is what stays together, by the lengths of its rows: usually one row. A micro-batch costs its sum of lengths,
+    A part is a list of lengths of rows that stay together, usually one row. A micro-batch costs its sum of lengths,
     or with `padded` its number of rows times its longest row. A part over max_tokens is a micro-batch of its own.
     """
     batches: list[list[int]] = []
@@ -236,7 +239,7 @@ def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: boo
 def equal_micro_batches(
     ranks_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """micro_batches for each rank, and equally many for all (at least one): a rank with fewer halves its fullest
+    """Call micro_batches for each rank and equalize their number (at least one): a rank with fewer splits its largest
     ones, then adds empty ones."""
     ranks = [micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
     count = max([1, *map(len, ranks)])
@@ -255,7 +258,7 @@ def _split_until(batches: list[list[int]], count: int) -> list[list[int]]:
 
 
 def _number_from(first: int, batches: list[list[int]]) -> list[list[int]]:
-    """Consecutive positions in the shape of `batches`: rows are stored in the order in which they are walked."""
+    """Consecutive positions in the shape of `batches`: rows are stored in the order of their micro-batches."""
     numbered = []
     for batch in batches:
         numbered.append(list(range(first, first + len(batch))))

@@ -1,6 +1,6 @@
-"""Preference examples dealt to ranks: both answers of a pair side by side, their prompt computed once.
+"""Preference batches: examples distributed to ranks, with both answers of a pair adjacent and their prompt shared.
 
-examples -> rows, one after the other -> build_train_batch (a pair is never cut) -> a PreferenceBatch a rank
+examples -> concatenated rows -> build_train_batch (a pair is never split) -> one PreferenceBatch per rank
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from alphaapollo.types import Row
 
 @dataclass(frozen=True)
 class PreferenceBatch(RankBatch):
-    """One optimiser step of one rank. Of pairs, rows stand two and two in every micro-batch, the chosen one first."""
+    """One optimizer step of one rank. In every micro-batch the rows of a pair are adjacent, chosen first."""
 
     good: np.ndarray  # bool [R]
-    margins: np.ndarray  # float64 [R], both rows of a pair the same
+    margins: np.ndarray  # float64 [R], equal for both rows of a pair
     sources: np.ndarray  # int64 [R], into source_names
     source_names: list[str]  # of all ranks
-    ref_logps: np.ndarray | None = None  # float64 [R], where they are kept
-    unrelated: RankBatch | None = None  # a row each of single answers: what KTO estimates the KL on
-    unrelated_ref_logps: np.ndarray | None = None  # float64 [R of these]
+    ref_logps: np.ndarray | None = None  # float64 [R], if precomputed
+    unrelated: RankBatch | None = None  # one row per single answer, for KTO's KL estimate
+    unrelated_ref_logps: np.ndarray | None = None  # float64, one per unrelated row
 
 
 def distribute_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> list[PreferenceBatch]:
-    """One mini-batch of all examples, a part for each rank.
+    """Build one mini-batch from all examples, split over the ranks.
 
     Args:
-        max_tokens: of one micro-batch on one rank.
-        share_prompts: compute what rows have in common before their answers once, where that saves enough.
+        max_tokens: tokens of one micro-batch on one rank.
+        share_prompts: compute shared prompts once if that saves enough.
     """
     rows = [row for example in examples for row in example.rows]
     owners = [index for index, example in enumerate(examples) for _ in example.rows]
@@ -68,14 +68,14 @@ def distribute_examples(
 def distribute_scored_rows(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """All that the reference has to score, in the order of the examples."""
+    """Distribute all rows that the reference must score, in the order of the examples."""
     rows = [row for example in examples for row in example.scored]
     owners = [index for index, example in enumerate(examples) for _ in example.scored]
     return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
 
 
 def scores_in_row_order(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """A number a row as the ranks have computed it, columns [R] each, in the order of the rows. float64 [rows]"""
+    """Collect the scores of the ranks ([R] each) in the order of the rows. float64 [rows]"""
     values = np.empty(layout.num_rows)
     for order, column in zip(layout.row_order, columns, strict=True):
         values[order] = column
@@ -107,7 +107,7 @@ def _unrelated(
     if not rows:
         yield from [(None, None)] * num_ranks
         return
-    assert len(rows) == len(examples), "all examples are single answers, or none is"
+    assert len(rows) == len(examples), "single answers and pairs cannot be mixed"
     ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     layout = _distribute_rows(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
     for rank, order in zip(layout.rank_batches, layout.row_order, strict=True):

@@ -2,11 +2,11 @@
 
 A row has one of
 
-    prompt (chat or text), chosen, rejected      what prepare_preference writes; answers are texts or messages
-    chosen, rejected                             whole chats: what both begin with is the prompt
+    prompt (chat or text), chosen, rejected      written by prepare_preference; answers are texts or messages
+    chosen, rejected                             complete chats; their common prefix is the prompt
     prompt, response, label                      single answers; label true: desirable
 
-Masks are exact, as those of supervised examples (data/sft_examples.py), and both answers of a pair follow the very same
+Masks are exact, as for supervised examples (data/sft_examples.py). Both answers of a pair follow the same prompt
 tokens.
 """
 
@@ -35,16 +35,16 @@ _GOOD = (True, False)  # the sides of a pair
 class PreferenceExample:
     """A pair, or a single answer."""
 
-    rows: list[Row]  # of a pair the chosen answer, then the rejected one
-    good: list[bool]  # of each: chosen, or labelled as desirable
+    rows: list[Row]  # a pair: the chosen, then the rejected answer
+    good: list[bool]  # per row: chosen, or labelled desirable
     data_source: str = ""
-    margin: float = 0.0  # by how much the chosen one is better, where the data say
-    unrelated: Row | None = None  # the prompt with an answer to another one: what KTO estimates the KL on
+    margin: float = 0.0  # margin of the chosen answer, from the data
+    unrelated: Row | None = None  # the prompt with an answer to another prompt, for KTO's KL estimate
     ref_logps: list[float] | None = None  # the reference's summed log-probs of `rows` and `unrelated`, once computed
 
     @property
     def scored(self) -> list[Row]:
-        """What the reference has to score."""
+        """Rows that the reference must score."""
         return self.rows if self.unrelated is None else [*self.rows, self.unrelated]
 
     @property
@@ -54,11 +54,11 @@ class PreferenceExample:
 
 @dataclass(frozen=True)
 class PreferenceRow:
-    """A data row in pieces: of a pair both sides, of a single answer one."""
+    """A data row split into text pieces: two sides for a pair, one for a single answer."""
 
     sides: list[list[TextPiece]]
     data_source: str
-    file: int = 0  # the number of its file
+    file: int = 0  # index of its file
     margin: float = 0.0
     good: bool = True
 
@@ -66,10 +66,12 @@ class PreferenceRow:
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """The pairs of parquet or jsonl files, in order; `max_samples` of them where it is above 0 (stream.choose_rows).
+    """The pairs of parquet or jsonl files, in order; at most `max_samples` of them if it is above 0
+    (stream.choose_rows).
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
+        ValueError: a file is missing, unreadable or empty, lacks the columns (the message lists those it has), or has
+        bad rows
             (names them: empty or equal answers, different prompts); a side is too long and truncation is error.
     """
     read = _read_all(files, data, lambda path, columns: _pair_reader(path, columns, renderer, data))
@@ -82,10 +84,10 @@ def load_pairs(
 def load_labelled(
     files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """Single answers, each with an unrelated one, as load_pairs reads pairs; a row with a pair gives two of them.
+    """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers.
 
     Raises:
-        ValueError: as load_pairs; also labels that are none, and where all are of one kind.
+        ValueError: as load_pairs; also for invalid labels, and if all labels are equal.
     """
     read = _read_all(files, data, lambda path, columns: _labelled_reader(path, columns, renderer, data))
     read = _choose(read, max_samples, data)
@@ -110,7 +112,7 @@ def load_labelled(
 
 
 def unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
-    """For each answer its prompt with the answer to another one, drawn by `seed`, cut to max_length.
+    """Combine each prompt with the answer to another prompt, drawn by `seed` and truncated to max_length.
 
     Raises:
         ValueError: all prompts are the same.
@@ -164,7 +166,7 @@ def _choose(read: list[PreferenceRow], max_samples: int, data: PairData) -> list
 def _fit(
     examples: list[PreferenceExample], files: list[int], num_files: int, what: str, data: PairData
 ) -> LoadedExamples[PreferenceExample]:
-    """Those within data.max_length. files: the number of each example's file."""
+    """Keep examples within data.max_length. files: index of each example's file."""
     lengths = [example.longest for example in examples]
     counts = check_length_limit(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
     kept = [index for index, length in enumerate(lengths) if length <= data.max_length]
@@ -183,10 +185,10 @@ def _pair_reader(
     if not {data.chosen_key, data.rejected_key} <= columns:
         more = ""
         if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= columns:
-            more = " Single answers with labels want preference.loss=kto."
+            more = " Single answers with labels need preference.loss=kto."
         raise ValueError(
             f"{path}: needs columns {data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}."
-            f"{more} Set data.chosen_key and data.rejected_key, or make pairs of it with python -m "
+            f"{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs with python -m "
             f"examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
     return lambda row: _read_pair(row, renderer, data)
@@ -237,14 +239,14 @@ def _answer(row: DataRow, key: str) -> str | list[Message]:
 def _split_chats(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt, chosen, rejected of whole chats."""
+    """Split complete chats into prompt, chosen and rejected."""
     both = zip(chosen, rejected, strict=False)
     same = next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(chosen), len(rejected)))
-    ends = [chat[same]["role"] if same < len(chat) else "nobody" for chat in (chosen, rejected)]
+    ends = [chat[same]["role"] if same < len(chat) else "no message" for chat in (chosen, rejected)]
     if ends != ["assistant", "assistant"]:
         raise ValueError(
-            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts: at message {same}, the first in "
-            f"which they differ, {ends[0]} and {ends[1]} speak."
+            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts: message {same}, the first that "
+            f"differs, has the roles {ends[0]} and {ends[1]}. Both must be assistant."
         )
     return chosen[:same], chosen[same:], rejected[same:]
 
@@ -256,14 +258,16 @@ def _side_pieces(
         text = read_text(row, data.prompt_key)
         if isinstance(answer, str):
             return text_pieces(text, answer)
-        raise ValueError(f"{data.prompt_key!r} is a text, and its answers are messages: make it a chat.")
+        raise ValueError(f"{data.prompt_key!r} is a text, and its answers are messages: make the prompt a chat.")
     chat = read_chat(prompt, repr(data.prompt_key))
     if chat[-1]["role"] == "assistant":
-        raise ValueError(f"{data.prompt_key!r} ends with an assistant message: leave it out, the answers come there.")
-    said = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    if said[0]["role"] != "assistant" or said[-1]["role"] != "assistant":
+        raise ValueError(
+            f"{data.prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt."
+        )
+    answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
+    if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
         raise ValueError("an answer has to begin and to end with a message of the assistant.")
-    return answer_pieces(chat, said, renderer)
+    return answer_pieces(chat, answer_messages, renderer)
 
 
 def _source(row: DataRow) -> str:

@@ -1,4 +1,4 @@
-"""Data rows to prompts.
+"""Convert data rows to prompts.
 
 Columns: `prompt` (required; another name with data.prompt_key), `data_source`, `reward_model: {ground_truth}`,
 `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). The reward function is chosen by
@@ -18,11 +18,11 @@ MAX_BAD_ROWS_SHOWN = 5
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
-    """The prompts of parquet or jsonl files, in order; `Prompt.id` counts on over all files.
+    """The prompts of parquet or jsonl files, in order; `Prompt.id` is the index over all files.
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, has no column `prompt_key` (lists those it has), or has bad
-            rows (names them and says what is wrong), or the files mix chats and texts.
+        ValueError: a file is missing, unreadable or empty, has no column `prompt_key` (the message lists those it
+            has), or has bad rows (the message names them), or the files mix chats and texts.
     """
     prompts: list[Prompt] = []
     for path in file_list(files):
@@ -41,7 +41,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
 
 
 def raise_bad_rows(path: str, problems: Sequence[str], num_rows: int) -> None:
-    """One ValueError for all bad rows of a file, if there are any; shows the first few."""
+    """Raise one ValueError for all bad rows of a file, if any; it shows the first few."""
     if problems:
         shown = "\n  ".join(problems[:MAX_BAD_ROWS_SHOWN])
         more = f"\n  and {len(problems) - MAX_BAD_ROWS_SHOWN} more" if len(problems) > MAX_BAD_ROWS_SHOWN else ""
@@ -49,7 +49,8 @@ def raise_bad_rows(path: str, problems: Sequence[str], num_rows: int) -> None:
 
 
 def read_chat(value: list[Any], what: str) -> list[Message]:
-    """Check a chat from a data file: a list of {role, content} with some text in it. Keys without a value go."""
+    """Check a chat from a data file: a list of {role, content} with non-empty text. Keys with value None are
+    removed."""
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -63,10 +64,10 @@ def read_chat(value: list[Any], what: str) -> list[Message]:
 
 
 def _advice(columns: Sequence[str], path: str) -> str:
-    """Raw problems want a script, for they have no prompt to be graded by."""
+    """Suggest a fix: raw problems must be converted by a script."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
-        return f"Make prompts and ground truths of raw problems with {script} (docs/data.md), or set data.prompt_key."
+        return f"Convert raw problems to prompts with {script} (docs/data.md), or set data.prompt_key."
     return "Set data.prompt_key to the column with the prompts."
 
 
@@ -96,14 +97,14 @@ def _content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
         raise ValueError(f"{what} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
     if isinstance(value, list) != chat:
         kinds = ("a text", "a chat") if chat else ("a chat", "a text")
-        raise ValueError(f"{what} is {kinds[0]}, but the first prompt is {kinds[1]}: a run takes one kind.")
+        raise ValueError(f"{what} is {kinds[0]}, but the first prompt is {kinds[1]}: use one kind for all prompts.")
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{what} is empty.")
         return value
     messages = read_chat(value, what)
     if messages[-1]["role"] == "assistant":
-        raise ValueError(f"{what} ends with an assistant message: leave it out, the model answers in its place.")
+        raise ValueError(f"{what} ends with an assistant message. Remove it; the model generates the answer.")
     return messages
 
 
@@ -117,7 +118,9 @@ def _section(row: DataRow, key: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct of named values: {_brief(value)}.")
-    return {name: part for name, part in value.items() if part is not None}  # parquet gives all rows the same names
+    return {
+        name: part for name, part in value.items() if part is not None
+    }  # parquet adds the keys of all rows to each row
 
 
 def _metadata(value: Any) -> Any:
@@ -130,9 +133,9 @@ def _metadata(value: Any) -> Any:
 
 
 def _as_text(truth: Any) -> str | None:
-    """Ground truths are text; lists and dicts (several accepted answers) become JSON.
+    """Convert a ground truth to text; lists and dicts (several accepted answers) become JSON.
 
-    Raises ValueError for what no answer can equal: bytes, and a number that is none.
+    Raises ValueError for bytes and NaN, which no answer can equal.
     """
     if truth is None or isinstance(truth, str):
         return truth

@@ -1,8 +1,8 @@
-"""Chats to token ids, once; tokens to text for people and graders. The only home of the tokenizer.
+"""Render chats to token ids, once, and decode tokens for display and graders. The only module that uses the tokenizer.
 
     prompt_ids(chat)  -> action (sampled) -> delta_ids(messages) -> action -> ...     append-context trajectory
 
-Each piece is tokenized on its own and never again: sampled tokens stay as they were sampled.
+Each piece is tokenized once, separately: sampled tokens are never re-encoded.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a template's own code may raise besides Jinja's errors: some add a map to a text, or count too far."""
+"""Errors that template code may raise besides Jinja's, e.g. by adding a dict to a string."""
 PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
 
 
 class Renderer:
-    """The tokenizer and chat template of one model. `template_arguments` are given to the template at every rendering.
+    """The tokenizer and chat template of one model. `template_arguments` are passed to the template at every rendering.
 
     Raises:
-        ValueError: a chat is rendered and the tokenizer has no chat template, or the template refuses the chat.
+        ValueError: the tokenizer has no chat template, or the template rejects a chat.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class Renderer:
         self.template_arguments = dict(template_arguments)
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
-        """A chat with the assistant's generation prompt; a text as it is (after BOS, if the tokenizer adds one)."""
+        """Token ids of a chat with generation prompt, or of a text (with BOS if the tokenizer adds one)."""
         return self.prompt_ids_batch([content])[0]
 
     def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """prompt_ids of many prompts at once, tokenized in parallel."""
+        """prompt_ids of many prompts, tokenized in parallel."""
         texts = [self.text(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
-        assert len(chats) <= 1, "chats and texts are rendered apart"
+        assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
 
     def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
-        """What the environment adds between two actions: the end of the assistant's turn, `messages`, the generation
-        prompt. `last_token` is the action's last token: if it already ended the turn, the end is not added again.
+        """Token ids between two actions: the end of the assistant's turn, `messages`, the generation prompt.
+        `last_token` is the last token of the action: if it ended the turn, the end is not added again.
         """
         ids = self._after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def with_turn_end(self, token_ids: list[int]) -> list[int]:
-        """An answer that was ended is followed by what the chat template writes after its end (a line break, say); one
-        that was cut off stays so."""
+        """Append the template text after the end of a turn (e.g. a newline) to an answer that ended; a truncated answer
+        is unchanged."""
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens; for people, graders and environments, never to be encoded again."""
+        """Text without special tokens; for display, graders and environments; never re-encoded."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def text(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
-        """The chat as the template writes it, special tokens included."""
+        """The chat as rendered by the template, including special tokens."""
         return self._text(messages, add_generation_prompt)
 
     def _text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
@@ -96,7 +96,7 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments,
             )
-            rendered.encode()  # half a surrogate pair has no tokens
+            rendered.encode()  # raises for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
@@ -104,34 +104,34 @@ class Renderer:
         return rendered
 
     def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        """What the template writes after an assistant's text, when `messages` follow."""
+        """Token ids that the template adds after an assistant's text if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.text(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Does the chat template show an earlier answer otherwise than it was given (e.g. without its thoughts)? Then
-        prompt + action + delta is not what the template would write for the same chat."""
+        """Whether the chat template changes earlier answers (e.g. removes thinking). Then prompt + action + delta
+        differs from the template's rendering of the same chat."""
         asked = [Message(role="user", content="?")]
         action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         chat = [*asked, Message(role="assistant", content=action), Message(role="user", content="?")]
         return not self.text(chat).startswith(self.text(asked) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Token ids of each text; a rendered chat has its special tokens already."""
+        """Token ids of each text; a rendered chat already has its special tokens."""
         return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an assistant's turn: the tokenizer's EOS and, where it is a special token of its own,
-        the one that the chat template puts after the turn."""
+        """Tokens that end an assistant's turn: the tokenizer's EOS and, if it is a special token, the first token that
+        the chat template adds after the turn."""
         ids = [self.tokenizer.eos_token_id]
         ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
-        """What the chat template writes after an assistant's last text; nothing without a template."""
+        """Token ids that the chat template adds after the last assistant text; empty without a template."""
         return self._after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
     @property
@@ -144,7 +144,7 @@ class Renderer:
 
 
 def unused_template_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """One line for each argument that the chat template does not read, so that it changes nothing."""
+    """One warning for each argument that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):
         return []
@@ -156,10 +156,10 @@ def unused_template_arguments(arguments: Mapping[str, Any], tokenizer: PreTraine
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a hub id or a local folder.
+    """Load the tokenizer of a hub id or a local folder.
 
     Raises:
-        ValueError: no such folder, no tokenizer in it, or an unreadable one.
+        ValueError: the folder does not exist, has no tokenizer, or has an unreadable one.
     """
     from transformers import AutoTokenizer
 
@@ -177,29 +177,29 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         )
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         raise ValueError(f"{path}: its tokenizer cannot be loaded ({type(error).__name__}: {error}).") from error
-    if len(tokenizer) < 2:  # what from_pretrained makes of a folder with a config but without a vocabulary
+    if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
         raise ValueError(f"{path}: its tokenizer has {len(tokenizer)} tokens; the vocabulary file is missing.")
     return tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSummary:
-    """How long the prompts (or examples) of a run are."""
+    """Length statistics of the prompts or examples of a run."""
 
     total: int  # prompts
-    too_long: int  # of them, over the limit: dropped, or cut
+    too_long: int  # prompts over the limit, dropped or truncated
     longest: int  # tokens
 
 
 def fit_prompts(
     prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
 ) -> tuple[list[Prompt], LengthSummary]:
-    """Hold the prompts against the limit, once, before training.
+    """Apply the length limit to the prompts, once, before training.
 
-    drop leaves long ones out; left and right keep them, to be cut by `cut_prompt` when rendered.
+    drop removes long prompts; left and right keep them, and `cut_prompt` truncates them when rendered.
 
     Raises:
-        ValueError: truncation is error and a prompt is too long, or nothing is left.
+        ValueError: truncation is error and a prompt is too long, or no prompt remains.
     """
     lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
     rows = [prompt.id for prompt in prompts]
@@ -212,7 +212,8 @@ def fit_prompts(
 def check_length_limit(
     lengths: Sequence[int], rows: Sequence[int], what: str, key: str, limit: int, truncation: Truncation
 ) -> LengthSummary:
-    """Count what is over the limit of a config key (ValueError: truncation=error and some are, or drop and all are)."""
+    """Count lengths over the limit of a config key. Raises ValueError if truncation=error and some are, or drop and
+    all."""
     long = [index for index, length in enumerate(lengths) if length > limit]
     counts = LengthSummary(len(lengths), len(long), max(lengths, default=0))
     if long and truncation == "error":
@@ -230,8 +231,8 @@ def check_length_limit(
 
 
 def cut_prompt(token_ids: list[int], max_length: int, truncation: Truncation) -> list[int]:
-    """A rendered prompt (or an example) within the limit: left cuts its start, right its end."""
+    """Truncate a rendered prompt or example to the limit: left cuts its start, right its end."""
     if len(token_ids) <= max_length:
         return token_ids
-    assert truncation in ("left", "right"), "measure stops at such a prompt, or it is dropped"
+    assert truncation in ("left", "right"), "check_length_limit rejects or drops such a prompt"
     return token_ids[-max_length:] if truncation == "left" else token_ids[:max_length]

@@ -1,9 +1,9 @@
-"""Examples for supervised training: data rows to token rows whose action mask covers what the model would have sampled.
+"""Supervised examples: data rows to token rows whose action mask covers the tokens that a model would have sampled.
 
 A file has either chats (`messages`: every assistant message is trained on) or a prompt (chat or text) and a response
-column. The pieces of a chat are cut where the chat template begins and ends each assistant turn, and tokenized one by
-one, just as prompts and samples are at rollout: the mask is exact, the turn's end token is trained on, and what the
-template puts after it is not.
+column. A chat is split where the chat template begins and ends each assistant turn, and the pieces are tokenized
+separately, as prompts and samples are at rollout. The mask is exact: the end token of a turn is trained on, template
+text after it is not.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from alphaapollo.types import Message, Row
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A stretch of an example's text that is tokenized on its own."""
+    """A part of an example's text that is tokenized separately."""
 
     text: str
     trained: bool
-    rendered: bool = True  # by the chat template; else plain text, which gets the tokenizer's BOS and EOS
+    rendered: bool = True  # by the chat template; otherwise plain text, with BOS and EOS of the tokenizer
 
 
 def load_examples(
     files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
 ) -> LoadedExamples[Row]:
-    """The examples of parquet or jsonl files, in order, `max_samples` of them where it is above 0 (stream.choose_rows),
-    cut or dropped as data.truncation says, which is told.
+    """The examples of parquet or jsonl files, in order, at most `max_samples` if it is above 0 (stream.choose_rows).
+    Long examples are truncated or dropped by data.truncation, with a notice.
 
-    A row's action mask is its loss mask and its log-probs are 0: packing treats it as any other row.
+    A row's action mask is its loss mask and its log-probs are 0: packing needs no special case.
 
     Raises:
         ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
             (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
     """
     examples: list[list[TextPiece]] = []
-    source: list[int] = []  # of each example, the number of its file
+    source: list[int] = []  # file index of each example
     paths = file_list(files)
     for number, path in enumerate(paths):
         rows = read_rows(path)
@@ -68,7 +68,7 @@ def load_examples(
 
 
 def length_notices(counts: LengthSummary, truncation: Truncation) -> list[str]:
-    """What to tell of examples that are too long."""
+    """Notices about examples that are too long."""
     if not counts.too_long:
         return []
     done = "left out" if truncation == "drop" else f"cut ({truncation})"
@@ -76,11 +76,11 @@ def length_notices(counts: LengthSummary, truncation: Truncation) -> list[str]:
 
 
 def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """A chat in pieces: what comes before an assistant's turn, the turn, and so on up to the last one.
+    """Split a chat into pieces: the text before an assistant turn, the turn, and so on up to the last turn.
 
     Raises:
-        ValueError: no assistant message, an empty one, or a template that renders earlier turns differently once
-            later ones are there (it drops old thoughts, say), so that no mask could be exact.
+        ValueError: no assistant message, an empty one, or a template that renders earlier turns differently when
+            later turns exist (e.g. drops thinking), so that no mask is exact.
     """
     pieces: list[TextPiece] = []
     done = ""
@@ -94,8 +94,8 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
         after = renderer.text(messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
             raise ValueError(
-                f"the chat template rewrites what stands before or around message {turn} (it drops old thoughts, say), "
-                "so the trained tokens would not be those that the model sees when it answers. Make one row per "
+                f"the chat template rewrites the text before or around message {turn} (e.g. drops old thinking), so "
+                "the trained tokens would differ from those that the model sees at inference. Make one row per "
                 "assistant turn, or use a template that keeps its history."
             )
         pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
@@ -104,14 +104,14 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
 
 
 def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """As chat_pieces, but only `answer` is trained on: messages of which the first and the last are the assistant's."""
+    """Like chat_pieces, but only `answer` is trained on, which starts and ends with an assistant message."""
     pieces = chat_pieces([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
 def text_pieces(prompt: str, answer: str) -> list[TextPiece]:
-    """Of a text that the model continues."""
+    """Pieces of a text that the model continues."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
@@ -119,8 +119,8 @@ def _check_columns(path: str, columns: list[str], data: SftData) -> None:
     if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= set(columns):
         raise ValueError(
             f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it has "
-            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or make "
-            f"chats of it with python -m examples.data_preprocess.prepare_sft --data_source {path} (docs/data.md)."
+            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or convert the "
+            f"file to chats with python -m examples.data_preprocess.prepare_sft --data_source {path} (docs/data.md)."
         )
 
 
@@ -139,7 +139,7 @@ def _row_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPie
 
 
 def read_text(row: DataRow, key: str) -> str:
-    """A column's text. ValueError: there is none, or something else."""
+    """Return the text of a column. Raises ValueError if it is empty or not text."""
     value = row.get(key)
     if value is None or value == "" or (isinstance(value, str) and value.isspace()):
         raise ValueError(f"{key!r} is empty.")
@@ -149,7 +149,7 @@ def read_text(row: DataRow, key: str) -> str:
 
 
 def tokenize(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """All pieces of all examples at once, because tokenizers then use all cores."""
+    """Tokenize all pieces of all examples in one call, because tokenizers then use all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):
@@ -172,7 +172,7 @@ def _starts_text(piece: TextPiece) -> bool:
 
 
 def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Add a piece to a row. Of a rendered turn, the tokens up to its end token are trained on."""
+    """Add a piece to a row. In a rendered turn, the tokens up to its end token are trained on."""
     eos = renderer.tokenizer.eos_token_id
     if piece.trained and not piece.rendered and eos is not None:
         token_ids = [*token_ids, eos]
@@ -186,13 +186,13 @@ def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer
 
 
 def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
-    """The row within the limit; None if it is dropped, or if nothing of it is left to train on."""
+    """Apply the length limit to a row. None if it is dropped or has no trained token left."""
     if len(row.token_ids) <= max_length:
         return row
     if truncation == "drop":
         return None
     mask = cut_prompt(list(row.action_mask), max_length, truncation)
-    mask[0] = 0  # a first token has nothing to be predicted from
+    mask[0] = 0  # a first token has no context to be predicted from
     if 1 not in mask:
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0

@@ -1,9 +1,9 @@
-"""Rows that begin alike: how many tokens which of them share, so that these are computed once.
+"""Shared prefixes of rows, which a forward pass computes once.
 
-    [P, a], [P, b], [P, c]  ->  P, a, b, c         P sees itself; a, b and c each see P and themselves
+    [P, a], [P, b], [P, c]  ->  P, a, b, c         P attends to itself; a, b and c attend to P and themselves
 
-Known as PrefixGrouper (arXiv 2506.05433). A row shares with one family of rows at most, and only of its own prompt
-group: the samples of a prompt their prompt, rows of the memory context what their prompts have in common.
+Known as PrefixGrouper (arXiv 2506.05433). A row belongs to one family of rows of its prompt group.
+Samples of a prompt share the prompt; rows of the memory context share the common prefix of their prompts.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import numpy as np
 
 from alphaapollo.types import Row
 
-SHARE_FROM = 1.2  # tokens of the rows over those computed, from which a shared layout is worth its bookkeeping
+SHARE_FROM = 1.2  # minimum ratio of row tokens to computed tokens for a shared layout
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Of R rows; rows of one family begin with the same tokens. A row that shares with no other is a family of its own,
-    with its whole prompt as prefix."""
+    """Shared prefixes of R rows. Rows of one family begin with the same tokens. A row that shares no prefix is a family
+    of one, with its complete prompt as prefix."""
 
-    ids: np.ndarray  # int64 [R]: each row's family
-    lengths: np.ndarray  # int64 [R]: tokens of the prefix, at least 1; not beyond the prompt
+    ids: np.ndarray  # int64 [R]: family of each row
+    lengths: np.ndarray  # int64 [R]: tokens of the prefix, at least 1, at most the prompt
 
     def select(self, positions: Sequence[int]) -> Prefixes:
         return Prefixes(self.ids[list(positions)], self.lengths[list(positions)])
 
     def segments(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What a forward pass over all these rows, of `lengths` [R] tokens, computes: a segment a family, and the rest
-        of each row. Their lengths, and how many tokens of a prefix each sees. int64 [families + R] each"""
+        """Segments that a forward pass over rows of `lengths` [R] computes: one per family and the rest of each row.
+        Returns their lengths and the prefix tokens that each attends to. int64 [families + R] each"""
         first = np.unique(self.ids, return_index=True)[1]
         shared, rest = self.lengths[first], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
 
 def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
-    """What the rows of each prompt group share: all their prompts, or families that save the most tokens.
+    """Find the shared prefixes of each prompt group: equal prompts, or the families that save the most tokens.
 
     group_ids: [R], the prompt group of each row.
     """
@@ -58,8 +58,8 @@ def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
 
 
 def _families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
-    """Prompts as families with the length of what each shares, by dynamic programming over the sorted prompts: a family
-    of n that shares p tokens saves (n - 1) p."""
+    """Families of prompts and the length of their shared prefix, by dynamic programming over the sorted prompts: a
+    family of n that shares p tokens saves (n - 1) p."""
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
@@ -81,7 +81,7 @@ def _families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Tokens that both begin with."""
+    """Length of the common prefix."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     return int(differs.argmax()) if differs.any() else size

@@ -1,4 +1,4 @@
-"""Several files of examples: each is a source, with a name in metrics and a share of an epoch."""
+"""Sources of examples: each file is a source, with a name in metrics and a weight in an epoch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class LoadedExamples(Generic[E]):
-    """What a kind of fine-tuning has read of its files.
+    """Examples that a fine-tuning task loaded from its files.
 
     Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
     """
 
-    examples: list[E]  # of all files, one after the other
+    examples: list[E]  # of all files, concatenated
     sizes: list[int]  # examples of each file
-    notices: list[str]  # for people
+    notices: list[str]  # messages for the user
 
     def by_source(self) -> list[list[E]]:
         """The examples of each file."""
@@ -30,7 +30,7 @@ class LoadedExamples(Generic[E]):
 
 
 def source_names(files: str | Sequence[str]) -> list[str]:
-    """A short name for each file: as many of the last parts of its path as tell them apart, without the ending.
+    """A short unique name for each file: the last parts of its path, without the suffix.
 
     Example: `["a/train.parquet", "b/train.parquet"]` are `["a/train", "b/train"]`.
     """

@@ -1,5 +1,5 @@
-"""Which prompt comes when: a pure function of (seed, epoch, index), so a position is one number, which a run's
-Progress saves (trainer/progress.py, finetuning/progress.py)."""
+"""Order of prompts as a pure function of (seed, epoch, index). A position is one number, which a run's Progress
+saves (trainer/progress.py, finetuning/progress.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alphaapollo.utils.seeds import derive_seed
 
 
 def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
-    """`count` of `total` rows, in their order: drawn by the seed, or the first ones; all where there are no more, or
-    where count is -1 or 0."""
+    """Choose `count` of `total` rows, in order: drawn with the seed, or the first ones. All rows if there are no more,
+    or if count is -1 or 0."""
     if not 0 < count < total:
         return list(range(total))
     if not shuffle:
@@ -23,7 +23,7 @@ def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
 
 
 class PromptStream:
-    """Endless order over `num_prompts` prompts: epoch after epoch, each shuffled anew (or in file order).
+    """Endless order over `num_prompts` prompts: epoch after epoch, each with a new shuffle (or in file order).
 
     Example: with 3 prompts and no shuffle, `indices(start=2, count=3)` is `[2, 0, 1]`.
     """
@@ -36,9 +36,9 @@ class PromptStream:
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def indices(self, start: int, count: int) -> list[int]:
-        """The prompts number start .. start + count - 1 since the beginning of training.
+        """The prompts at positions start .. start + count - 1 since the beginning of training.
 
-        A stretch that crosses an epoch can hold a prompt twice.
+        A range that crosses an epoch can contain a prompt twice.
         """
         places = (divmod(position, self.num_prompts) for position in range(start, start + count))
         return [int(self._order(epoch)[index]) for epoch, index in places]
@@ -50,8 +50,8 @@ class PromptStream:
 
 
 class MixedStream:
-    """Endless order over the examples of several sources, one after the other in number: an epoch passes over each as
-    often as its weight says, and all are shuffled together. Whoever a part of an epoch leaves out comes in the next.
+    """Endless order over the examples of several sources, numbered consecutively. An epoch repeats each source by its
+    weight, and all are shuffled together. Examples left out by a fractional weight come in the next epoch.
 
     Example: of sizes [2, 4] with weights [2.0, 0.5] an epoch has 4 examples of the first and 2 of the second: without
     a shuffle `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
@@ -68,11 +68,11 @@ class MixedStream:
 
     @property
     def num_prompts(self) -> int:
-        """Of an epoch."""
+        """Examples per epoch."""
         return self._slots.num_prompts
 
     def indices(self, start: int, count: int) -> list[int]:
-        """As of PromptStream."""
+        """Like PromptStream.indices."""
         return [self._index(position) for position in range(start, start + count)]
 
     def _index(self, position: int) -> int:

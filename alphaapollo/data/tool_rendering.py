@@ -1,9 +1,9 @@
-"""Chats of a model that calls tools as its chat template shows them (env.action_format=chat_template).
+"""Render chats with tool calls in the format of the chat template (env.action_format=chat_template).
 
     prompt_ids(chat)  -> action (calls, as sampled) -> delta_ids(one `role: tool` message a call) -> action -> ...
 
-As in rendering.py only what follows an action is rendered. Templates want to know which calls are answered, so the
-messages are rendered after stand-ins for them, and what comes before the end of the assistant's turn is left out.
+As in rendering.py only the text after an action is rendered. Templates need the calls that are answered, so messages
+are rendered after placeholder calls, and the text before the end of the assistant's turn is removed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from alphaapollo.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RESULT_PLACEHOLDER = "\u2063result\u2063"  # stands for a tool's answer
+RESULT_PLACEHOLDER = "\u2063result\u2063"  # placeholder of a tool's answer
 UNSUPPORTED_TEMPLATE = (
     "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of its turn, and "
-    "then the messages of the role tool. Take a model whose template does, or set env.action_format=tags."
+    "then the messages of the role tool. Use a model whose template does, or set env.action_format=tags."
 )
 QUESTION = Message(role="user", content="?")
 EXAMPLE_VALUES: dict[object, Any] = {
@@ -35,10 +35,10 @@ EXAMPLE_VALUES: dict[object, Any] = {
 
 
 class ToolRenderer(Renderer):
-    """A renderer whose chats begin with tools.
+    """Renderer of chats with tool definitions.
 
     Args:
-        schemas: of the tools, one at least, as `{"type": "function", "function": {name, description, parameters}}`.
+        schemas: of the tools, at least one, as `{"type": "function", "function": {name, description, parameters}}`.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class ToolRenderer(Renderer):
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text with its special tokens, for calls may be written with them; without the one that ended the turn."""
+        """Text with special tokens, which calls may contain, but without the token that ended the turn."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def check(self, append: bool) -> None:
-        """Can the template do all that an episode needs? `append`: in one growing sequence.
+        """Check that the template supports an episode. `append`: in append context.
 
-        ValueError: no, with the reason.
+        Raises ValueError with the reason if it does not.
         """
         shown = self.text([QUESTION])
         if missing := [
@@ -68,7 +68,7 @@ class ToolRenderer(Renderer):
         ]:
             raise ValueError(
                 f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
-                "Take a model whose template does, or set env.action_format=tags."
+                "Use a model whose template does, or set env.action_format=tags."
             )
         answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
         if append:
@@ -80,7 +80,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """As in Renderer, where the answer of a tool follows."""
+        """Like Renderer.rewrites_history, followed by a tool's answer."""
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
@@ -90,7 +90,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
-        """Does the template know several calls in one turn?"""
+        """Whether the template supports several calls in one turn."""
         name = self.schemas[0]["function"]["name"]
         try:
             self.delta_ids([Message(role="tool", content="?", name=name)] * 2)
@@ -100,7 +100,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def call_prefix(self) -> str:
-        """What every call begins with, e.g. `<tool_call>`; empty where that is too little to tell a call by."""
+        """Text that every call begins with, e.g. `<tool_call>`; empty if it is too short to identify a call."""
         before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
@@ -110,13 +110,13 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def example_call(self) -> tuple[str, dict[str, Any]]:
-        """Name and arguments of some call."""
+        """Name and arguments of an example call."""
         function = self.schemas[0]["function"]
         types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
         return function["name"], {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
 
     def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the template writes where the assistant makes this call: the call as the model should sample it."""
+        """Render a call as the model should sample it."""
         text = self._text([QUESTION, _call_message([name], arguments)], False)
         start = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text([QUESTION]), strict=False))
@@ -141,7 +141,7 @@ class ToolRenderer(Renderer):
 
 
 def _call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An assistant's message that calls these tools, the last one with these arguments."""
+    """Assistant message that calls these tools; the arguments belong to the last call."""
     arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
     calls = [
         {"id": _call_id(place), "type": "function", "function": {"name": name, "arguments": dict(own)}}
@@ -155,4 +155,4 @@ def _with_id(answer: Message, place: int) -> dict[str, Any]:
 
 
 def _call_id(place: int) -> str:
-    return f"call{place:05}"  # nine letters and digits, as some templates demand
+    return f"call{place:05}"  # nine letters and digits, as some templates require

@@ -96,7 +96,7 @@ def test_bad_rows_are_named(tmp_path, renderer, row, says):
 def test_other_columns_are_told(tmp_path, renderer):
     with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'; it has answer, prompt"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
-    with pytest.raises(ValueError, match=r"want preference\.loss=kto"):
+    with pytest.raises(ValueError, match=r"need preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "response": "4", "label": True}])
         load_pairs(path, renderer, PreferenceData())
     with pytest.raises(ValueError, match="needs columns 'prompt', 'response' and 'label', or"):
