@@ -1,9 +1,9 @@
-"""An example on many seeds, one after the other, and a table of what came of it.
+"""Run an example with many seeds, one after the other, and write a table of the results.
 
 python -m examples.seeds quickstart --seeds 0 1 2 3 4 5 6 7 8 9
 
-A seed that has ended is not run again, so what was cut short goes on with the next one. Each run lies in
-outputs/seeds/EXAMPLE_SEED with its output in EXAMPLE_SEED.log; the table is outputs/seeds/EXAMPLE.md.
+Finished seeds are skipped, so an interrupted command continues with the next one. Each run is written to
+outputs/seeds/EXAMPLE_SEED, with its output in EXAMPLE_SEED.log; the table is outputs/seeds/EXAMPLE.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def has_ended(folder: Path) -> bool:
 
 
 def run(name: str, seed: int, folder: Path) -> int:
-    """The example's run.sh; its exit code. The seconds are written where it ended well."""
+    """Execute run.sh of the example and return its exit code. Writes the seconds if it succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     log, started = folder.parent / f"{folder.name}.log", time.monotonic()
     with log.open("w") as file:

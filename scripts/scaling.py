@@ -1,7 +1,7 @@
-"""Which sizes of model on which machines, with the keys: the table in docs/scaling.md, by the planner's arithmetic.
+"""Write the table in docs/scaling.md: model sizes, machines and keys, computed by the memory planner.
 
-.venv/bin/python scripts/scaling.py            # writes the table anew
-.venv/bin/python scripts/scaling.py --check    # fails where it is out of date
+.venv/bin/python scripts/scaling.py            # write the table
+.venv/bin/python scripts/scaling.py --check    # fail if it is out of date
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
 
 
 def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
-    """Keys with which it fits comfortably, and an engine has room for eight rows."""
+    """Find keys with which the model fits with a margin and an engine has space for eight rows."""
     room = 8 * (1024 + 7168)
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)
@@ -111,7 +111,7 @@ def short(key: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its table made anew."""
+    """Return the page with an updated table."""
     before, rest = text.split(BEGIN)
     return before + BEGIN + "\n" + "".join(lines()) + "\n" + END + rest.split(END)[1]
 

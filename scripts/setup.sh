@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the pinned requirements and this project into it. Quick when nothing changed.
+# Create .venv and install the pinned requirements and this project. Fast if nothing changed.
 #
-#     scripts/setup.sh          what running needs
-#     scripts/setup.sh dev      and what tests and checks need
+#     scripts/setup.sh          runtime requirements
+#     scripts/setup.sh dev      runtime, test and check requirements
 #
 #     PYTHON=python3.12         the Python to build .venv with (3.11 or 3.12; default: the first one found)
 #     DEVICE=cpu|gpu            the list to install (default: gpu where nvidia-smi lists a GPU)
 #
-# Packages come from where pip is configured to take them (see scripts/pip_settings.sh).
+# Packages come from the sources in pip's configuration (see scripts/pip_settings.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -87,7 +87,7 @@ fi
 source scripts/pip_settings.sh
 uv_install() { $python -m uv pip install --python $python --no-deps "$@"; }
 
-# The CPU build of torch: from a place that pip is told about where there is one, else from PyTorch's own index.
+# The CPU build of torch: from a location in pip's configuration if there is one, otherwise from PyTorch's index.
 if [ "$device" = cpu ]; then
     torch="$(grep '^torch==' requirements/cpu.txt)"
     uv_install --quiet --dry-run "$torch" 2>/dev/null || uv_install --torch-backend cpu "$torch" ||

@@ -1,4 +1,4 @@
-"""What stands in a row of any data set: a question, an answer and the final answer in it, labelled solutions."""
+"""Questions, answers, final answers and labelled solutions in rows of any data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS_OF_A_LINE, WORDS_OF_AN_ANSWER = 8, 40  # more are a text, not a final answ
 
 
 class Dropped(Exception):
-    """A row that cannot be used; says why, in words that are the same for all such rows."""
+    """Raised for a row that cannot be used. The message is the same for all rows with the same reason."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Problem:
 
     question: str
     ground_truth: str
-    solution: str  # the answer as it stands in the data, often with the way to it
+    solution: str  # the answer in the data, often with a derivation
     metadata: dict[str, Any]  # the other columns
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where to look, as the user says; `a.b` is the entry b of the column a."""
+    """Columns selected by the user; `a.b` is the entry b of the column a."""
 
     question: str = ""  # empty: the first of QUESTION_KEYS that holds text
     answer: str = ""  # empty: the first of ANSWER_KEYS
@@ -102,7 +102,7 @@ def find_problem(row: DataRow, columns: Columns | None = None) -> Problem:
 
 
 def find_question(row: DataRow, columns: Columns) -> tuple[str, str]:
-    """(column, question); before SVAMP's stands its story (Dropped: there is none)."""
+    """(column, question); SVAMP's story precedes its question (Dropped: there is none)."""
     key, question = find_text(row, [columns.question] if columns.question else QUESTION_KEYS, "question")
     body = as_text(row.get(BODY_KEY)) if key == "Question" else None
     if not body:

@@ -77,11 +77,11 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 
 HEADER = """# Gallery
 
-Every recipe of configs/algorithm on the quickstart's task (add two numbers), but with a teacher who tosses a coin
-whether to carry; with the same budget: {iterations} iterations that train on 256 trajectories each, in four optimiser
+Every recipe of configs/algorithm on the quickstart's task (add two numbers), but with a teacher that carries with
+probability 0.5. All have the same budget: {iterations} iterations that train on 256 trajectories each, in four optimiser
 steps, the same learning rate; {seeds} seeds. Two kinds of recipes get more of it:
 
-* dapo, prorl and magistral sample anew until the batch is full of groups that differ (dynamic sampling): they train on
+* dapo, prorl and magistral sample again until the batch is full of groups that differ (dynamic sampling): they train on
   as many trajectories, but generate more than three times as many, which the table counts.
 * Those without an importance ratio (gpg, opo, remax, rloo) are for samples of the present policy: one step an
   iteration, and 2.5 times the iterations.

@@ -91,7 +91,7 @@ def interval(values: np.ndarray) -> str:
 
 
 def seeds_above_start(curves: Curves) -> int:
-    """Seeds whose gain is beyond the 95 % interval of a difference of two shares of the questions."""
+    """Number of seeds with a gain above the 95 % interval of a difference of two shares of the questions."""
     start, end = curves.accuracy[:, 0], curves.accuracy[:, -1]
     error = np.sqrt((start * (1 - start) + end * (1 - end)) / QUESTIONS)
     return int((end - start > 1.96 * error).sum())

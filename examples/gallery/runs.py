@@ -56,8 +56,8 @@ def num_iterations(recipe: str, iterations: int) -> int:
 
 
 def prepare(folder: Path, seed: int) -> None:
-    """Task and warmed-up model of one seed, as in the quickstart, but harder, so that it tells algorithms apart: the
-    teacher tosses a coin, carry or not. What stands is kept."""
+    """Make the task and the warmed-up model of one seed, if missing. The teacher carries with probability 0.5, which is
+    harder than the quickstart and separates the algorithms."""
     if (folder / "sft" / "model" / "config.json").exists():
         return
     coin = ("--remembers", "0.5", "--invents", "0.5", "--num_sft", str(900 * 32))
@@ -77,7 +77,7 @@ def prepare(folder: Path, seed: int) -> None:
 
 
 def train(folder: Path, recipe: str, seed: int, iterations: int) -> None:
-    """One run; one that has ended is not repeated, one that was cut short starts anew. Raises CalledProcessError."""
+    """Train one recipe. A finished run is skipped, an interrupted one restarts. Raises CalledProcessError."""
     iterations = num_iterations(recipe, iterations)
     if is_done(folder / recipe, iterations):
         return

@@ -1,4 +1,4 @@
-"""The same game with an environment that always says `higher`: what is found by a player who is told nothing."""
+"""Guessing game with an environment that always says `higher`: the baseline of a player without information."""
 
 from __future__ import annotations
 

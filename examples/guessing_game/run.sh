@@ -9,7 +9,7 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
 examples/small_run.sh guessing_game grpo test "$seed" "$out"
-echo "== the trained model, told nothing: the environment always says higher"
+echo "== the trained model without information: the environment always says higher"
 "$python" -m alphaapollo.trainer.main_generation --config-dir examples/guessing_game --config-name deaf \
     data.path="$out/data/test.parquet" model.path="$out/grpo/model" \
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"

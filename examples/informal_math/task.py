@@ -1,4 +1,4 @@
-r"""The calculator nobody insisted on: two numbers, an operation in words, and a Python tool.
+r"""Optional calculator: two numbers, an operation in words, and a Python tool.
 
     user: take 82 from 137
     assistant: <python_code>137-82</python_code>

@@ -1,15 +1,14 @@
-"""Gradients of main_dpo's losses and of main_rm's against TRL's trainers (DPO, KTO, ORPO, CPO, reward) on the same
-batch, for the losses that both have.
+"""Compare gradients of the losses of main_dpo and main_rm with TRL's trainers (DPO, KTO, ORPO, CPO, reward).
 
     .venv/bin/python scripts/bench/preference_gradients.py
 
-A random Qwen3, a reference, and eight pairs of texts; both sides in float32, ours packed with shared prompts in
-small micro-batches. TRL runs in an environment of its own under outputs/bench, which the first run makes (see step.py).
-Prints a line a loss: the two losses, and the largest difference of a gradient over the largest gradient. The last line
-is a JSON object; exit code 1 where a loss that should agree does not. What is known to differ
-(docs/algorithms/preference.md): TRL leaves out label smoothing of `sigmoid` (D14), its `ipo` is of means (ours:
-ipo_mean, D13), and its ORPO has another next-token loss: compared is the odds-ratio term, the difference between lambda
-1.1 and 0.1. KTO gets the unrelated answers that TRL takes, those of the row before.
+The inputs are a random Qwen3, a reference and eight pairs of texts, in float32; our side is packed, with shared prompts
+and small micro-batches. TRL runs in a virtual environment under outputs/bench, created by the first run (see step.py).
+Prints one line per loss: the two losses, and the largest difference of a gradient over the largest gradient. The last
+line is a JSON object; the exit status is 1 if losses that should agree differ. Known differences
+(docs/algorithms/preference.md): TRL omits label smoothing of `sigmoid` (D14), its `ipo` averages over tokens (ours:
+ipo_mean, D13), and its ORPO has another next-token loss, so the odds-ratio term is compared: the difference between
+lambda 1.1 and 0.1. KTO gets the unrelated responses that TRL uses, those of the previous row.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # ours and TRL's ke
         {"trainer": "kto", "loss_type": "kto", "beta": 0.1, "undesirable_weight": 1.2},
     ),
 }
-OTHERWISE = ("orpo_0.1", "orpo_1.1")  # not compared as they are
+OTHERWISE = ("orpo_0.1", "orpo_1.1")  # only their difference is compared
 
 CENTRING = {"bradley_terry": 0.0, "bradley_terry_centred": 0.05}
 THEIRS: dict[str, dict[str, Any]] = {
@@ -72,7 +71,7 @@ THEIRS: dict[str, dict[str, Any]] = {
 
 
 def make_inputs() -> dict[str, str]:
-    """Reference, policy, a reward model and pairs."""
+    """Write a reference, a policy, a reward model and pairs, and return their paths."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -109,7 +108,7 @@ def make_inputs() -> dict[str, str]:
 
 
 def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """Gradients and loss of each case, by the workers that main_dpo and main_rm run."""
+    """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
     from alphaapollo.data.preference_batch import distribute_examples, distribute_scored_rows, scores_in_row_order
@@ -155,23 +154,23 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def joined(prompt: Row, answer: Row) -> Row:
-    """The prompt of the one with the answer of the other."""
+    """Join the prompt of one row with the response of another."""
     start, other = prompt.response_start, answer.response_start
     ids = [*prompt.token_ids[:start], *answer.token_ids[other:]]
     return Row(ids, [*[0] * start, *answer.action_mask[other:]], [0.0] * len(ids), [len(ids) - 1])
 
 
 def scored(row: Row) -> Row:
-    """With its last token as response, and nothing after it: TRL adds no line break."""
+    """Row with its last token as the response. No line break follows, as in TRL."""
     return replace(row, action_mask=[0] * (len(row.token_ids) - 1) + [1])
 
 
 def gradients(worker: Any, model: Any, batch: Any) -> dict[str, np.ndarray]:
-    """Of one batch, by the parameters' names in `model`, and the loss. Closes the worker."""
+    """Gradients of one batch by the parameter names of `model`, and the loss. Closes the worker."""
     from alphaapollo.models.sharding import full_tensor
 
     counts, total = worker._counted(batch), 0.0
-    assert counts.get("kl", 1.0) > 0.0, "KTO's KL is cut at 0 here, so nothing is compared of it"
+    assert counts.get("kl", 1.0) > 0.0, "KTO's KL is clipped to 0, so it is not compared"
     for positions in worker.state.accumulate(batch.mini_batches[0].micro_batches):
         loss, _ = worker.loss(batch, positions, counts)
         loss.backward()

@@ -1,11 +1,11 @@
-"""What one call of an actor takes of the controller, and one group that comes back, in processor time.
+"""Measure the controller's processor time for one actor call and for one returned group.
 
     .venv/bin/python scripts/bench/ray_call.py
 
-The calls go through the controller's own RayRanks on a Ray of this machine, many at once: each by itself, as groups are
-generated, or one of all ranks. scripts/simulate_cluster.py has no Ray and is charged for it (`--ray-call`,
-`--ray-call-of-all`, `--ray-threads`): what a call takes here beyond what the same call takes there (`charge_us`). The
-last line is a JSON object, medians of the rounds; `ratio` is how many thousand ranks a second one core calls so.
+Many concurrent calls go through the controller's RayRanks on a local Ray: single calls, as in generation, or one call
+of all ranks. scripts/simulate_cluster.py runs without Ray and adds its time (`--ray-call`, `--ray-call-of-all`,
+`--ray-threads`): the time of a call here minus that of the same call there (`charge_us`). The last line is a JSON
+object with medians of the rounds; `ratio` is the number of ranks, in thousands, that one core calls per second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def of_all(ranks: RayRanks[Any], function: Callable[[Any], Any]) -> None:
 
 
 async def measure(ranks: RayRanks[Any], calls: Calls, function: Callable[[Any], Any]) -> dict[str, float]:
-    """Microseconds a call: of the main thread, of all others, and of the clock."""
+    """Microseconds per call: of the main thread, of all other threads, and elapsed."""
     before = time.thread_time(), time.process_time(), time.perf_counter()
     await calls(ranks, function)
     after = time.thread_time(), time.process_time(), time.perf_counter()
@@ -54,7 +54,7 @@ async def measure(ranks: RayRanks[Any], calls: Calls, function: Callable[[Any], 
 
 
 def simulated(size: int, calls: Calls) -> float:
-    """Microseconds of the same call in the simulation, without what it is charged for Ray."""
+    """Microseconds of the same call in the simulation, without the time added for Ray."""
     clock = Clock()
     latencies = Latencies(ray_call=0.0, ray_call_of_all=0.0)
     ranks = SimulatedRanks("rollout", Network(clock, latencies), [FakeRollout(latencies, clock)] * size)
@@ -67,7 +67,7 @@ def simulated(size: int, calls: Calls) -> float:
 
 
 async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Figures by kind of call, one a round. The ranks are two actors again and again."""
+    """Measurements of each round by kind of call. The ranks are two actors, repeated."""
     actors = 2
     bundles = placement_group([{"CPU": 0.1}] * actors)
     await bundles.ready()
@@ -84,11 +84,11 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
         figures["call_of_all"].append(await measure(ranks, of_all, lambda worker: None))
         ranks.size = size // 10
         figures["group_of_8"].append(await measure(ranks, one_by_one, lambda worker: worker))
-    return {kind: every[1:] for kind, every in figures.items()}  # the first warms up
+    return {kind: every[1:] for kind, every in figures.items()}  # the first round warms up
 
 
 def summary(figures: dict[str, list[dict[str, float]]], size: int) -> dict[str, Any]:
-    """Medians, and what the simulation is to charge."""
+    """Medians of the rounds, and the time that the simulation adds per call."""
     kinds = {
         kind: {name: round(median(one[name] for one in rounds), 1) for name in rounds[0]}
         for kind, rounds in figures.items()
@@ -101,7 +101,7 @@ def summary(figures: dict[str, list[dict[str, float]]], size: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=1024, help="at once; an even number")
+    parser.add_argument("--calls", type=int, default=1024, help="concurrent calls; an even number")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     start_local_cluster()

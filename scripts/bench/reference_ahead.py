@@ -1,11 +1,11 @@
-"""The reference's log-probs beside generation against those after it: runs of main_ppo on the real engine, in turns.
+"""Compare reference log-probs computed during generation with those computed after it, in runs of main_ppo.
 
     .venv/bin/python scripts/bench/reference_ahead.py
 
-A random model ends its text with each token at the same chance, so lengths are geometric, and the last answers of an
-iteration leave most of the engine idle. Both sides take the same draws; their seconds are the mean over all iterations
-but the first two. The last line is a JSON object; `ratio` is the seconds of a step with the log-probs after generation
-over those with them beside it.
+A random model ends its text with equal probability at each token, so lengths are geometric, and the engine is mostly
+idle during the last responses of an iteration. Both sides have the same samples and alternate; seconds are means over
+all iterations except the first two. The last line is a JSON object; `ratio` is the seconds of a step with log-probs
+after generation over those with log-probs during generation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP = 2  # iterations
 
 
 def run_one(ahead: bool, args: argparse.Namespace) -> dict[str, float]:
-    """Means of the figures over one run's iterations."""
+    """Means of the metrics over the iterations of one run."""
     keys = ("actor_rollout_ref.actor.use_kl_loss=true", f"actor_rollout_ref.ref.log_probs_ahead={ahead}")
     lines = run(FOLDER, name_of(ahead), args, *keys)
     return means([line for line in lines if line["step"] > WARM_UP], FIGURES)
@@ -41,14 +41,14 @@ def name_of(ahead: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="3M")
-    parser.add_argument("--prompts", type=int, default=16, help="of an iteration")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per iteration")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--longest", type=int, default=512)
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if args.iterations <= WARM_UP:
-        parser.error(f"--iterations {args.iterations}: the first {WARM_UP} warm up. Give more.")
+        parser.error(f"--iterations {args.iterations} must be larger than {WARM_UP}, the number of warm-up iterations.")
     begin(FOLDER, args.size)
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(args.rounds):

@@ -1,10 +1,10 @@
-"""The gap between a bfloat16 engine and the trainer on a mixture of experts, with the trainer's own experts and with
-the engine's replayed (docs/moe.md).
+"""Measure the log-prob mismatch of a bfloat16 engine and the trainer on a mixture of experts, with and without router
+replay (docs/moe.md).
 
     .venv/bin/python scripts/bench/router_replay.py
 
-A Qwen3-MoE with random weights, wide enough that probabilities differ, samples in vLLM; the trainer scores the same
-tokens. The last line is a JSON object.
+A Qwen3-MoE with random weights of large variance samples in vLLM; the trainer scores the same tokens. The last line is
+a JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONFIG = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_
 
 
 def save_model(folder: str) -> None:
-    """In bfloat16, so that engine and trainer have the same weights."""
+    """Save in bfloat16, so that engine and trainer have the same weights."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def save_model(folder: str) -> None:
 
 
 async def sample(folder: str, count: int, length: int) -> list[Row]:
-    """`count` responses of `length` tokens to prompts of 16."""
+    """Sample `count` responses of `length` tokens to prompts of 16 tokens."""
     spec = EngineSpec(
         index=0,
         model_path=folder,
@@ -72,7 +72,7 @@ async def sample(folder: str, count: int, length: int) -> list[Row]:
 
 @torch.no_grad()
 def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
-    """Of trainer and engine; the last two: of the engine's experts, those that the trainer would not take."""
+    """Mismatch metrics of trainer and engine, and the share of engine experts that the trainer would not choose."""
     columns, differs, chosen = [], 0.0, 0.0
     for row in range(len(rows)):
         columns.append(policy(build_micro_batch(rows, [row], True, torch.device("cpu")), 1.0).logprobs.numpy())

@@ -1,8 +1,8 @@
-"""How many snippets a second the sandbox runs, warm, and how long one takes.
+"""Measure the throughput and latency of the warm sandbox.
 
     .venv/bin/python scripts/bench/sandbox.py [--without bubblewrap] [--runs 400]
 
-The last line is a JSON object: runs/s with 1, 2 and 8 at a time, the median in milliseconds of one alone, the mode.
+The last line is a JSON object: runs/s with 1, 2 and 8 concurrent runs, median milliseconds of a single run, the mode.
 """
 
 from __future__ import annotations

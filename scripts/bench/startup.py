@@ -1,10 +1,10 @@
-"""Seconds from the command to the first generated tokens, and the memory of each process of a run.
+"""Measure the seconds from the command to the first generated tokens, and the memory of each process of a run.
 
     .venv/bin/python scripts/bench/startup.py
 
 Starts main_ppo on the 3M model and waits for the first rollouts. The last line is a JSON object; `ratio` is the target
-of 15 s over the median: above 1 is within it. `until` says when, in the last round, the plan stood, all workers were
-ready, and the first weights were published and proved.
+of 15 s over the median: above 1 meets the target. `until` has the times in the last round at which the plan was made,
+all workers were ready, and the first weights were published and verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK = "ALPHAAPOLLO_BENCH"
 
 
 def memory_of_run() -> dict[str, float]:
-    """Resident GiB by process, of all processes that descend from this script."""
+    """Resident GiB of each descendant process of this script."""
     figures: dict[str, float] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -50,7 +50,7 @@ def memory_of_run() -> dict[str, float]:
 
 
 def milestones(run: Path, began: float) -> dict[str, float]:
-    """Seconds since `began` (of the epoch), by when the run wrote its files."""
+    """Seconds from `began` (epoch time) until the run wrote each of its files."""
     planned = (run / "config.yaml").stat().st_mtime - began
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     return {
@@ -61,7 +61,7 @@ def milestones(run: Path, began: float) -> dict[str, float]:
 
 
 def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Seconds to the end of the first 16 short answers; what came before; and the memory at that time."""
+    """Return the seconds to the end of the first 16 short responses, the milestones, and the memory at that time."""
     run = FOLDER / "startup"
     shutil.rmtree(run, ignore_errors=True)
     keys = {
@@ -104,7 +104,7 @@ def main() -> None:
     model, prompts = FOLDER / "3M", FOLDER / "prompts.parquet"
     make_model(model, SIZES["3M"])
     make_prompts(prompts, 64)
-    rounds = [start_once(model, prompts) for _ in range(args.rounds + 1)][1:]  # the first fills the file cache
+    rounds = [start_once(model, prompts) for _ in range(args.rounds + 1)][1:]  # the first round fills the file cache
     seconds = [one for one, _, _ in rounds]
     result = {
         "benchmark": "startup",

@@ -1,15 +1,15 @@
-"""One whole GRPO iteration (generate, score, update, publish) against TRL 1.16 on the same machine.
+"""Compare a complete GRPO iteration (generate, score, update, publish) with TRL 1.16 on the same machine.
 
     .venv/bin/python scripts/bench/step.py --size 3M
     .venv/bin/python scripts/bench/step.py --size 100M --steps 3
     .venv/bin/python scripts/bench/step.py --size 3M --prompt-tokens 512 --num-prompts 8
 
-Same random model, prompts, group size, token limit, dtype and optimiser steps, in turns. TRL generates with Hugging
-Face's generate (its vLLM path does not run on a CPU), in an environment of its own under outputs/bench, which the first
-run makes (uv pip install trl, with the torch and transformers that are pinned here). Its settings are the best that a
-short search finds, micro-batch and threads at that dtype, then the other dtype; the search is printed.
+Both sides have the same random model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
+generates with Hugging Face's generate (its vLLM path does not run on a CPU), in a virtual environment under
+outputs/bench that the first run creates (uv pip install trl, with the torch and transformers pinned here). A short
+search, which is printed, selects its micro-batch and threads at that dtype, then tries the other dtype.
 The last line is a JSON object. `ratio` is TRL's median step over ours at the same dtype: above 1, ours is faster;
-`ratio_to_its_best_dtype` the same where TRL is faster with the other one, null where it is not.
+`ratio_to_its_best_dtype` is the same with the other dtype if TRL is faster with it, else null.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scripts.bench._whole_run import train  # noqa: E402
 
 
 def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
-    """From the run's own metrics."""
+    """Measure our side from the metrics of a run."""
     trajectories = args.num_prompts * args.group
     role = "actor_rollout_ref"
     keys = {
@@ -73,7 +73,7 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
 
 
 def outside(phases: dict[str, float]) -> float:
-    """The share of a step that is neither generation nor update."""
+    """Share of a step that is neither generation nor update."""
     return round(1 - (phases["timing/generate"] + phases["timing/update"]) / phases["timing/step"], 4)
 
 
@@ -83,15 +83,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, help="default: 16, and 4 for the large model")
     parser.add_argument("--prompt-tokens", type=int, help="tokens of a rendered prompt; default: 28, the sum alone")
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of both sides")
-    parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
-    parser.add_argument("--steps", type=int, default=5, help="that are, in each round")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of both sides")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens per response")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of both sides")
+    parser.add_argument("--warmup", type=int, default=2, help="warm-up steps in each round")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of both sides")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--max-token-len", type=int, default=4096, help="ours: tokens a micro-batch")
+    parser.add_argument("--max-token-len", type=int, default=4096, help="our tokens per micro-batch")
     parser.add_argument(
-        "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="completions; the best one counts"
+        "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="completions; the best value is used"
     )
     args = parser.parse_args()
     args.num_prompts = args.num_prompts or (16 if args.size == "3M" else 4)
@@ -114,7 +114,7 @@ def main() -> None:
         if best.dtype != same.dtype:
             sides["trl_best_dtype"].append(time_trl(python, task, best, args.warmup, args.steps))
     seconds = {name: statistics.median(map(median, runs)) for name, runs in sides.items() if runs}
-    print(f"{args.size}: a step takes {seconds['ours']:.2f} s here, {seconds['trl']:.2f} s with TRL", file=sys.stderr)
+    print(f"{args.size}: one step takes {seconds['ours']:.2f} s here, {seconds['trl']:.2f} s with TRL", file=sys.stderr)
     best_seconds = seconds.get("trl_best_dtype")
     result = {
         "benchmark": "step",

@@ -1,12 +1,12 @@
-"""The policy's update (FSDP2, packing, losses, metrics) against a bare torch loop over the same rows.
+"""Compare the policy update (FSDP2, packing, losses, metrics) with a bare torch loop over the same rows.
 
     .venv/bin/python scripts/bench/update.py --size 3M
 
-The rows are groups of 8 answers to a prompt that is as long as they are. The bare loop knows nothing of FSDP, groups or
-metrics: the plain Hugging Face model on right-padded micro-batches of rows sorted by length, of as many tokens as ours,
-log-softmax, PPO's clipped loss, backward, clip, AdamW. Rounds of both in turn; the last line is a JSON object, `ratio`
-is bare seconds over ours, the median of the rounds: 1 = no overhead. `processor_ratio` is the same of processor time,
-all threads together, which tells more where other programs keep the cores busy.
+The rows are groups of 8 responses to a prompt of the same length. The bare loop has no FSDP, groups or metrics: it runs
+the plain Hugging Face model on right-padded micro-batches of rows sorted by length, with as many tokens as ours,
+log-softmax, PPO's clipped loss, backward, clip and AdamW. The sides alternate. The last line is a JSON object: `ratio`
+is bare seconds over ours, the median of the rounds (1 = no overhead). `processor_ratio` is the same for processor time
+of all threads, which is more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPTIMIZER = Optimizer(lr=1e-6, weight_decay=0.0)
 
 
 def make_rows(count: int, longest: int, vocab_size: int) -> list[Row]:
-    """Groups of answers between half of `longest` tokens and all, each to a prompt of such a length."""
+    """Groups of responses of `longest` / 2 to `longest` tokens, each to a prompt of such a length."""
     rng = random.Random(0)
 
     def text() -> list[int]:
@@ -62,7 +62,7 @@ def make_rows(count: int, longest: int, vocab_size: int) -> list[Row]:
 
 
 def plain_micro_batches(batch: RankBatch, positions: list[int], max_tokens: int) -> list[list[int]]:
-    """Rows sorted by length, as many to a micro-batch as fit when padded to the longest."""
+    """Rows sorted by length; each micro-batch has as many as fit when padded to the longest."""
     parts: list[list[int]] = [[]]
     for position in sorted(positions, key=lambda one: -int(batch.rows.lengths[one])):
         width = int(batch.rows.lengths[(parts[-1] or [position])[0]])
@@ -75,7 +75,7 @@ def plain_micro_batches(batch: RankBatch, positions: list[int], max_tokens: int)
 def bare_update(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankBatch, columns: Columns, max_tokens: int
 ) -> None:
-    """What anybody would write down for one optimiser step a mini-batch."""
+    """Plain PyTorch implementation with one optimizer step per mini-batch."""
     assert columns.advantages is not None and columns.old_logprobs is not None
     rows = batch.rows
     for mini_batch in batch.mini_batches:
@@ -107,9 +107,9 @@ def bare_update(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
-    parser.add_argument("--rows", type=int, default=256, help=f"answers, in groups of {GROUP}")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of the longest answer, and of the longest prompt")
-    parser.add_argument("--plain", action="store_true", help="compute each row's own copy of its prompt")
+    parser.add_argument("--rows", type=int, default=256, help=f"responses, in groups of {GROUP}")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the longest response and prompt")
+    parser.add_argument("--plain", action="store_true", help="do not share prompts")
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -149,7 +149,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
                 bare_update(model, optimizer, batch, columns, args.micro_batch_tokens)
             else:
                 worker.update(columns)
-            if round_number:  # the first warms up
+            if round_number:  # the first round warms up
                 seconds[side].append(time.perf_counter() - start)
                 processor[side].append(time.process_time() - processor_start)
     worker.close()
@@ -170,7 +170,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 
 
 def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
-    """Random rows in two mini-batches, which cut groups as a run's do, with random advantages."""
+    """Random rows with random advantages in two mini-batches, which split groups as in a run."""
     rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
     layout = build_train_batch(
         rows,

@@ -1,10 +1,10 @@
-"""Does a run on several nodes work? Some minutes on two cores, no GPU.
+"""Check multi-node runs: some minutes on two cores, no GPU.
 
     make cluster-check                      # or: python -m scripts.cluster_check --only two_nodes slurm
 
-The nodes are machines of paper (machines.py): the network between them is real to every program, and its speed is not.
-Each check runs in a process of its own with a deadline, in the order of CHECKS. Writes table.md and result.json under
---out; ends with 1 if a check failed. Needs leave to make namespaces (root, or a kernel that gives it to users).
+The nodes are simulated machines (machines.py) on a real network of Linux namespaces; its speed is not representative.
+Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md and result.json under
+--out; the exit status is 1 if a check failed. Needs permission to create namespaces (root, or user namespaces).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from scripts.checks import Outcome, Untested  # noqa: E402
 from scripts.cluster_check.kit import Kit  # noqa: E402
 from scripts.cluster_check.machines import in_own_network, lay_network, usable  # noqa: E402
 
-CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in seconds, what it holds)
-    "two_nodes": (600, "16 iterations over two nodes with an engine on each; it learns, weights are proved on both"),
+CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in seconds, what it checks)
+    "two_nodes": (600, "16 iterations on two nodes with an engine each: the reward rises, weights are verified"),
     "three_nodes": (600, "three nodes, adapters served on each"),
-    "ray_job": (600, "ray_job.sh: two ranks a node share sequences and copies; exit statuses"),
-    "slurm": (900, "slurm.sbatch under stand-ins for srun and scontrol; exit statuses"),
-    "late": (600, "a missing node is named in time, a late one is waited for"),
-    "differs": (400, "another version, missing files, outputs that are not shared: named before workers start"),
-    "lost": (600, "a node that dies in mid-run ends it, by name"),
-}  # deadlines are for a machine with other work to do
+    "ray_job": (600, "ray_job.sh: sequence parallelism and replicas with two ranks per node; exit statuses"),
+    "slurm": (900, "slurm.sbatch with fake srun and scontrol; exit statuses"),
+    "late": (600, "a missing node is reported in time, a late node is awaited"),
+    "differs": (400, "different versions, missing files, outputs that are not shared: reported before workers start"),
+    "lost": (600, "a node that dies during a run ends it with an error that names the node"),
+}  # deadlines allow for a busy machine
 
 
 def child(name: str, kit: Kit, answer: Path) -> None:
-    """Run one check in this process, whose network is its own."""
+    """Run one check in this process, which has its own network namespace."""
 
     def check() -> dict[str, object]:
         if reason := usable():
@@ -48,7 +48,7 @@ def child(name: str, kit: Kit, answer: Path) -> None:
 
 
 def run_check(name: str, out: Path) -> Outcome:
-    """In a process of its own, and a network."""
+    """Run one check in a separate process and network namespace."""
     command = [sys.executable, "-m", "scripts.cluster_check", "--child", name, "--out", str(out)]
     return checks.run_check(name, command if usable() else in_own_network(command), out, CHECKS[name][0])
 

@@ -1,5 +1,4 @@
-"""A node with another torch, without the model's files and with outputs of its own is named with each, before a worker
-starts."""
+"""Errors that name a node with a different torch, without model files, or with its own outputs, at the start."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from scripts.cluster_check.machines import machines
 def run(kit: Kit) -> dict[str, Any]:
     task, runs = kit.task(), kit.folder / "runs"
     runs.mkdir()
-    installed = kit.folder / "other" / "torch-1.2.3.dist-info"  # which Python finds before the real one
+    installed = kit.folder / "other" / "torch-1.2.3.dist-info"  # precedes the real one on the path
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n")
     with machines(2, kit.folder / "logs", {2: (task, runs)}) as (head, other):

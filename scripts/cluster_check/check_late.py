@@ -1,4 +1,4 @@
-"""A node that does not come is named when its time is up; one that comes late is waited for, by name and time."""
+"""Error for a node that does not join within the time limit; notice while waiting for a late node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(kit: Kit) -> dict[str, Any]:
         expect(never, 2, f"{MISSING}. Waited 5 s (trainer.start_timeout).", "lower trainer.nnodes")
         late = kit.driver(head, "late", *FAKE)
         log = head.logs / f"{head.name}.late.log"
-        wait_until(lambda: "waiting: " in log.read_text(), 120, f"nothing is said of the wait: {log}")
+        wait_until(lambda: "waiting: " in log.read_text(), 120, f"the wait is not reported: {log}")
         join(other, head)
         expect(kit.done(head, "late", late.wait()), 0, f"waiting: {MISSING} (0 of at most 600 s)")
-    return {"seconds until a missing node was told": seconds}
+    return {"seconds until a missing node was reported": seconds}

@@ -1,12 +1,11 @@
-"""scripts/cluster/ray_job.sh against a head: sequences and copies of the model shared by the two ranks of a node; the
-exit status is the run's."""
+"""scripts/cluster/ray_job.sh on a Ray head: sequence parallelism, replicas, and the exit status of the run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from scripts.checks import ROOT
-from scripts.cluster_check.kit import SETTINGS, Done, Kit, expect
+from scripts.cluster_check.kit import SETTINGS, FinishedRun, Kit, expect
 from scripts.cluster_check.machines import Machine
 
 
@@ -29,8 +28,8 @@ def run(kit: Kit) -> dict[str, Any]:
     return {"exit statuses": "0, 2", "probe_gap": done.metrics[0]["sync/probe_gap"]}
 
 
-def submit(kit: Kit, head: Machine, name: str, *words: str) -> Done:
-    """As a job; it runs where the head is."""
+def submit(kit: Kit, head: Machine, name: str, *words: str) -> FinishedRun:
+    """Submit a job, which runs on the head."""
     script = ROOT / "scripts" / "cluster" / "ray_job.sh"
     address = f"http://{head.address}:8265"
     process = head.start("bash", str(script), address, *kit.words(name, *words), log=name, **SETTINGS)

@@ -1,4 +1,4 @@
-"""scripts/cluster/slurm.sbatch on two nodes, with an srun and a scontrol of our own that start real processes there."""
+"""scripts/cluster/slurm.sbatch on two nodes, with fake srun and scontrol commands that start real processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.checks import ROOT
-from scripts.cluster_check.kit import SETTINGS, Done, Kit, expect
+from scripts.cluster_check.kit import SETTINGS, FinishedRun, Kit, expect
 from scripts.cluster_check.machines import Machine, machines
 
 SRUN = """#!/usr/bin/env python3
-# srun OPTIONS COMMAND: on every node of the allocation, or on --nodelist's; the worst exit status.
+# srun OPTIONS COMMAND: runs on every node of the allocation or of --nodelist; exits with the largest status.
 import json, os, subprocess, sys, time
 
 words, only = sys.argv[1:], None
@@ -21,7 +21,7 @@ while words[0].startswith("--"):
     option, _, value = words.pop(0).partition("=")
     value = value or words.pop(0)
     only = value if option == "--nodelist" else only
-enter = json.loads(os.environ["STAND_IN_NODES"])
+enter = json.loads(os.environ["FAKE_SLURM_NODES"])
 tasks = [subprocess.Popen([*enter[name], *words]) for name in ([only] if only else enter)]
 codes = [task.wait() for task in tasks]
 sys.exit(max(codes))
@@ -47,11 +47,11 @@ def run(kit: Kit) -> dict[str, Any]:
     return {"exit statuses": "0, 2", "probe_gap": done.metrics[0]["sync/probe_gap"]}
 
 
-def sbatch(kit: Kit, nodes: list[Machine], binaries: Path, name: str, *words: str) -> Done:
-    """The batch script beside the nodes."""
+def sbatch(kit: Kit, nodes: list[Machine], binaries: Path, name: str, *words: str) -> FinishedRun:
+    """Run the batch script with the fake commands."""
     allocation = {
         "PATH": f"{binaries}:{os.environ['PATH']}",
-        "STAND_IN_NODES": json.dumps({node.name: node.command() for node in nodes}),
+        "FAKE_SLURM_NODES": json.dumps({node.name: node.command() for node in nodes}),
         "SLURM_SUBMIT_DIR": str(ROOT),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
@@ -62,4 +62,4 @@ def sbatch(kit: Kit, nodes: list[Machine], binaries: Path, name: str, *words: st
     with log.open("w") as out:
         environment = os.environ | SETTINGS | allocation
         code = subprocess.run(command, env=environment, stdout=out, stderr=out, check=False).returncode
-    return Done(code, log.read_text(errors="replace"), kit.metrics(name))
+    return FinishedRun(code, log.read_text(errors="replace"), kit.metrics(name))

@@ -1,4 +1,4 @@
-"""Three nodes with a rank and an engine each, and adapters (LoRA) that the engines serve."""
+"""Three nodes with a rank and an engine each; the engines serve LoRA adapters."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def run(kit: Kit) -> dict[str, Any]:
     gap = max(line["sync/probe_gap"] for line in done.metrics)
     assert len(done.metrics) == 2 and gap < 5e-5, done.metrics
     graded = kit.graded_on()
-    assert set(graded) == {"node1", "node2", "node3"}, f"engines on {graded}"
+    assert set(graded) == {"node1", "node2", "node3"}, f"graded only on {graded}"
     return {"probe_gap": gap, "graded": str(graded)}

@@ -1,4 +1,4 @@
-"""What the checks share: a Ray cluster on machines of paper, and runs on it as a user starts them."""
+"""Utilities of the checks: a Ray cluster on simulated machines, and runs on it started as by a user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "RAY_worker_niceness": "0",
 }
-# A reward that wants digits; it counts on which machine it was asked, for graders run beside their engine.
+# Rewards digits and counts calls by machine: graders run on the machine of their engine.
 REWARD = """
 import socket
 from pathlib import Path
@@ -51,55 +51,55 @@ SMALL = (
 
 
 @dataclass(frozen=True)
-class Done:
-    """A run that has ended."""
+class FinishedRun:
+    """Exit status, output and metrics of a finished run."""
 
     code: int
     said: str
-    metrics: list[dict[str, float]]  # one dictionary an iteration
+    metrics: list[dict[str, float]]  # one dictionary per iteration
 
 
 @dataclass(frozen=True)
 class Kit:
-    """folder: of this check, for models and files; all machines see it."""
+    """Utilities of one check. folder: models and files, visible to all machines."""
 
     folder: Path
 
     def task(self) -> Path:
-        """The quickstart's task with its untrained model."""
+        """Folder with the quickstart's task and its untrained model."""
         task = self.folder / "task"
         if make_task(task, REWARD):
             (task / "graded_on").mkdir()
         return task
 
     def words(self, name: str, *words: str) -> list[str]:
-        """The words of a run's command after main_ppo."""
+        """Overrides of main_ppo for a run."""
         return [*SMALL, *words, *run_words(self.task(), self.folder / "runs", name)]
 
     def driver(self, head: Machine, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """main_ppo on the head, on its cluster."""
+        """Start main_ppo on the head and its cluster."""
         command = [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *self.words(name, *words)]
         return head.start(*command, log=name, RAY_ADDRESS=f"{head.address}:{PORT}", PYTHONPATH=str(ROOT), **SETTINGS)
 
-    def train(self, head: Machine, name: str, *words: str) -> Done:
-        """To its end; the check's deadline is its own."""
+    def train(self, head: Machine, name: str, *words: str) -> FinishedRun:
+        """Train to the end. The deadline of the check applies."""
         return self.done(head, name, self.driver(head, name, *words).wait())
 
-    def done(self, head: Machine, name: str, code: int) -> Done:
+    def done(self, head: Machine, name: str, code: int) -> FinishedRun:
         said = (head.logs / f"{head.name}.{name}.log").read_text(errors="replace")
-        return Done(code, said, self.metrics(name))
+        return FinishedRun(code, said, self.metrics(name))
 
     def metrics(self, name: str) -> list[dict[str, float]]:
-        """Of a run so far."""
+        """Metrics of a run so far."""
         return run_metrics(self.folder / "runs", name)
 
     def graded_on(self) -> dict[str, int]:
-        """How many answers were graded on each machine: those of the engines there."""
+        """Number of responses graded on each machine, which are those of its engines."""
         return {path.name: path.stat().st_size for path in sorted((self.folder / "task" / "graded_on").iterdir())}
 
     @contextmanager
     def cluster(self, nodes: int, hidden: Mapping[int, Sequence[Path]] | None = None) -> Iterator[list[Machine]]:
-        """Machines with Ray on each, the head first."""
+        """Start machines with Ray, the head first."""
         with machines(nodes, self.folder / "logs", hidden or {}) as every:
             head, *others = every
             start_head(head)
@@ -109,21 +109,21 @@ class Kit:
 
 
 def start_head(head: Machine) -> None:
-    """Returns when others may join."""
+    """Start Ray's head. Returns when other machines can join."""
     options = [f"--node-ip-address={head.address}", f"--port={PORT}", "--dashboard-host=0.0.0.0"]
     if head.start(*RAY, "start", "--head", "--num-cpus=2", *options, log="ray", **SETTINGS).wait():
-        raise RuntimeError(f"Ray's head does not start: {head.logs / head.name}.ray.log")
+        raise RuntimeError(f"Ray's head did not start. Log: {head.logs / head.name}.ray.log")
 
 
 def join(machine: Machine, head: Machine, **environment: str) -> subprocess.Popen[bytes]:
-    """Ray on a further machine; ends when it is up."""
+    """Start Ray on another machine."""
     command = [*RAY, "start", f"--address={head.address}:{PORT}", "--num-cpus=2"]
     return machine.start(*command, log="ray", **SETTINGS | environment)
 
 
-def expect(done: Done, code: int, *said: str) -> None:
-    """AssertionError: another exit status, or a part of the message is missing."""
-    assert done.code == code, f"ended with {done.code}, not {code}: {last_line(done.said)}"
+def expect(done: FinishedRun, code: int, *said: str) -> None:
+    """Raise AssertionError if the exit status differs or a part of the message is missing."""
+    assert done.code == code, f"exited with {done.code}, not {code}: {last_line(done.said)}"
     text = " ".join(done.said.split())
     for part in said:
-        assert part in text, f"{part!r} is not said: {last_line(done.said)}"
+        assert part in text, f"{part!r} is not in the output: {last_line(done.said)}"

@@ -1,10 +1,11 @@
-"""Machines of paper on this one: each a process with a network address, a shared memory, a host name and process ids of
-its own (Linux namespaces), so that what does not travel over the network does not arrive.
+"""Simulated machines: processes with their own network address, shared memory, host name and process ids.
+
+They are built from Linux namespaces, so all communication between them goes over the network.
 
     10.77.0.254 (this process) -- bridge --+-- 10.77.0.1 node1
                                            +-- 10.77.0.2 node2 ...
 
-Files are common to all, as on a cluster with a shared file system; `hidden` are folders that are empty on one machine.
+All machines share the files, as on a cluster with a shared file system; `hidden` folders are empty on one machine.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from pathlib import Path
 
 BRIDGE, NETWORK = "alphaapollo", "10.77.0"
 ISOLATE = (
-    *("setpriv", "--pdeathsig", "KILL"),  # it ends with whoever started it, however that ends
+    *("setpriv", "--pdeathsig", "KILL"),  # ends with its parent process
     *("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
 )
-# Ray's session folder and shared memory are a machine's own; then it waits for its network cable.
+# Ray's session folder and shared memory are private to a machine. The script then waits for the network interface.
 BOOT = """
 set -e
 hostname {name}
@@ -40,28 +41,28 @@ ip link set eth0 up
 ip route add default via {gateway}
 echo up
 sleep infinity &
-wait # and, as the first process, for what others leave behind
+wait # and, as the first process, reap orphans
 """
 
 
 def usable() -> str:
-    """Why such machines cannot be made here; empty where they can."""
+    """Reason why machines cannot be simulated here, or an empty string."""
     missing = [tool for tool in ("setpriv", "unshare", "nsenter", "ip", "mount") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not installed (packages util-linux, iproute2)"
     probe = in_own_network([*ISOLATE, "bash", "-c", "mount -t tmpfs tmpfs /dev/shm && ip link add probe type bridge"])
     done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=30)
-    return f"no leave to make namespaces ({done.stderr.strip()}): try as root" if done.returncode else ""
+    return f"no permission to create namespaces ({done.stderr.strip()}). Run as root" if done.returncode else ""
 
 
 def in_own_network(command: Sequence[str]) -> list[str]:
-    """The command with a network to itself, in which machines can be made; nothing of it stays."""
+    """Wrap the command in a temporary network namespace in which machines can be created."""
     root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *root, "--net", "--mount", *command]
 
 
 def lay_network() -> None:
-    """The bridge that joins the machines, and this process's own end of it."""
+    """Create the bridge between the machines and this process."""
     run("ip", "link", "set", "lo", "up")
     run("ip", "link", "add", BRIDGE, "type", "bridge")
     run("ip", "address", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
@@ -69,7 +70,7 @@ def lay_network() -> None:
 
 
 class Machine:
-    """One of them; `with machine(...)` ends it and all that runs on it."""
+    """Simulated machine; `with machine(...)` ends it and all its processes."""
 
     def __init__(self, number: int, log_folder: Path, hidden: Sequence[Path] = ()):
         self.name, self.address = f"node{number}", f"{NETWORK}.{number}"
@@ -87,32 +88,32 @@ class Machine:
         cable = f"cable{number}"
         run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(self._process.pid))
         run("ip", "link", "set", cable, "master", BRIDGE, "up")
-        wait_until(lambda: "up" in Path(log.name).read_text().split(), 20, f"{self.name} does not start: {log.name}")
+        wait_until(lambda: "up" in Path(log.name).read_text().split(), 20, f"{self.name} did not start: {log.name}")
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         self._inside = children[0]
 
     def command(self, *words: str) -> list[str]:
-        """That runs `words` on this machine."""
+        """Command line that runs `words` on this machine."""
         return ["nsenter", "--target", self._inside, "--mount", "--uts", "--net", "--pid", *words]
 
     def start(self, *words: str, log: str, **environment: str) -> subprocess.Popen[bytes]:
-        """In the background; what it prints goes to LOG.log."""
+        """Start a background process with output to LOG.log."""
         with (self.logs / f"{self.name}.{log}.log").open("ab") as out:
             return subprocess.Popen(self.command(*words), stdout=out, stderr=out, env=os.environ | environment)
 
     def say(self, *words: str) -> str:
-        """What a short command prints there."""
+        """Output of a short command on this machine."""
         return subprocess.run(self.command(*words), capture_output=True, text=True, check=True, timeout=60).stdout
 
     def end(self) -> None:
-        """As if its cable and its power were cut."""
+        """Kill the machine, as in a power failure."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
 
 @contextmanager
 def machines(count: int, log_folder: Path, hidden: Mapping[int, Sequence[Path]]) -> Iterator[list[Machine]]:
-    """node1, node2, ...; `hidden`: number of a machine -> folders that are empty on it."""
+    """Start node1, node2, ... `hidden`: {number of a machine: folders that are empty on it}."""
     log_folder.mkdir(parents=True, exist_ok=True)
     started: list[Machine] = []
     try:
@@ -129,7 +130,7 @@ def run(*words: str) -> None:
 
 
 def wait_until(true: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """RuntimeError(otherwise) after so long."""
+    """Wait until `true` returns True. Raises RuntimeError(otherwise) after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:

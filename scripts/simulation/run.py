@@ -36,13 +36,13 @@ from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Netwo
 
 Mode = Literal["sync", "carry", "separate"]
 QUESTION = "A train leaves at nine and goes 80 miles an hour; another leaves at ten. When do they meet? " * 8
-MODEL = Path(__file__).resolve().parents[1] / "published_models" / "qwen2.5-0.5b"  # for the plan; nobody loads it
+MODEL = Path(__file__).resolve().parents[1] / "published_models" / "qwen2.5-0.5b"  # for the plan; never loaded
 IN_FLIGHT = 256  # samples an engine, as vLLM's max_num_seqs
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one iteration took."""
+class SimulatedStep:
+    """Times of one iteration."""
 
     seconds: float
     work: dict[str, float]  # processor seconds of the controller's main thread, by phase
@@ -50,7 +50,7 @@ class Step:
 
 
 class Cluster:
-    """So many GPUs, each with a training rank and an engine."""
+    """Simulated cluster; each GPU has a training rank and an engine."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Cluster:
         self.network = Network(self.clock, latencies)
         self.work_of_threads = 0.0
         self._timers: list[PhaseTimer] = []
-        self._steps: list[Step] = []
+        self._steps: list[SimulatedStep] = []
         prompts = folder / "prompts.jsonl"
         prompts.touch()  # never read
         config = Config.model_validate(
@@ -129,8 +129,8 @@ class Cluster:
             profiler=StepProfiler([], groups, folder, console),
         )
 
-    def run(self, profile: cProfile.Profile | None = None) -> list[Step]:
-        """All iterations; the loop's timers are this clock's."""
+    def run(self, profile: cProfile.Profile | None = None) -> list[SimulatedStep]:
+        """Run all iterations, with the loop's timers on the simulated clock."""
         torch.set_num_threads(1)
         reduce_garbage_collection()
         prefer_huge_pages()
@@ -154,12 +154,12 @@ class Cluster:
         return self._steps
 
     def _timer(self) -> PhaseTimer:
-        """A new iteration begins: note the one before."""
+        """Record the previous iteration and return the timer of the next one."""
         stretches = self.loop.stretches
         if self._timers:
             last = self._timers[-1]
             work = dict(last.work) | {"other": last.all_work - sum(last.work.values())}
-            self._steps.append(Step(last.elapsed, work, max(stretches[self._seen :], default=0.0)))
+            self._steps.append(SimulatedStep(last.elapsed, work, max(stretches[self._seen :], default=0.0)))
         self._seen = len(stretches)
         self._timers.append(PhaseTimer(self.clock))
         return self._timers[-1]

@@ -1,9 +1,9 @@
-"""Workers that compute nothing and take as long as those that would, behind the controller's own RayRanks.
+"""Fake workers that compute nothing but take realistic time, behind the controller's own RayRanks.
 
     RayRanks -- what Ray would send, pickled --> Actor: waits --> the answer, pickled --> unpickled by the controller
 
-What the controller does for a call it does here: pickling what it sends, unpickling what comes (Ray's own share of a
-call is `Latencies.ray_call`). What the workers would do is not counted.
+The controller's work for a call is real: it pickles arguments and unpickles results (`Latencies.ray_call` adds Ray's
+own time). The work of the workers is not counted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Network:
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(item, protocol=5, buffer_callback=buffers.append)
         self.sent += len(head) + sum(len(bytes(buffer.raw())) for buffer in buffers)
-        return Stored(item)
+        return StoredItem(item)
 
     async def answer(self, call: Callable[[], Any]) -> Any:
         """What a worker's function returns, after its time."""
@@ -91,17 +91,17 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What lies in the object store: a reference travels."""
+class StoredItem:
+    """Item in the object store; only a reference is pickled."""
 
     item: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Stored, (None,))
+        return (StoredItem, (None,))
 
 
-class Pending:
-    """What Ray gives for a call: awaited where it is a single one, a future of a call of all (RayRanks)."""
+class CallResult:
+    """Result of a remote call: awaitable for a single call, a future for a call of all ranks (RayRanks)."""
 
     def __init__(self, network: Network, answer: asyncio.Task[Any]):
         self._network, self._answer = network, answer
@@ -121,13 +121,13 @@ class Method:
     def __init__(self, network: Network, worker: Any):
         self.network, self.worker = network, worker
 
-    def remote(self, function: bytes, *arguments: Any) -> Pending:
+    def remote(self, function: bytes, *arguments: Any) -> CallResult:
         self.network.send(function, *arguments)
-        items = [one.item if isinstance(one, Stored) else one for one in arguments]
+        items = [one.item if isinstance(one, StoredItem) else one for one in arguments]
         with self.network.clock.elsewhere():
             call = cloudpickle.loads(function)
             answer = asyncio.ensure_future(self.network.answer(lambda: call(self.worker, *items)))
-        return Pending(self.network, answer)
+        return CallResult(self.network, answer)
 
 
 class Actor:

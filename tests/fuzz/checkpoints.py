@@ -15,7 +15,6 @@ from alphaapollo.config.schema import Config
 from alphaapollo.launch.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
 from alphaapollo.launch.resume import find_start
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.setup.resume_rule import change_rule_of
 
 HOW = ["flip", "cut", "empty", "grow", "remove", "rename", "swap", "json"]
 
@@ -74,7 +73,7 @@ def make_run(folder: Path) -> Config:
 
 
 def start_again(config: Config, damage: Damage) -> str:
-    """Where it goes on from is sound, or nothing is gone on from. The run is as `make_run` made it afterwards."""
+    """Check that the start resumes from an undamaged checkpoint or not at all, then restore the run of `make_run`."""
     folder = config.trainer.folder / "checkpoints"
     kept = folder.with_name("kept")
     shutil.copytree(folder, kept)
@@ -87,11 +86,11 @@ def start_again(config: Config, damage: Damage) -> str:
 
 
 def _start(config: Config, damage: Damage, sound: Path) -> str:
-    start = find_start(config, change_rule_of(config))
-    assert start.checkpoint is not None, "begins anew, and there is a sound one"
+    start = find_start(config)
+    assert start.checkpoint is not None, "starts from scratch although an undamaged checkpoint exists"
     assert Progress.read(start.checkpoint).step == start.step
-    assert _files(start.checkpoint) == _files(sound / start.checkpoint.name), "damaged, and gone on from"
-    return "goes on" if start.step == 4 else "goes on from the one before"
+    assert _files(start.checkpoint) == _files(sound / start.checkpoint.name), "resumed from a damaged checkpoint"
+    return "resumes" if start.step == 4 else "resumes from the previous checkpoint"
 
 
 def _files(checkpoint: Path) -> dict[str, bytes]:

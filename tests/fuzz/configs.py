@@ -28,7 +28,7 @@ NOT_TRIED = {
 }  # fmt: skip
 """They reach for what this machine may or may not have: a cluster, GPUs, accounts, servers."""
 HUBS = ("path", "tokenizer_path")
-"""Keys whose value may be a hub id, which would be looked up: here only what looks like a folder is written."""
+"""Keys that accept a hub id, which would be looked up over the network: they get only values that look like folders."""
 
 
 @dataclass(frozen=True)

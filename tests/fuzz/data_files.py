@@ -96,7 +96,7 @@ def read(path: Path, renderer: Renderer) -> str:
 
 
 PIECES = ["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ messages[0].content }}", "{{ m.role }}",
-          "{% if add_generation_prompt %}", "{% endif %}", "{{ nobody }}", "{{ nobody.knows }}", "{{ 1 / 0 }}",
+          "{% if add_generation_prompt %}", "{% endif %}", "{{ missing }}", "{{ missing.entry }}", "{{ 1 / 0 }}",
           "{{ 'a' + 1 }}", "{{ messages[9] }}", "{{ raise_exception('no') }}", "{% for i in range(10**9) %}", "text",
           "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ messages | tojson }}", "{{ m.content | nothing }}",
           "{% set x = messages | first %}{{ x['content'] }}", "{{ 'x' * 10**6 }}", "{{ '%d' % 'x' }}", "{{ m.a.b }}",

@@ -22,7 +22,7 @@ class Hang(BaseException):
 @dataclass(frozen=True)
 class Case:
     """`attempt` returns the name of an outcome ("accepted", "masked", ...) or raises the one error; then its message
-    must name one of `names`: the keys or the file that the user has to mend."""
+    must name one of `names`: the keys or the file that the user has to fix."""
 
     shown: str
     attempt: Callable[[], str]

@@ -1,6 +1,6 @@
 """Policy and value losses under the names and parameters of the vectors files.
 
-`logp_sg`, where given, stands in for the stop-gradient copies of logp; a function without such copies ignores it.
+`logp_sg`, where given, replaces the stop-gradient copies of logp; a function without such copies ignores it.
 Guards against huge log-ratios are off unless a file asks for them.
 """
 

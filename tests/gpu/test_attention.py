@@ -113,8 +113,8 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     worker.offload()
     if worker.actor.fsdp_config.param_offload:
         trained = sum(parameter.numel() for parameter in worker.policy.parameters())
-        assert torch.cuda.memory_allocated() <= on_gpu - 3 * 4 * trained, "weights and moments lie in host memory"
-        assert all(home._host.is_pinned() for home in worker.state.parameters._homes.values())
+        assert torch.cuda.memory_allocated() <= on_gpu - 3 * 4 * trained, "weights and moments are in host memory"
+        assert all(copy._host.is_pinned() for copy in worker.state.parameters._copies.values())
     after = worker.compute_log_probs()
     assert np.abs(after - before).max() > 1e-3
     worker.save(str(tmp_path / "saved"))

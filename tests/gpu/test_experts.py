@@ -57,7 +57,7 @@ def share_of_others(model: Any, row: Row, device: Device) -> float:
     routers = Routers.of(model)
     assert routers is not None and row.routed_experts is not None
     experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
-    now = routers.begin(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
+    now = routers.begin_pass(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
     with torch.inference_mode():
         model(torch.tensor([row.token_ids[:-1]], device=device))
     return float(now.differs / now.counts.sum())

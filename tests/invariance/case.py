@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Config
 from tests.invariance.episodes import Episodes
 from tests.invariance.settings import draw_config
 from tests.invariance.table import Outcome, Table, update
-from tests.invariance.views import Told, View, prepare
+from tests.invariance.views import TokenLogProbs, View, prepare
 
 BASE = View("append, packed, one rank, one micro-batch")
 
@@ -33,7 +33,7 @@ class Name:
 @dataclass(frozen=True)
 class Case:
     episodes: Episodes
-    told: Told
+    told: TokenLogProbs
     table: Table
     config: Config
     estimator: Estimator
@@ -46,7 +46,7 @@ class Case:
         closed_form = bool(estimator.no_shaping) and "components" not in estimator.needs
         generator = np.random.default_rng([name.seed, name.number])
         episodes = Episodes.draw(generator, plain=closed_form)
-        told = Told.draw(generator, episodes.num_tokens)
+        told = TokenLogProbs.draw(generator, episodes.num_tokens)
         one_step = bool(generator.random() < 0.5)
         return cls(
             episodes,

@@ -3,7 +3,7 @@
 Each case draws episodes (several turns, rewards of turns, failures, truncated ones, invalid actions, groups that are
 partial, of one, all-equal) and goes with eight pairs of estimator and loss from trajectories to gradients by the real
 code, once as it is and once for each view: append or memory context, packed or padded, one to three ranks, any budget
-of micro-batches, another order, built anew in the middle. Most go through a small differentiable table in the model's
+of micro-batches, another order, rebuilt in the middle. Most go through a small differentiable table in the model's
 place, with ranks one after the other; every 10th case also goes through the policy worker on a tiny model, and on two
 ranks that are processes, with rows of their own or sharing every row; at the end a worker that resumes must hold, bit
 for bit, the weights of one that did not.

@@ -35,21 +35,21 @@ class View:
     sequence_parallel: int = 1  # workers that share each of those
     max_tokens: int = 10**6  # of a micro-batch
     order: int | None = None  # seed of a shuffle of prompts and samples
-    resumed: bool = False  # everything is built anew before each optimiser step
+    resumed: bool = False  # everything is rebuilt before each optimizer step
     shared: bool = False  # prompts are computed once
     skips: bool = False  # rows without an advantage are left out, where that changes nothing
 
 
 @dataclass(frozen=True)
-class Told:
-    """What models and engine say of each sampled token of a case, float32 [T]."""
+class TokenLogProbs:
+    """Log-probs and values of the models and the engine for each sampled token of a case, float32 [T]."""
 
     old: np.ndarray
     ref: np.ndarray
     values: np.ndarray
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, num_tokens: int) -> Told:
+    def draw(cls, generator: np.random.Generator, num_tokens: int) -> TokenLogProbs:
         old = -4.0 + 0.5 * generator.standard_normal(num_tokens)
         ref = old + 0.2 * generator.standard_normal(num_tokens)
         return cls(*(one.astype(np.float32) for one in (old, ref, generator.standard_normal(num_tokens))))
@@ -75,7 +75,7 @@ class Prepared:
         return values
 
 
-def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimator: Estimator) -> Prepared:
+def prepare(view: View, episodes: Episodes, told: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     order = None if view.order is None else np.random.default_rng(view.order)

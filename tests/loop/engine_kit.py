@@ -1,4 +1,4 @@
-"""Tiny random models, and an engine on them whose calls are awaited one by one."""
+"""Tiny random models, and a synchronous wrapper of an engine."""
 
 from __future__ import annotations
 

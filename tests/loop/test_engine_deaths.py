@@ -1,4 +1,4 @@
-"""However an engine ends, nothing of it is left, and whoever waited for it is told."""
+"""Engine failures: no process is left, and pending calls raise an error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
             os.kill(session.engine.pids()[0], signal.SIGKILL)
             return await asyncio.gather(*waiting, return_exceptions=True)
 
-        ends = session.run(die())  # nobody waits for what cannot come
+        ends = session.run(die())  # pending calls fail
         assert all(isinstance(end, EngineError) for end in ends), ends
         assert str(ends[0]) == f"rollout engine 0: its core process died. Its log says why: {tmp_path}/engine.log"
         with pytest.raises(EngineError, match="core process died"):

@@ -19,7 +19,7 @@ LENGTH = 200
 
 @pytest.mark.parametrize("keep_cache", [False, True])
 def test_every_token_has_the_version_that_sampled_it(keep_cache: bool, tmp_path: Path) -> None:
-    """Two answers over three versions. With the cache computed anew each token is what its weights alone give; with
+    """Two answers over three versions. With the cache recomputed each token is what its weights alone give; with
     the cache kept, a token after a change still looks at keys and values of the weights before."""
     models = [make_model("Qwen3", seed, eos_token_id=None) for seed in (0, 1, 2)]
     with engine_on(models[0], tmp_path) as session:

@@ -131,8 +131,8 @@ def test_what_we_call_is_there() -> None:
 
 
 class Broadcasting:
-    """vLLM's NCCL engine on the trainer: the engines are told in a thread of its own, and the broadcast ends when all
-    of them have joined."""
+    """vLLM's NCCL engine on the trainer: the engines are notified in a separate thread, and the broadcast ends when
+    all of them have joined."""
 
     def __init__(self, client: Any, joined: threading.Event):
         self.client, self.joined, self.source = client, joined, None

@@ -52,7 +52,7 @@ def test_memory_context_trains_on_a_row_a_turn(ppo: Runner) -> None:
 
 
 def test_maths_with_a_tool_goes_on_after_unreadable_turns(ppo: Runner) -> None:
-    """An untrained model calls nothing: each turn is told so, and the episode goes on."""
+    """An untrained model makes no calls: each turn gets an error message and the episode continues."""
     done = ppo.run(
         "env.env_name=informal_math",
         "env.max_steps=2",
@@ -78,7 +78,7 @@ def twice(x: int) -> int:
 
 
 def test_maths_with_own_tools_in_the_models_own_format(ppo: Runner, tmp_path: Path) -> None:
-    """An untrained model calls nothing, so a first turn is the answer; but template, parser, tool and server stand."""
+    """An untrained model calls nothing, so a first turn is the answer; but template, parser, tool and server work."""
     tokenizer = tokenizer_of(words=())
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "own.py").write_text(OWN_TOOL)

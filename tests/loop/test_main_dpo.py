@@ -59,8 +59,8 @@ def weights(run: Finished) -> bytes:
 
 
 def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task, pairs: Path, tmp_path: Path) -> None:
-    """The reference's log-probs are computed once; lost, anew by the model that the run began with, though the
-    checkpoint has another."""
+    """The reference's log-probs are computed once; if lost, they are recomputed with the initial model, not
+    with that of the checkpoint."""
     keys = ["trainer.save_freq=2", "preference.beta=0.5"]
     whole = tune("main_dpo", task, pairs, tmp_path, *keys, name="whole")
     assert whole.code == 0, whole.output[-4000:]
@@ -82,13 +82,13 @@ def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task,
     assert kept.stat().st_mtime_ns == before
     kept.write_bytes(b"PK damaged")
     parts = go_on(6)
-    assert "the reference's log-probs are computed anew" in " ".join(parts.output.split())
+    assert "the reference's log-probs are computed again" in " ".join(parts.output.split())
     assert weights(whole) == weights(parts)
     assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
 
 
 def test_two_ranks_give_the_losses_of_one(task: Task, pairs: Path, tmp_path: Path) -> None:
-    """KTO, whose KL is over the batch of both."""
+    """KTO with the KL over the batch of both ranks."""
     keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]
     alone = tune("main_dpo", task, pairs, tmp_path, *keys, name="alone")
     both = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.n_gpus_per_node=2", name="both")

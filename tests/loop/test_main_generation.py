@@ -93,7 +93,7 @@ def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner)
 
 
 def check_weights(done: Finished, model_folder: Path) -> None:
-    """The engine had the weights of the model's folder, though nobody published any."""
+    """Check that the engine has the weights of the model folder without any weight sync."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -118,7 +118,7 @@ def test_held_out_prompts_are_answered_by_the_ranks(sft: SftRunner, leaves_nothi
 def test_a_rank_of_two_dies_and_another_number_goes_on(
     sft: SftRunner, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Callable[[], None]
 ) -> None:
-    """Two ranks have the losses of one, whoever dies; then one goes on alone."""
+    """Two ranks have the losses of one rank despite a worker death; then one rank resumes alone."""
     program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2")
     pids = [pid for pid, line in processes_of(sft).items() if "TrainerActor" in line]
     assert len(pids) == 2

@@ -23,7 +23,7 @@ def client(ppo: Runner, notebook: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its kernel, and all that runs of it, works in the test's folder and is known as the test's."""
     monkeypatch.setenv(MARK, str(ppo.out))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not those of whoever runs the tests
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not those of the user
         monkeypatch.setenv(name, str(ppo.out / name.lower()))
     return nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(ppo.out)}})
 

@@ -1,4 +1,4 @@
-"""A trained reward model in whole runs: what stands in the rollout log is what transformers computes."""
+"""Complete runs with a trained reward model: the scores in the rollout log equal those of transformers."""
 
 from __future__ import annotations
 

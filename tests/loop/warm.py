@@ -20,7 +20,7 @@ IMPORTS = "tests.loop.warm_imports"
 
 
 def start_warm_process() -> None:
-    """Let it begin to import; whoever wants a program of it waits for that."""
+    """Start importing in the background; the first program waits until the imports are done."""
     multiprocessing.forkserver._forkserver._stop()  # one that other tests may have used
     CONTEXT.set_forkserver_preload([IMPORTS])
     multiprocessing.forkserver.ensure_running()
@@ -34,7 +34,7 @@ def children_of_the_warm_process() -> set[int]:
 
 def run_program(module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path) -> None:
     """In the forked process: what `python -m module words` would do."""
-    assert IMPORTS in sys.modules, "an import failed, which a fork server says to nobody"
+    assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     os.setsid()
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)

@@ -1,4 +1,4 @@
-"""What the warm process imports, once for all tests (see warm.py); nobody else imports this file."""
+"""Imports of the warm process, shared by all tests (see warm.py). Only the warm process imports this file."""
 
 import gc
 import importlib

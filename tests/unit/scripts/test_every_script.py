@@ -13,7 +13,7 @@ import pytest
 from alphaapollo.trainer import loop
 from scripts.bench import _whole_run, async_gain
 from scripts.chaos.command import Command
-from scripts.chaos.scenes import Place
+from scripts.chaos.scenes import SceneFolders
 from scripts.checks import ROOT
 from scripts.cluster_check import check_slurm
 from scripts.cluster_check import kit as cluster_kit
@@ -85,7 +85,7 @@ def test_the_slurm_check_reads_the_metrics_of_its_runs(
 
 
 def test_chaos_counts_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> None:
-    command = Command(Place(tmp_path, "local"), "one")
+    command = Command(SceneFolders(tmp_path, "local"), "one")
     assert command._process.wait(60) == 0
     assert command.steps == 2
 
