@@ -1,4 +1,4 @@
-"""What holds for all tests: few threads, nothing from the network, markers by folder, who runs beside whom."""
+"""Settings of all tests: few threads, no network, markers by folder, distribution over processes."""
 
 from __future__ import annotations
 

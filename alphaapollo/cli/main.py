@@ -51,11 +51,11 @@ def overview() -> str:
         [
             "alphaapollo: post-training of language models with reinforcement learning",
             "",
-            "  alphaapollo COMMAND [--config FILE] [KEY=VALUE ...]",
+            "  alphaapollo SUBCOMMAND [--config FILE] [KEY=VALUE ...]",
             "",
             *lines,
             "",
-            "  alphaapollo COMMAND --help        its most important keys",
+            "  alphaapollo SUBCOMMAND --help  its most important keys",
             "  alphaapollo explain KEY        any key",
             "  alphaapollo --version",
             "",

@@ -1,4 +1,4 @@
-"""Functions of the user's that return the wrong thing are told before anything starts, in one line."""
+"""User functions that return the wrong thing are refused before the start, in one line."""
 
 from __future__ import annotations
 

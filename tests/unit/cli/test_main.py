@@ -46,7 +46,7 @@ assert "torch" not in sys.modules
     environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "alphaapollo COMMAND [--config FILE]" in done.stdout
+    assert "alphaapollo SUBCOMMAND [--config FILE]" in done.stdout
 
 
 @pytest.mark.parametrize("verb", SUBCOMMANDS)
