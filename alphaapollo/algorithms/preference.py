@@ -23,7 +23,7 @@ def robust_dpo(margin: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """[-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e) for labels flipped with probability e < 1/2
     (arXiv 2403.00409)."""
     if not 0.0 <= label_smoothing < 0.5:
-        raise ValueError(f"preference.loss=robust needs label_smoothing in [0, 0.5), got {label_smoothing}.")
+        raise ValueError(f"robust DPO needs label_smoothing in [0, 0.5), got {label_smoothing}.")
     z = beta * margin
     flipped = -(1.0 - label_smoothing) * logsigmoid(z) + label_smoothing * logsigmoid(-z)
     return flipped / (1.0 - 2.0 * label_smoothing)
@@ -50,9 +50,7 @@ def exo_pair(margin: Tensor, beta: float, label_smoothing: float = 1e-3) -> Tens
     """KL from the policy's preference to the (smoothed) label: s log(s/(1-e)) + (1-s) log((1-s)/e), s = s(beta h)
     (arXiv 2402.00856). Needs label_smoothing e in (0, 1)."""
     if not 0.0 < label_smoothing < 1.0:
-        raise ValueError(
-            f"preference.loss=exo_pair needs label_smoothing in (0, 1), got {label_smoothing}. The paper uses 1e-3."
-        )
+        raise ValueError(f"EXO needs label_smoothing in (0, 1), got {label_smoothing}. The paper uses 1e-3.")
     z = beta * margin
     chosen = z.sigmoid() * (logsigmoid(z) - math.log(1.0 - label_smoothing))
     return chosen + (-z).sigmoid() * (logsigmoid(-z) - math.log(label_smoothing))

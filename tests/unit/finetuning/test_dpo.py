@@ -76,7 +76,7 @@ def test_user_defined_loss(example: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("answers.logp.sum()", "must have the shape (2,), and has ()"),
+        ("answers.logp.sum()", "must have the shape (2,), but has ()"),
         ("chosen(answers.mean).detach()", "has no gradient"),
         ("answers.margni", "raised AttributeError"),
     ],
