@@ -78,7 +78,7 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 HEADER = """# Gallery
 
 Every recipe of configs/algorithm on the quickstart's task (add two numbers), but with a teacher that carries with
-probability 0.5. All have the same budget: {iterations} iterations that train on 256 trajectories each, in four optimiser
+probability 0.5. The budget is the same: {iterations} iterations that train on 256 trajectories, in four optimizer
 steps, the same learning rate; {seeds} seeds. Two kinds of recipes get more of it:
 
 * dapo, prorl and magistral sample again until the batch is full of groups that differ (dynamic sampling): they train on

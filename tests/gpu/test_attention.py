@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.models.attention.test_shared_prompts import draw_rows
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn, resolve_model
@@ -22,6 +21,7 @@ from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
+from tests.unit.models.attention.test_shared_prompts import draw_rows
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns
 
