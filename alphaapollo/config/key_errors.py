@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import ErrorDetails
 
 from alphaapollo.config.keys import accepted_keys, format_value, is_map_entry, sections
 from alphaapollo.config.verl import verl_verdict
@@ -35,7 +34,7 @@ def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
 
 
-def validation_problems(schema: type[BaseModel], detail: ErrorDetails, values: dict[str, Any]) -> Iterator[str]:
+def validation_problems(schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]) -> Iterator[str]:
     """One line per problem of one of pydantic's errors: key, expected, got, fix."""
     parts = [str(part) for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":

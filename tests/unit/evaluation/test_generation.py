@@ -14,7 +14,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.controller import worker_groups
+from alphaapollo.controller import launcher
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
@@ -103,7 +103,7 @@ class Command:
 @pytest.fixture
 def command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv(RUN, "")  # generation sets it: back to what it was afterwards
-    monkeypatch.setattr(worker_groups, "start_reaper", lambda *_: None)  # this process is not the run's own
+    monkeypatch.setattr(launcher, "start_reaper", lambda *_: None)  # this process is not the run's own
     return Command(model, tmp_path)
 
 
@@ -341,12 +341,10 @@ def test_refused_before_anything_starts(
 
 
 def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command.words("trainer.dry_run=true", "rollout.n=4", "rollout.val_kwargs.n=2", "env.rollout.n=2")) == 0
+    assert main(command.words("trainer.dry_run=true", "env.history_length=3")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "6 x 3 samples = 18" in printed and "nothing was started" in printed
-    for key in ("rollout.n=4", "env.rollout.n=2"):
-        assert f"note: {key} has no effect: data.n_samples counts the samples." in printed
-    assert "rollout.val_kwargs.n=2 has no effect: it is about training." in printed
+    assert "note: env.history_length=3 has no effect" in printed
     assert not (command.folder / "out").exists()
 
 
