@@ -6,7 +6,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 SIDE_BY_SIDE := -n logical --maxprocesses 4
 ARGS ?=
-CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py
+CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py tests/unit/test_language.py tests/unit/test_docs.py
 
 help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'

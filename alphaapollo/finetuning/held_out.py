@@ -31,7 +31,7 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.types import SamplingRequest, Completion, Prompt, Sampling, WeightReceipt
+from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest, WeightReceipt
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

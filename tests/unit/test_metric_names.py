@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tests.unit.metric_names import documented, undocumented
 from tests.unit.trainer.samples import group, trajectory
 from tests.unit.trainer.test_metrics import credit, measured

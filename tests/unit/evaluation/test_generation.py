@@ -248,7 +248,9 @@ def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) ->
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
     write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
-    with pytest.raises(ValueError, match=r"prompt \d differs from row \d of data\.path, so the results belong to other data"):
+    with pytest.raises(
+        ValueError, match=r"prompt \d differs from row \d of data\.path, so the results belong to other data"
+    ):
         command.run()
 
 
@@ -353,7 +355,9 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
-    with pytest.raises(RunStalled, match=r"waits for generate_group of rollout 0 .* to resume where .*/out/test/run ends\.$"):
+    with pytest.raises(
+        RunStalled, match=r"waits for generate_group of rollout 0 .* to resume where .*/out/test/run ends\.$"
+    ):
         command.run("trainer.stall_timeout=1")
     (stacks,) = (command.out / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

@@ -15,7 +15,7 @@ from alphaapollo.config.schema import SftConfig
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
-from alphaapollo.types import SamplingRequest, Completion, Sampling, StopReason
+from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
 from tests.unit.tiny import save_model
 
 REWARD = "def compute_score(prompt, completion):\n    return float(completion == prompt.ground_truth)\n"

@@ -130,7 +130,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
     keys = {"save_freq": 1, "test_freq": 1, "max_ckpt_to_keep": 1}
     run(tmp_path, Progress(), {}, "prompts", keep_best="val/accuracy", **keys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
-    with pytest.raises(ValueError, match="keep_best=val/loss is not .* one of val/accuracy"):
+    with pytest.raises(ValueError, match=r"keep_best=val/loss is not .* one of val/accuracy"):
         run(tmp_path, Progress(), {}, "prompts", keep_best="val/loss", **keys)
     with pytest.raises(ValueError, match="keep_best=val/loss needs validation"):
         run(tmp_path, Progress(), {}, keep_best="val/loss")

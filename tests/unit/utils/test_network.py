@@ -18,7 +18,10 @@ def test_a_held_port_is_given_to_nobody_else() -> None:
     port = hold_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
-    with socket.socket(fileno=take_held_port(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
+    with (
+        socket.socket(fileno=take_held_port(port)) as listening,
+        socket.create_connection(("127.0.0.1", port), timeout=5),
+    ):
         listening.accept()[0].close()
 
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any, get_args
 
 import pytest
-from alphaapollo.config.schema.rollout import LARGEST_LORA_RANK
 
 from alphaapollo.config.schema import Rollout
+from alphaapollo.config.schema.rollout import LARGEST_LORA_RANK
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import LORA_RANKS

@@ -136,7 +136,10 @@ def test_pass_at_k_of_more_than_the_group():
         ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 2"),
         ({"gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 0"),
         ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
-        ({"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}}, "algorithm.gdpo_conditions names b, which is not in algorithm.gdpo_rewards"),
+        (
+            {"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}},
+            "algorithm.gdpo_conditions names b, which is not in algorithm.gdpo_rewards",
+        ),
     ],
 )
 def test_gdpo_names_weights_and_conditions(values: dict[str, Any], says: str):
