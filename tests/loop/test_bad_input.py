@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
         ("custom_reward_function.name=score", "compute_score"),
         ("env.env_name=gym", "single_turn"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=pppo", "ppo"),
-        ("trainer.experiment_name=", "Give a name"),
-        ("actor_rollout_ref.actor.optim.lr=1e30", "AdamW moves every weight"),
+        ("trainer.experiment_name=", "the name is empty"),
+        ("actor_rollout_ref.actor.optim.lr=1e30", "expected number > 0.0 and <= 1.0, got 1e+30"),
     ],
 )
 def test_refused(ppo: Runner, override: str, says: str) -> None:

@@ -177,7 +177,7 @@ def test_full_disk_while_saving_keeps_the_last_whole_checkpoint(ppo: Runner, tmp
             )
         )
         assert done.code == 1
-        assert "error:" in done.output and "free there" in done.output, done.output[-3000:]
+        assert "error:" in done.output and "MiB free" in done.output, done.output[-3000:]
         assert str(small) in done.output
         whole = sorted((small / "test/run/checkpoints").glob("step_*/progress.json"))
         assert whole

@@ -80,7 +80,7 @@ def test_what_is_asked_while_it_is_paused_waits(tmp_path: Path) -> None:
             call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(LENGTH), "r"))
             await asyncio.sleep(0)
             try:
-                with pytest.raises(EngineError, match="while requests were running"):
+                with pytest.raises(EngineError, match="while requests are running"):
                     await session.receive(update)
             finally:
                 await call

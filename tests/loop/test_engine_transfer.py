@@ -157,7 +157,7 @@ def test_an_engine_that_fails_in_a_broadcast_does_not_keep_rank_0(monkeypatch: p
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
     sender._engine = Broadcasting(sender._update_client, joined)  # type: ignore[assignment]
-    says = "engine 3: its core process died" if fails else r"did not take part .* within 0 s\. Its log"
+    says = "engine 3: its core process died" if fails else r"did not join .* within 0 s\. See its log"
     with pytest.raises(EngineError if fails else TimeoutError, match=says):
         sender.send(TENSORS.items(), 1)
     joined.set()
@@ -236,7 +236,7 @@ def test_a_failure_of_the_core_names_the_engine_and_its_log() -> None:
         await engine.sleep()
         await engine.wake_weights()
 
-    with pytest.raises(EngineError, match=r"engine 2: Call to wake_up .* out of memory\. Its log: logs/engine_2"):
+    with pytest.raises(EngineError, match=r"engine 2: Call to wake_up .* out of memory\. Log: logs/engine_2"):
         asyncio.run(wake())
 
 

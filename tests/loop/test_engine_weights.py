@@ -114,7 +114,7 @@ def test_weights_while_requests_run_are_refused(tied: Session) -> None:
         finally:
             await request
 
-    with tied.sent(NEW, 1) as update, pytest.raises(EngineError, match="while requests were running"):
+    with tied.sent(NEW, 1) as update, pytest.raises(EngineError, match="while requests are running"):
         tied.run(too_early(update))
 
 

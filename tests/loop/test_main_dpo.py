@@ -82,7 +82,7 @@ def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task,
     assert kept.stat().st_mtime_ns == before
     kept.write_bytes(b"PK damaged")
     parts = go_on(6)
-    assert "the reference's log-probs are computed again" in " ".join(parts.output.split())
+    assert "the reference log-probs are computed again" in " ".join(parts.output.split())
     assert weights(whole) == weights(parts)
     assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
 

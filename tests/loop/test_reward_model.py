@@ -134,4 +134,4 @@ def test_alone_it_reads_chats_in_its_own_template(ppo: Runner, tmp_path: Path) -
 
 def test_a_language_model_is_refused_before_anything_starts(ppo: Runner) -> None:
     done = ppo.refuse("reward_model.enable=True", f"reward_model.model.path={ppo.task.model}")
-    assert "a fresh score head would give noise" in done.output
+    assert "not a reward model with a trained head" in done.output

@@ -68,13 +68,15 @@ def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
 ) -> None:
     limits = ("trainer.stall_timeout=40",)
     program = started(ppo, "actor_rollout_ref.rollout.name=vllm", *limits)
-    for words in ("EngineCore", "RolloutActor"):
+    for count, words in enumerate(("EngineCore", "RolloutActor"), 1):
         stopped = stop(ppo, words)
         wait_until(program, lambda: stopped in program.printed, f"{stopped}: not reported")  # noqa: B023
+        is_reported = lambda: program.printed.count("note no progress for ") >= count  # noqa: B023, E731
+        wait_until(program, is_reported, f"{stopped}: no progress, and it is not reported")
         os.kill(int(stopped.split("pid ")[1].split(")")[0]), signal.SIGCONT)
         steps = steps_of(ppo)
         wait_until(program, lambda: steps_of(ppo) >= steps + 2, "the run does not resume")  # noqa: B023
-        assert program.printed.count("progress again, after ") >= 1
+        assert program.printed.count("progress again, after ") >= count
     stopped = stop(ppo, "PolicyActor")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)
     assert "note no progress for " in program.printed

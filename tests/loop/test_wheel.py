@@ -46,7 +46,7 @@ def test_the_wheel_has_the_package_and_its_presets(installed: Path, tmp_path: Pa
 
 def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
     command = str(installed / "bin" / "alphaapollo")
-    assert "alphaapollo VERB" in run_elsewhere(installed, tmp_path, [command, "--help"])
+    assert "alphaapollo SUBCOMMAND" in run_elsewhere(installed, tmp_path, [command, "--help"])
     refused = subprocess.run(
         [command, "quickstart"],
         cwd=tmp_path,
