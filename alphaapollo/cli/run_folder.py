@@ -14,11 +14,11 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.overrides import format_override
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_play
+from alphaapollo.launch.run_model import RunModel, find_newest, settings_to_play
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
 
-def load_run_model(run: str, words: Sequence[str]) -> tuple[NewestModel, GenerationConfig]:
+def load_run_model(run: str, words: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
     """Return the newest model of a run (exported if necessary) and its settings with the user's KEY=VALUE overrides.
 
     Raises ConfigError if there is no model, the export fails, or a key is invalid.
@@ -36,7 +36,7 @@ def load_run_model(run: str, words: Sequence[str]) -> tuple[NewestModel, Generat
     return newest, config
 
 
-def export_newest(newest: NewestModel) -> None:
+def export_newest(newest: RunModel) -> None:
     """Export a checkpoint in a subprocess. Raises ConfigError if that fails."""
     if newest.checkpoint is None:
         return

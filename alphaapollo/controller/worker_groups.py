@@ -64,7 +64,7 @@ class WorkerSpecs:
 
 
 class WorkerGroups:
-    """Handles to the workers of a command. A command without policy, trainer or engines has no such attribute."""
+    """Handles to the workers of a command. Attributes of roles that the command does not start do not exist."""
 
     policy: PolicyGroup
     trainer: FinetuningGroup[Any]

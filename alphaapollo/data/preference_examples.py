@@ -20,8 +20,9 @@ import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.length_limit import check_length_limit
 from alphaapollo.data.prompts import raise_bad_rows, read_chat
-from alphaapollo.data.rendering import Renderer, check_length_limit
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import TextPiece, answer_pieces, read_text, text_pieces, tokenize
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from alphaapollo.types import Message, Prompt
+from alphaapollo.types import Message
 from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Truncation = Literal["error", "left", "right", "drop"]
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -180,59 +178,3 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
         raise ValueError(f"{path}: its tokenizer has {len(tokenizer)} tokens; the vocabulary file is missing.")
     return tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class LengthSummary:
-    """Length statistics of the prompts or examples of a run."""
-
-    total: int  # prompts
-    too_long: int  # prompts over the limit, dropped or truncated
-    longest: int  # tokens
-
-
-def fit_prompts(
-    prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
-) -> tuple[list[Prompt], LengthSummary]:
-    """Apply the length limit to the prompts, once, before training.
-
-    drop removes long prompts; left and right keep them, and `cut_prompt` truncates them when rendered.
-
-    Raises:
-        ValueError: truncation is error and a prompt is too long, or no prompt remains.
-    """
-    lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
-    rows = [prompt.id for prompt in prompts]
-    counts = check_length_limit(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
-    if truncation != "drop":
-        return list(prompts), counts
-    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], counts
-
-
-def check_length_limit(
-    lengths: Sequence[int], rows: Sequence[int], what: str, key: str, limit: int, truncation: Truncation
-) -> LengthSummary:
-    """Count lengths over the limit of a config key. Raises ValueError if truncation=error and some are, or drop and
-    all."""
-    long = [index for index, length in enumerate(lengths) if length > limit]
-    counts = LengthSummary(len(lengths), len(long), max(lengths, default=0))
-    if long and truncation == "error":
-        raise ValueError(
-            f"{len(long)} of {len(lengths)} {what} are longer than {key}={limit}: the first is row {rows[long[0]]} "
-            f"with {lengths[long[0]]} tokens, the longest has {counts.longest}. Raise {key}, or set data.truncation to "
-            "drop, left or right."
-        )
-    if long and truncation == "drop" and len(long) == len(lengths):
-        raise ValueError(
-            f"all {len(lengths)} {what} are longer than {key}={limit} (the shortest has {min(lengths)} tokens), so "
-            f"data.truncation=drop leaves none. Raise {key}."
-        )
-    return counts
-
-
-def cut_prompt(token_ids: list[int], max_length: int, truncation: Truncation) -> list[int]:
-    """Truncate a rendered prompt or example to the limit: left cuts its start, right its end."""
-    if len(token_ids) <= max_length:
-        return token_ids
-    assert truncation in ("left", "right"), "check_length_limit rejects or drops such a prompt"
-    return token_ids[-max_length:] if truncation == "left" else token_ids[:max_length]

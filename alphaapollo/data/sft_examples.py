@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.length_limit import LengthSummary, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.prompts import raise_bad_rows, read_chat
-from alphaapollo.data.rendering import LengthSummary, Renderer, Truncation, check_length_limit, cut_prompt
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
@@ -191,10 +192,10 @@ def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
         return row
     if truncation == "drop":
         return None
-    mask = cut_prompt(list(row.action_mask), max_length, truncation)
+    mask = truncate_prompt(list(row.action_mask), max_length, truncation)
     mask[0] = 0  # a first token has no context to be predicted from
     if 1 not in mask:
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0
     ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
-    return Row(cut_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)
+    return Row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)

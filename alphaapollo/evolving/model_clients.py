@@ -10,7 +10,8 @@ from typing import Any
 from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
 from alphaapollo.config.schema import EvolvingConfig, Model, ServedModel
 from alphaapollo.controller.placement import detect_machine
-from alphaapollo.data.rendering import Renderer, Truncation, load_tokenizer
+from alphaapollo.data.length_limit import Truncation
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.evolving.roles import ModelReply

@@ -18,8 +18,9 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
@@ -91,7 +92,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     renderers = check_local_models(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
     for renderer in renderers.values():
-        prompts, lengths = fit_prompts(prompts, renderer, config.data.max_prompt_length, config.data.truncation)
+        prompts, lengths = apply_length_limit(prompts, renderer, config.data.max_prompt_length, config.data.truncation)
         if lengths.too_long:
             notices.append(f"{lengths.too_long} of {lengths.total} problems are over data.max_prompt_length.")
     for name, model in config.models.items():

@@ -114,7 +114,7 @@ class BackgroundCheckpoint(Generic[P]):
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._is_stopping, lost = True, any(has_cancelled() for has_cancelled in monitors)
+            self._is_stopping, lost = True, any(has_cancelled_block() for has_cancelled_block in monitors)
             if lost or not self._in_update:
                 task.cancel()
             else:

@@ -29,8 +29,9 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.controller.nodes import ClusterRequest
 from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
@@ -253,7 +254,7 @@ def read_prompts(
     chosen = choose(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)
-    prompts, lengths = fit_prompts(chosen, renderer, data.max_prompt_length, data.truncation)
+    prompts, lengths = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     if not lengths.too_long:
         return prompts, []
     done = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"

@@ -25,4 +25,4 @@ async def monitor_run(
     processes = ProcessMonitor(required, lambda what: notify(f"{what}{resume_hint(folder)}"))
     stalls = StallMonitor(workers.ranks, settings, notify, lambda: f"stopped{resume_hint(folder)}", required)
     async with processes, stalls:
-        yield [processes.has_cancelled, stalls.has_cancelled]
+        yield [processes.has_cancelled_block, stalls.has_cancelled_block]

@@ -16,7 +16,7 @@ LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwar
 
 
 @dataclass(frozen=True)
-class NewestModel:
+class RunModel:
     """Complete weights that transformers and vLLM load."""
 
     run: Path  # the model's own folder if no run is known
@@ -24,7 +24,7 @@ class NewestModel:
     checkpoint: Path | None = None  # to export to `folder` first; None: the model exists
 
 
-def find_newest(path: Path) -> NewestModel:
+def find_newest(path: Path) -> RunModel:
     """The newest model of a run, of one of its checkpoints, or of a model's folder.
 
     Raises:
@@ -36,17 +36,17 @@ def find_newest(path: Path) -> NewestModel:
             f"{path} is not a folder. Give the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
     if is_model(path):
-        return NewestModel(_home(path), path)
+        return RunModel(_home(path), path)
     whole = [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).completed()
     if not whole:
         return _written_at_the_end(path)
     checkpoint, model = whole[-1], path / "model"
     written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
     if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
-        return NewestModel(path, model)
+        return RunModel(path, model)
     run = checkpoint.parents[1]
     exported = run / "exported" / checkpoint.name
-    return NewestModel(run, exported, None if is_model(exported) else checkpoint)
+    return RunModel(run, exported, None if is_model(exported) else checkpoint)
 
 
 def is_model(folder: Path) -> bool:
@@ -54,10 +54,10 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
 
 
-def _written_at_the_end(run: Path) -> NewestModel:
+def _written_at_the_end(run: Path) -> RunModel:
     model = run / "model"
     if is_model(model):
-        return NewestModel(run, model)
+        return RunModel(run, model)
     if (model / "adapter_config.json").is_file():
         raise ValueError(
             f"{model} has only adapters (trainer.export_lora=adapter), and there is no checkpoint to merge them from. "
@@ -77,7 +77,7 @@ def _home(model: Path) -> Path:
     return model
 
 
-def settings_to_play(newest: NewestModel) -> dict[str, Any]:
+def settings_to_play(newest: RunModel) -> dict[str, Any]:
     """Values of a GenerationConfig with the run's engine, environment, tools and lengths, without graders."""
     known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
     saved = read_saved(newest.run) if known else {}

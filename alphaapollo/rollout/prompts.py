@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from alphaapollo.data.rendering import Truncation, cut_prompt
+from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.environments.base import EnvironmentFailure, wrap_environment_errors
 from alphaapollo.types import Message
 
@@ -19,8 +19,8 @@ class PromptRenderer:
     """Renders observations to tokens, truncated to `max_tokens` if `truncation` says so.
 
     Chat templates are slow and the samples of a group start with the same observation, so the last `cache_size`
-    renderings are cached. Prompts of the dataset were checked before training (data.rendering.fit_prompts); a longer
-    one comes from an environment and fails its episode, not the run.
+    renderings are cached. Prompts of the dataset were checked before training (data.length_limit.apply_length_limit); a
+    longer one comes from an environment and fails its episode, not the run.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PromptRenderer:
         """
         token_ids = self._tokens(content)
         if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
-            return list(cut_prompt(token_ids, self._max_tokens, self._truncation))
+            return list(truncate_prompt(token_ids, self._max_tokens, self._truncation))
         raise PromptTooLong(
             f"the observation has {len(token_ids)} tokens, more than data.max_prompt_length={self._max_tokens}. "
             "Increase it, or set data.truncation to left or right."

@@ -46,7 +46,9 @@ class McpClient:
         self, name: str, command: Sequence[str] = (), url: str = "", environment: Mapping[str, str] | None = None
     ):
         if bool(command) == bool(url):
-            raise ValueError(f"MCP server {name} needs either a command or a url, not {'both' if url else 'neither'}.")
+            raise ValueError(
+                f"MCP server {name} needs exactly one of command and url, but has {'both' if url else 'neither'}."
+            )
         if importlib.util.find_spec("mcp") is None:
             raise ValueError(f"MCP server {name} needs the package mcp. Install it: pip install -e '.[mcp]'")
         self.name = name

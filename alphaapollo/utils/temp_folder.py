@@ -58,7 +58,7 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
 
 
 def register_cleanup(paths: Iterable[str | Path]) -> None:
-    """Remove these paths in shared memory with the command's temporary folder."""
+    """Register paths in shared memory to be removed when the command's temporary folder is removed."""
     for folder in _active[-1:]:
         with (folder / ELSEWHERE).open("a") as file:
             file.writelines(f"{path}\n" for path in paths)

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
+from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.launch.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts
 
@@ -88,7 +89,7 @@ def read(path: Path, renderer: Renderer) -> str:
     prompts = load_prompts(str(path), "prompt")
     if isinstance(prompts[0].content, list):
         try_template(renderer, prompts[0].content)
-    kept, _ = fit_prompts(prompts, renderer, 32, "left")
+    kept, _ = apply_length_limit(prompts, renderer, 32, "left")
     for prompt in kept:
         pickle.loads(pickle.dumps(prompt))
         str(prompt.ground_truth or "").encode()

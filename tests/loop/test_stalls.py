@@ -76,7 +76,8 @@ def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
         os.kill(int(stopped.split("pid ")[1].split(")")[0]), signal.SIGCONT)
         steps = steps_of(ppo)
         wait_until(program, lambda: steps_of(ppo) >= steps + 2, "the run does not resume")  # noqa: B023
-        assert program.printed.count("progress again, after ") >= count
+        again = "progress again, after "
+        wait_until(program, lambda: program.printed.count(again) >= count, "progress is not reported")  # noqa: B023
     stopped = stop(ppo, "PolicyActor")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)
     assert "note no progress for " in program.printed

@@ -122,7 +122,9 @@ class Estimator:
                 f"advantage estimator {self.name!r} returned {what} that are not finite (NaN or infinite)."
             )
         if any_off_mask(matrix, mask):
-            raise ValueError(f"advantage estimator {self.name!r} returned {what} off the action mask; multiply by it.")
+            raise ValueError(
+                f"advantage estimator {self.name!r} returned {what} outside the action mask. Multiply it by the mask."
+            )
 
 
 def all_finite(values: Tensor) -> bool:

@@ -27,7 +27,7 @@ class ProcessMonitor:
         self._names: dict[int, str] = {}  # by pidfd
         self._died = ""
 
-    def has_cancelled(self) -> bool:
+    def has_cancelled_block(self) -> bool:
         """Whether the monitor has cancelled the block."""
         return bool(self._died)
 
@@ -45,7 +45,7 @@ class ProcessMonitor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        cancelled = self.has_cancelled()
+        cancelled = self.has_cancelled_block()
         for descriptor, name in self._names.items():
             self._loop.remove_reader(descriptor)
             if not self._died and _has_ended(descriptor):  # an error of the block may have come first

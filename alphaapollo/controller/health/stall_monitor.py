@@ -90,7 +90,7 @@ class StallMonitor:
         self._required = {pid: name for name, pid in required.items()}
         self._stopped: dict[int, float] = {}  # seconds by pid of required processes
 
-    def has_cancelled(self) -> bool:
+    def has_cancelled_block(self) -> bool:
         """Whether the monitor has cancelled the block."""
         return self._error is not None
 

@@ -88,7 +88,7 @@ class AttentionCall:
     packing: Packing | None
 
     @property
-    def is_grouped(self) -> bool:
+    def is_gqa(self) -> bool:
         return self.query.shape[1] != self.key.shape[1]
 
     @property
@@ -207,7 +207,7 @@ def _varlen(call: AttentionCall) -> Tensor:
     call.check_supported("varlen")
     takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
     call = call if takes_groups else call.ungrouped()
-    groups: dict[str, Any] = {"enable_gqa": call.is_grouped} if takes_groups else {}
+    groups: dict[str, Any] = {"enable_gqa": call.is_gqa} if takes_groups else {}
     output = varlen_attn(
         *_packed_arguments(call),
         scale=call.scaling,
@@ -249,7 +249,7 @@ def _flex(call: AttentionCall) -> Tensor:
         score_mod=None if call.softcap is None else _cap_scores(call.softcap),
         block_mask=_block_mask(call.rows, call.window),
         scale=call.scaling,
-        enable_gqa=call.is_grouped,
+        enable_gqa=call.is_gqa,
     )
     return output.transpose(1, 2).contiguous()
 
@@ -320,7 +320,7 @@ def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask
     """Masked attention. mask: bool, broadcast to [b, heads, T, S]; None: plain causal."""
     if call.softcap is not None or call.sinks is not None:
         return explicit_attention(call, query, key, value, mask)
-    settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_grouped}
+    settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)
 
 

@@ -23,9 +23,9 @@ from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize, sque
 from alphaapollo.rewards.math.plain_answers import (
     LETTER,
     WORD,
-    compare_based_numbers,
     compare_clock_times,
     compare_letters,
+    compare_numbers_with_base,
     compare_words,
     split_unit,
 )
@@ -132,7 +132,7 @@ def compare_answers(truth: str, answer: str) -> bool:
     """Whether two normalized answers are equal."""
     if squeeze(truth) == squeeze(answer):
         return True
-    for compare in (compare_letters, compare_based_numbers, compare_clock_times, compare_words):
+    for compare in (compare_letters, compare_numbers_with_base, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
     truth, unit = split_unit(truth, answer)

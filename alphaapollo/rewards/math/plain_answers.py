@@ -51,7 +51,7 @@ def compare_letters(truth: str, answer: str) -> bool | None:
     return (found[1] or found[2]).upper() == expected[1]
 
 
-def compare_based_numbers(truth: str, answer: str) -> bool | None:
+def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
     """Compare digits and base of two numbers like 1011_2."""
     expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
     if not expected or not found or not any(map(str.isdigit, expected[1])):

@@ -56,7 +56,7 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
         ("return Advantages(a.long(), a)", r"its advantages must be floating point, but is torch\.int64"),
         ("return Advantages(a[:, 0], a)", r"its advantages must have the shape \(4, 3\), but has \(4,\)"),
         ("return Advantages(a / 0, a)", "its advantages is not finite"),
-        ("return Advantages(a + 1, a)", "advantages off the action mask"),
+        ("return Advantages(a + 1, a)", "advantages outside the action mask"),
         ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
         ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
     ],

@@ -55,7 +55,7 @@ def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) ->
 
 
 def test_an_export_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newest = run_folder.NewestModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
+    newest = run_folder.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
     monkeypatch.setattr(run_folder.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
     with pytest.raises(ValueError, match="could not be exported"):
         run_folder.export_newest(newest)

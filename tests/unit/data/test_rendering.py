@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from alphaapollo.data.rendering import Renderer, cut_prompt, fit_prompts, load_tokenizer
+from alphaapollo.data.length_limit import apply_length_limit, truncate_prompt
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.types import Prompt
 
 IM_START, IM_END, ENDOFTEXT = 0, 1, 2
@@ -76,7 +77,7 @@ def prompts(*texts):
 
 
 def test_prompts_within_the_limit_pass(renderer):
-    kept, lengths = fit_prompts(prompts("ab", "abc"), renderer, 3, "error")
+    kept, lengths = apply_length_limit(prompts("ab", "abc"), renderer, 3, "error")
     assert len(kept) == 2
     assert (lengths.total, lengths.too_long, lengths.longest) == (2, 0, 3)
 
@@ -85,26 +86,26 @@ def test_a_long_prompt_is_an_error_by_default(renderer):
     with pytest.raises(
         ValueError, match=r"1 of 3 prompts.*max_prompt_length=3.*row 1 with 5 tokens.*truncation to drop"
     ):
-        fit_prompts(prompts("ab", "abcde", "abc"), renderer, 3, "error")
+        apply_length_limit(prompts("ab", "abcde", "abc"), renderer, 3, "error")
 
 
 def test_long_prompts_are_dropped_and_counted(renderer):
-    kept, lengths = fit_prompts(prompts("ab", "abcde", "abc"), renderer, 3, "drop")
+    kept, lengths = apply_length_limit(prompts("ab", "abcde", "abc"), renderer, 3, "drop")
     assert [prompt.id for prompt in kept] == [0, 2]
     assert (lengths.total, lengths.too_long, lengths.longest) == (3, 1, 5)
 
 
 def test_dropping_everything_is_an_error(renderer):
     with pytest.raises(ValueError, match="all 1 prompts are longer"):
-        fit_prompts(prompts("abcde"), renderer, 3, "drop")
+        apply_length_limit(prompts("abcde"), renderer, 3, "drop")
 
 
 def test_long_prompts_are_cut_on_the_side_asked(renderer):
-    kept, lengths = fit_prompts(prompts("abcde"), renderer, 3, "left")
+    kept, lengths = apply_length_limit(prompts("abcde"), renderer, 3, "left")
     assert len(kept) == 1 and lengths.too_long == 1
-    assert cut_prompt([1, 2, 3, 4, 5], 3, "left") == [3, 4, 5]
-    assert cut_prompt([1, 2, 3, 4, 5], 3, "right") == [1, 2, 3]
-    assert cut_prompt([1, 2], 3, "error") == [1, 2]
+    assert truncate_prompt([1, 2, 3, 4, 5], 3, "left") == [3, 4, 5]
+    assert truncate_prompt([1, 2, 3, 4, 5], 3, "right") == [1, 2, 3]
+    assert truncate_prompt([1, 2], 3, "error") == [1, 2]
 
 
 def test_a_saved_tokenizer_loads(tmp_path, make_tokenizer):

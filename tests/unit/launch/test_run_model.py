@@ -9,7 +9,7 @@ import pytest
 from alphaapollo.config.load import convert, save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_play
+from alphaapollo.launch.run_model import RunModel, find_newest, settings_to_play
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -30,25 +30,25 @@ def checkpoint(run: Path, step: int, when: float) -> Path:
 
 def test_the_newest_of_a_run(tmp_path: Path) -> None:
     first = checkpoint(tmp_path, 1, when=100)
-    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000001", first)
+    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001", first)
     model(tmp_path / "exported/step_000001")
-    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
+    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001")
     model(tmp_path / "model", when=200)
-    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "model")
+    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "model")
     second = checkpoint(tmp_path, 2, when=300)  # the run went on after it had ended
-    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
-    assert find_newest(first) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
+    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
+    assert find_newest(first) == RunModel(tmp_path, tmp_path / "exported/step_000001")
     (second / "progress.json").unlink()  # which is newer is unknown; the export reports the damage
-    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
+    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
 
 
 def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     own = model(tmp_path / "run/model")
-    assert find_newest(own) == NewestModel(own, own)
+    assert find_newest(own) == RunModel(own, own)
     save_config(SftConfig(), tmp_path / "run/config.yaml")
     assert find_newest(own).run == tmp_path / "run"
     exported = model(tmp_path / "run/exported/step_000001")
-    assert find_newest(exported) == NewestModel(tmp_path / "run", exported)
+    assert find_newest(exported) == RunModel(tmp_path / "run", exported)
     elsewhere = model(tmp_path / "run/model/inner")
     assert find_newest(elsewhere).run == elsewhere
 
@@ -77,7 +77,7 @@ def played(tmp_path: Path, config: Any) -> GenerationConfig:
     return convert(GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest(tmp_path)))
 
 
-def merged(newest: NewestModel) -> dict[str, Any]:
+def merged(newest: RunModel) -> dict[str, Any]:
     defaults = GenerationConfig().model_dump(mode="json")
     return {name: defaults[name] | values for name, values in settings_to_play(newest).items()}
 

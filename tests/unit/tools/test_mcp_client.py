@@ -180,7 +180,7 @@ def test_missing_server_is_a_value_error(arguments: dict[str, object], message: 
 
 def test_command_and_url_are_exclusive() -> None:
     for arguments in ({}, {"command": ["a"], "url": "b"}):
-        with pytest.raises(ValueError, match="either a command or a url"):
+        with pytest.raises(ValueError, match="exactly one of command and url"):
             McpClient("x", **arguments)  # type: ignore[arg-type]
 
 

@@ -386,7 +386,7 @@ def test_unknown_needs():
     ("result", "said"),
     [
         (torch.zeros(4, 2), r"shape \(4, 2\); it must be that of the mask, \(4, 3\)"),
-        (torch.ones(4, 3), "off the action mask"),
+        (torch.ones(4, 3), "outside the action mask"),
         (torch.full((4, 3), math.nan), "not finite"),
     ],
 )

@@ -26,12 +26,12 @@ def test_a_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
 
     async def main() -> None:
         async with ProcessMonitor({"Ray's raylet": other.pid}, lines.append) as monitor:
-            assert not monitor.has_cancelled()
+            assert not monitor.has_cancelled_block()
             other.kill()
             try:
                 await asyncio.sleep(600)
             finally:
-                assert monitor.has_cancelled()
+                assert monitor.has_cancelled_block()
 
     with pytest.raises(WorkerDied, match=rf"^Ray's raylet on this machine \(pid {other.pid}\) died$") as caught:
         asyncio.run(main())

@@ -27,7 +27,7 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
     call = make_call(window=window)
     whole = call.ungrouped()
     assert whole.key.shape == whole.value.shape == (1, 4, 8, 6)
-    assert not whole.is_grouped and whole.ungrouped() is whole
+    assert not whole.is_gqa and whole.ungrouped() is whole
     torch.testing.assert_close(backends._sdpa(whole), backends._sdpa(call))
     torch.testing.assert_close(backends._padded(whole), backends._padded(call))
 
