@@ -23,7 +23,7 @@ from examples.data_preprocess.columns import Dropped, without_final_answer
 CALCULATOR = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 BLOCK = re.compile(r"```python[^\n]*\n(.*?)```\s*```output[^\n]*\n(.*?)```", re.DOTALL)
 TOOL_INSTRUCTION = r"""Reason step by step. Think inside <think>...</think>, then do exactly one thing:
-run Python with <python_code>...</python_code>, which returns its result in <tool_response>...</tool_response>,
+run Python with <python_code>...</python_code>, whose result comes back in <tool_response>...</tool_response>,
 or answer with <answer>\boxed{...}</answer>."""
 CLOSE = 1e-6  # relative, between a mark's result and what Python computes: marks are rounded to about 2 places
 ROUNDED = 0.01

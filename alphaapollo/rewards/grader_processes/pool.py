@@ -136,6 +136,8 @@ class GraderPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(process.end() for process in self._processes))  # of tasks cancelled before they began
+        self._processes.clear()
         self._fail_queued("the graders are closed")
 
     def _add_task(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -173,11 +175,11 @@ class GraderPool:
         if frame not in (READY, READY_FOR_TURNS):
             raise GraderError(frame.decode())
         self.takes_turns = frame == READY_FOR_TURNS
+        self._processes.add(process)
         return process
 
     async def _serve(self, process: _GraderProcess) -> None:
         """Send jobs to one process until it ends or is no longer needed."""
-        self._processes.add(process)
         try:
             while not process.is_stale and (jobs := await self._take_jobs()):
                 process.send(jobs)

@@ -142,6 +142,13 @@ def test_failure_has_a_reason_and_does_not_affect_other_jobs(custom, text, reaso
     assert first == last == Score(1.0)
 
 
+def test_pool_closed_right_after_its_start_leaves_no_process():
+    async def scenario(client):
+        return None
+
+    run(scenario, "")
+
+
 def test_job_fails_if_ending_its_process_raises(custom, monkeypatch):
     async def broken(process, grace=0.0):
         process.kill()
