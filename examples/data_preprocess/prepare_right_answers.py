@@ -1,11 +1,11 @@
-r"""Rejection sampling: of what a model has said, the right answers as supervised data.
+r"""Rejection sampling: write the correct answers of a generation run as supervised data.
 
     python -m examples.data_preprocess.prepare_right_answers --results outputs/alphaapollo/round_1/results.jsonl \
         --max_answers 4 --shortest --local_dir outputs/data/round_1
 
---results: results.jsonl of main_generation, several of one or more runs too. Kept are answers of an accuracy of
---min_accuracy that ended by themselves, each text once, at most --max_answers of a problem: the first ones, or with
---shortest those of the fewest tokens. Writes <local_dir>/train.parquet with `messages`, which main_sft reads.
+--results: one or more results.jsonl files of main_generation. Answers are kept if their accuracy is at least
+--min_accuracy and no limit cut them. Each text is kept once, and at most --max_answers per problem: the first ones, or
+with --shortest the ones with the fewest tokens. Writes <local_dir>/train.parquet with `messages`, which main_sft reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from examples.data_preprocess.prepare_sft import SFT_SCHEMA
 
 @dataclass(frozen=True)
 class Answer:
-    """A right one."""
+    """A correct answer to one problem."""
 
     problem: str  # equal for samples of one problem
     data_source: str
@@ -38,25 +38,25 @@ class Answer:
 
 
 def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
-    """Of a line of results.jsonl (Dropped: it is not to be learnt from)."""
+    """Read a line of results.jsonl. Raises Dropped if it cannot be used for training."""
     try:
         result, asked, turns = read_sample_result(record), record["prompt"], record["turns"]
         several = len(record["rows"]) > 1
     except (ValueError, KeyError, TypeError) as error:
-        raise Dropped("no result of main_generation") from error
+        raise Dropped("not a result of main_generation") from error
     if result.outcome.failed:
         raise Dropped("its grader or environment failed")
     if not result.accuracy >= min_accuracy:
         raise Dropped("wrong")
     if result.end is not EpisodeEnd.DONE:
-        raise Dropped("cut by a limit")
+        raise Dropped("truncated by a limit")
     if several:
-        raise Dropped("a prompt of its own each turn (env.context=memory), which is no chat")
+        raise Dropped("a separate prompt per turn (env.context=memory), not a chat")
     if not isinstance(asked, list):
-        raise Dropped("the prompt is a text, not a chat")
+        raise Dropped("the prompt is plain text, not a chat")
     messages = [*asked, *_said(turns)]
     if not all(one["content"].strip() for one in messages if one["role"] == "assistant"):
-        raise Dropped("a turn that says nothing, which main_sft refuses")
+        raise Dropped("an empty turn, which main_sft rejects")
     if not all(is_unicode(one["content"]) for one in messages):
         raise Dropped("a message is not valid Unicode")
     truth = record["ground_truth"]

@@ -18,7 +18,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import Sampling
 from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
-from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_gap
+from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_abs_difference
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.timeout(600)
@@ -102,15 +102,15 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
             sender.release()
             await engine.wake_cache()
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
-            gap = mean_gap(await engine.log_probs(PROBE), logprobs_of(new, PROBE))
-            assert gap < 0.1 < mean_gap(logprobs_of(old, PROBE), logprobs_of(new, PROBE))
+            gap = mean_abs_difference(await engine.log_probs(PROBE), logprobs_of(new, PROBE))
+            assert gap < 0.1 < mean_abs_difference(logprobs_of(old, PROBE), logprobs_of(new, PROBE))
             assert (await engine.generate(PROBE, Sampling(4), f"r{version}")).weight_version == version
             if colocate:
                 free = torch.cuda.mem_get_info()[0]
                 await engine.release_cache()
                 assert torch.cuda.mem_get_info()[0] > free + 2**30, "the cache's memory is lent"
                 await engine.wake_cache()
-                assert mean_gap(await engine.log_probs(PROBE), logprobs_of(new, PROBE)) < 0.1
+                assert mean_abs_difference(await engine.log_probs(PROBE), logprobs_of(new, PROBE)) < 0.1
     finally:
         await engine.close()
 

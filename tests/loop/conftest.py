@@ -1,7 +1,7 @@
-"""Whole runs on the real stack, each in a process of its own with a deadline, on a model made in a moment.
+"""Complete runs on the real stack with a tiny model, each in its own process with a deadline.
 
-A run with `trainer.controller=local` is forked from one warm process (warm.py) and takes seconds: take that where the
-processes are not the point. Every other run starts as a user's does.
+A run with `trainer.controller=local` is forked from one warm process (warm.py) and takes seconds. Use it unless the
+test is about processes. Every other run starts like a user's command.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.unit.metric_names import undocumented
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
-MARK = "ALPHAAPOLLO_TEST"  # environment variable by which the processes of a test are known
-CANARY = {"TRACKER_API_KEY": "canary-3f9a1c57e2b8"}  # every run's environment has a secret
+MARK = "ALPHAAPOLLO_TEST"  # environment variable that identifies the processes of a test
+CANARY = {"TRACKER_API_KEY": "canary-3f9a1c57e2b8"}  # secret in the environment of every run
 
 
 @dataclass(frozen=True)
 class Task:
-    """The quickstart's task and untrained model, small."""
+    """A small version of the quickstart's task and untrained model."""
 
     model: Path
     data: Path
@@ -47,15 +47,15 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 REWARD = '''
 def compute_score(prompt, completion):
-    """Likes digits: an untrained model scores something, and not always the same."""
+    """Reward digits: completions of an untrained model get different scores."""
     digits = sum(letter.isdigit() for letter in completion)
     return {"reward": digits / 10, "accuracy": float(digits % 2)}
 '''
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that has ended."""
+class FinishedRun:
+    """Exit code, output and run folder of a run."""
 
     code: int
     output: str
@@ -73,8 +73,8 @@ class Finished:
         ]
 
 
-def where_the_secret_is(done: Finished) -> list[str]:
-    """Every file of the run's folder, and what it printed, that has the secret of its environment."""
+def files_with_secret(done: FinishedRun) -> list[str]:
+    """Files of the run folder, and the output, that contain the secret of the environment."""
     (secret,) = CANARY.values()
 
     def content(path: Path) -> bytes:
@@ -82,12 +82,12 @@ def where_the_secret_is(done: Finished) -> list[str]:
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
     assert len(files) > 10
-    told = [str(path) for path in files if secret.encode() in content(path) or secret in path.name]
-    return told + ["what it printed"] * (secret in done.output)
+    found = [str(path) for path in files if secret.encode() in content(path) or secret in path.name]
+    return found + ["output"] * (secret in done.output)
 
 
 class Runner:
-    """Starts main_ppo with small sizes; the command line is a user's."""
+    """Start main_ppo with small sizes, as a user's command line."""
 
     module = "alphaapollo.trainer.main_ppo"
 
@@ -135,28 +135,28 @@ class Runner:
         self.programs.append(program)
         return program
 
-    def finish(self, program: Program, name: str = "run", deadline: float = DEADLINE) -> Finished:
+    def finish(self, program: Program, name: str = "run", deadline: float = DEADLINE) -> FinishedRun:
         code = program.wait(deadline)
         if code is None:
             program.signal(signal.SIGKILL)
             pytest.fail(f"not done within {deadline:.0f} s:\n{program.printed[-4000:]}")
-        return Finished(code, program.printed, self.out / "test" / name)
+        return FinishedRun(code, program.printed, self.out / "test" / name)
 
-    def run(self, *overrides: str, name: str = "run") -> Finished:
-        """Run to the end; a run that fails shows its output."""
+    def run(self, *overrides: str, name: str = "run") -> FinishedRun:
+        """Run to the end. A failed run shows its output."""
         done = self.finish(self.start(*overrides, name=name), name)
         assert done.code == 0, done.output[-6000:]
         return done
 
-    def refuse(self, *overrides: str, warm: bool = True) -> Finished:
-        """A run that must be refused before anything starts."""
+    def refuse(self, *overrides: str, warm: bool = True) -> FinishedRun:
+        """Run a command that must be refused before any worker starts."""
         done = self.finish(self.start(*overrides, warm=warm), deadline=120)
         assert done.code == 2, done.output[-4000:]
         assert "Traceback" not in done.output, done.output
         return done
 
     def close(self) -> None:
-        """End what a test that failed half-way has left."""
+        """Kill processes left by a failed test."""
         for program in self.programs:
             program.signal(signal.SIGKILL)
             program.wait()
@@ -175,7 +175,7 @@ def ppo(task: Task, tmp_path: Path) -> Iterator[Runner]:
 
 
 def processes_of(runner: Runner) -> dict[int, str]:
-    """Processes that descend from this test's runs: {pid: command line}."""
+    """Processes started by this test's runs: {pid: command line}."""
     found = {}
     forked = children_of_the_warm_process()
     for entry in Path("/proc").iterdir():
@@ -191,8 +191,8 @@ def processes_of(runner: Runner) -> dict[int, str]:
 
 
 def wait_until_nothing_is_left(runner: Runner) -> None:
-    """Fails with what is left after a while of processes and shared memory."""
-    end = time.monotonic() + 40  # ours go at once, and the reaper comes for Ray's
+    """Fail if processes or shared memory remain after a while."""
+    end = time.monotonic() + 40  # our processes end at once, Ray's after its reaper runs
     while True:
         processes = processes_of(runner)
         files = [path.name for run in runner.programs for path in Path("/dev/shm").glob(f"alphaapollo-{run.pid}-*")]
@@ -204,5 +204,5 @@ def wait_until_nothing_is_left(runner: Runner) -> None:
 
 @pytest.fixture
 def leaves_nothing(ppo: Runner) -> Callable[[], None]:
-    """Call it when everything should be gone."""
+    """Function that fails if a process or shared memory of the test remains."""
     return lambda: wait_until_nothing_is_left(ppo)

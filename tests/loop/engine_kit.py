@@ -1,4 +1,4 @@
-"""Tiny random models, and a synchronous wrapper of an engine."""
+"""Tiny random models and a synchronous engine wrapper."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_model(kind: str, seed: int, **sizes: Any) -> Any:
 
 
 def checkpoint(model: Any) -> dict[str, torch.Tensor]:
-    """Each parameter once, under its name in a checkpoint."""
+    """Parameters by their name in a checkpoint, each once."""
     from transformers.core_model_loading import revert_weight_conversion
 
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -57,18 +57,18 @@ def checkpoint(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[float]:
-    """Log-prob of each token after the first, by transformers."""
+    """Log-prob of each token after the first, computed by transformers."""
     tokens = torch.tensor([token_ids])
     logprobs = (model(tokens).logits[0, :-1].float() / temperature).log_softmax(dim=-1)
     return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
 
-def mean_gap(one: list[float], other: list[float]) -> float:
+def mean_abs_difference(one: list[float], other: list[float]) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
 class Session:
-    """A started engine and the event loop that it lives on."""
+    """A started engine and its event loop."""
 
     def __init__(self, engine: VllmEngine, runner: asyncio.Runner, shared: Path):
         self.engine = engine
@@ -79,19 +79,19 @@ class Session:
         return self._runner.run(asyncio.wait_for(call, 120))
 
     def generate(self, *requests: tuple[list[int], Any]) -> list[Any]:
-        """All requests at once."""
+        """Send all requests concurrently."""
 
-        async def all_of_them() -> list[Any]:
+        async def gather_all() -> list[Any]:
             calls = (self.engine.generate(tokens, how, f"r{i}") for i, (tokens, how) in enumerate(requests))
             return list(await asyncio.gather(*calls))
 
-        return self.run(all_of_them())
+        return self.run(gather_all())
 
     async def receive(self, update: WeightUpdate) -> None:
         await self.engine.receive_weights(str(self._shared / update.folder))
 
     def publish(self, update: WeightUpdate) -> WeightReceipt:
-        """Receive and confirm, as the driver has it done."""
+        """Receive and confirm an update like the driver."""
 
         async def both() -> WeightReceipt:
             await self.receive(update)
@@ -100,8 +100,8 @@ class Session:
         return self.run(both())
 
     @contextmanager
-    def sent_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> Iterator[WeightUpdate]:
-        """As sent, of an adapter, for an engine that serves them."""
+    def send_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> Iterator[WeightUpdate]:
+        """Send an adapter to an engine that serves adapters, until it is released."""
         sender = SharedAdapterSender(self._shared, torch.float32)
         update = sender.send(tensors.items(), version)
         assert update is not None
@@ -110,7 +110,7 @@ class Session:
 
     @contextmanager
     def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
-        """What a trainer would have written of a model (or a checkpoint's tensors), until it is released."""
+        """Send the weights of a model (or a checkpoint's tensors) like a trainer, until they are released."""
         tensors = weights if isinstance(weights, dict) else checkpoint(weights)
         sender = SharedMemorySender(self._shared, dtype)
         update = sender.send(tensors.items(), version)
@@ -120,8 +120,8 @@ class Session:
 
 
 @contextmanager
-def engine_on(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -> Iterator[Session]:
-    """An engine that serves `model`, or adapters of that rank on it; its environment variables go with it."""
+def start_engine(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -> Iterator[Session]:
+    """Start an engine that serves `model`, or adapters of rank `lora_rank` on it, and restore the environment after."""
     model.save_pretrained(folder / "model")
     spec = EngineSpec(
         index=0,

@@ -1,6 +1,6 @@
 """Every algorithm on one started stack: python -m tests.loop.every_algorithm MODEL DATA OUT
 
-Each case starts from the same weights and makes two iterations; its metrics become one line of OUT/metrics.jsonl.
+Each case starts from the same weights and runs two iterations. Its metrics are one line of OUT/metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from examples.quickstart.make_task import make_model, make_tokenizer
 ALONE = ("gae", "remax", "reinforce_plus_plus", "none")
 REWARD = '''
 def compute_score(prompt, completion):
-    """Of an untrained model: an even or odd number of digits is a coin flip."""
+    """Reward an odd number of digits, about half of an untrained model's completions."""
     digits = sum(letter.isdigit() for letter in completion)
     return {"reward": float(digits % 2), "accuracy": float(digits % 2), "length": len(completion) / 100}
 '''
 PASSK = ["algorithm.passk_k=2"]  # of groups of 4
-TEACHER = "TEACHER"  # stands for its folder
-EXTRA = {  # besides the case's own settings
+TEACHER = "TEACHER"  # replaced by the teacher's folder
+EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
     "adv_estimator=none": [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"],
     "grpo_passk_analytic": PASSK,
@@ -50,8 +50,8 @@ EXTRA = {  # besides the case's own settings
 
 
 def cases() -> dict[str, list[str]]:
-    """Name -> overrides: each recipe of configs/algorithm, each estimator by its name alone, each loss with grpo, and
-    other divergences from a teacher, alone and beside a reward."""
+    """Overrides by name: each recipe of configs/algorithm, each estimator by its name, each loss with grpo, and
+    teacher divergences with and without a reward."""
     recipes = sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     plain = (
@@ -66,7 +66,7 @@ def cases() -> dict[str, list[str]]:
 
 
 def settings(model: str, data: str, out: Path, words: list[str]) -> Config:
-    """A case's configuration: 32 trajectories an iteration, in two optimiser steps."""
+    """Configuration of a case: 32 trajectories per iteration, in two optimizer steps."""
     sizes = [
         f"data.train_files={data}",
         "data.max_prompt_length=32",
@@ -91,8 +91,8 @@ def settings(model: str, data: str, out: Path, words: list[str]) -> Config:
 
 
 @dataclass
-class Kept:
-    """A tracker that remembers."""
+class ListTracker:
+    """A tracker that keeps all metrics in a list."""
 
     lines: list[dict[str, float]] = field(default_factory=list)
 
@@ -104,7 +104,7 @@ class Kept:
 
 
 def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teacher) -> None:
-    """On a training rank: train by these settings from now on."""
+    """Change the settings of a training rank."""
     worker.actor, worker.correction, worker.teaching = actor, correction, teacher
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
 
@@ -121,7 +121,7 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
         reward_model=None,
         engines=workers.engines,
     )
-    kept, log = Kept(), RolloutLog(start / "rollouts")
+    kept, log = ListTracker(), RolloutLog(start / "rollouts")
     progress = Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
     console = Console()
     console.start(total_steps=2, done=0)

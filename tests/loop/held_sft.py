@@ -1,5 +1,5 @@
-"""main_sft that waits on its way until the file HELD_UNTIL is there: before optimiser step HELD_STEP, or before its
-ranks write the checkpoint HELD_WRITE."""
+"""main_sft that waits until the file HELD_UNTIL exists: before optimizer step HELD_STEP, or before its ranks write the
+checkpoint HELD_WRITE."""
 
 from __future__ import annotations
 

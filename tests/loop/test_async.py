@@ -1,4 +1,4 @@
-"""Asynchronous training: without staleness the synchronous run's weights, with it ahead on the real engine."""
+"""Asynchronous training: equal to the synchronous run without staleness, and with staleness on the real engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, wait_until_nothing_is_left
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -17,12 +17,12 @@ CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"
 
 
-def model_of(done: Finished) -> bytes:
+def exported_weights(done: FinishedRun) -> bytes:
     return (done.folder / "model/model.safetensors").read_bytes()
 
 
 def check_counts(lines: Sequence[dict[str, float]]) -> None:
-    """Every group that was started is trained on, dropped or carried, over resumes, too."""
+    """Check that every started group is trained on, dropped or carried, also over resumes."""
     carried = 0.0
     for line in lines:
         gone = sum(line[f"async/{name}"] for name in ("trained", "dropped_failed", "dropped_no_signal"))
@@ -30,8 +30,8 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
         carried = line["async/carried"]
 
 
-def test_without_staleness_it_is_the_synchronous_run(ppo: Runner) -> None:
-    """Bit for bit, with dynamic sampling, validations, resets of the reference and a resume on the way."""
+def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
+    """Bitwise, with dynamic sampling, validations, reference resets and a resume."""
     settings = (
         *(LOCAL, "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.test_freq=2", CORRECTED),
         *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"),
@@ -44,7 +44,7 @@ def test_without_staleness_it_is_the_synchronous_run(ppo: Runner) -> None:
     separate = ppo.run(*settings, SEPARATE, *none, "trainer.total_training_steps=4", name="separate")
     assert "resumed from" in separate.output
     for done in (carry, separate):
-        assert model_of(done) == model_of(sync)
+        assert exported_weights(done) == exported_weights(sync)
         for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
             for name in ("actor/loss", "actor/grad_norm", "reward/mean", "data/prompts_consumed", "val/accuracy"):
                 assert one.get(name) == other.get(name), (one["step"], name)
@@ -53,8 +53,8 @@ def test_without_staleness_it_is_the_synchronous_run(ppo: Runner) -> None:
 
 
 @pytest.mark.parametrize("mode", [CARRY, SEPARATE])
-def test_ahead_of_itself_on_the_real_engine(ppo: Runner, mode: str) -> None:
-    """On Ray, so that generation does go on beside the update; killed on the way, and gone on with."""
+def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
+    """On Ray, so that generation runs during the update; killed and resumed."""
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
@@ -73,15 +73,15 @@ def test_ahead_of_itself_on_the_real_engine(ppo: Runner, mode: str) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     check_counts(lines)
     assert lines[2]["async/carried"] == len(saved["unfinished"])
-    assert lines[-1]["async/carried"] == 0  # a run does not begin what it cannot use
+    assert lines[-1]["async/carried"] == 0  # the last iteration starts no group that is not used
     assert 0 < max(line["staleness/max"] for line in lines) <= 2
     assert max(line["staleness/mixed"] for line in lines) > 0
     for line in lines:
         assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0
         assert line["async/trained"] == 4 and line["rollout/trajectories"] == 16
     records = [record for line in lines for record in done.rollouts(int(line["step"]))]
-    played = [(record["prompt_id"], record["sample"]) for record in records]
-    assert len(played) == len(set(played)) == 6 * 16  # one pass over 64 prompts: each is used once
+    used = [(record["prompt_id"], record["sample"]) for record in records]
+    assert len(used) == len(set(used)) == 6 * 16  # one pass over 64 prompts: each is used once
     for record in records:
         (row,) = record["rows"]
         versions = [version for version, _ in row["weight_versions"]]
@@ -97,13 +97,11 @@ GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48", "data.
 
 
 @pytest.mark.parametrize(
-    ("mode", "settings", "figure"),
+    ("mode", "settings", "metric"),
     [(SEPARATE, WITH_TOOLS, "critic/grad_norm"), (CARRY, GREEDY, "baseline/mean")],
     ids=["tools", "remax"],
 )
-def test_a_critic_with_tools_and_a_greedy_baseline(
-    ppo: Runner, mode: str, settings: Sequence[str], figure: str
-) -> None:
+def test_critic_with_tools_and_greedy_baseline(ppo: Runner, mode: str, settings: Sequence[str], metric: str) -> None:
     done = ppo.run(
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", *settings),
         "actor_rollout_ref.rollout.max_num_seqs=24",
@@ -112,7 +110,7 @@ def test_a_critic_with_tools_and_a_greedy_baseline(
     check_counts(lines)
     assert max(line["staleness/max"] for line in lines) > 0
     for line in lines:
-        assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0 and figure in line
+        assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0 and metric in line
     if settings is WITH_TOOLS:
         turns = [turn for line in lines for record in done.rollouts(int(line["step"])) for turn in record["turns"]]
         assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)

@@ -1,4 +1,4 @@
-"""What a user gets wrong: refused before anything starts, by one error that says what, got and fix."""
+"""Bad user input is refused before any worker starts, with one error that gives the problem, the value and the fix."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
         ("actor_rollout_ref.actor.optim.lr=1e30", "expected number > 0.0 and <= 1.0, got 1e+30"),
     ],
 )
-def test_refused(ppo: Runner, override: str, says: str) -> None:
+def test_invalid_value_is_refused(ppo: Runner, override: str, says: str) -> None:
     done = ppo.refuse(override)
     assert says in done.output, done.output
     assert not done.folder.exists(), "nothing is written"
 
 
-def test_an_unknown_key_is_told_before_the_long_imports(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_is_reported_before_slow_imports(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = ppo.refuse("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", warm=False)
     imported = {line.rpartition("|")[2].strip() for line in done.output.splitlines() if line.startswith("import time:")}
@@ -74,7 +74,7 @@ def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
     assert "has no tokenizer" in ppo.refuse(f"actor_rollout_ref.model.path={folder}").output
 
 
-def test_a_missing_index_of_documents(ppo: Runner) -> None:
+def test_missing_document_index(ppo: Runner) -> None:
     rag = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
     done = ppo.refuse(*rag, "env.tool_settings={local_rag: {index: /no/such/index}}")
     assert "no index of documents at /no/such/index" in done.output, done.output
@@ -88,7 +88,7 @@ def test_a_missing_index_of_documents(ppo: Runner) -> None:
         ("def compute_score(text):\n    return 1.0\n", "compute_score"),
     ],
 )
-def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str) -> None:
+def test_unusable_reward_function(ppo: Runner, source: str, says: str) -> None:
     ppo.reward.write_text(source)
     assert says in ppo.refuse().output
 
@@ -101,12 +101,12 @@ def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str
         ("return [1.0, 2.0]", "list"),
     ],
 )
-def test_reward_function_that_fails_on_everything_is_refused(ppo: Runner, body: str, says: str) -> None:
+def test_reward_function_that_fails_on_every_input_is_refused(ppo: Runner, body: str, says: str) -> None:
     ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
     assert says in ppo.refuse().output
 
 
-def test_reward_function_that_fails_on_all_that_the_model_writes_stops_the_run(ppo: Runner) -> None:
+def test_reward_function_that_fails_on_every_completion_stops_the_run(ppo: Runner) -> None:
     body = "return 0.0 if not completion else completion['no such thing']"
     ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
     done = ppo.finish(
@@ -116,7 +116,7 @@ def test_reward_function_that_fails_on_all_that_the_model_writes_stops_the_run(p
     assert "string indices" in done.output and "Traceback" not in done.output, done.output
 
 
-def test_a_folder_in_use_is_refused_with_whose_it_is(ppo: Runner, tmp_path: Path) -> None:
+def test_folder_in_use_is_refused_with_its_process(ppo: Runner, tmp_path: Path) -> None:
     with lock_folder(tmp_path / "test" / "run"):
         done = ppo.refuse()
         assert f"is in use: process {os.getpid()} on " in done.output, done.output

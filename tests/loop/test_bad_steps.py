@@ -1,4 +1,4 @@
-"""Optimiser steps that are no numbers: the run ends with the reason and its trajectories, or leaves the step out."""
+"""Non-finite optimizer steps: the run ends with the reason and the trajectories, or skips the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner
+from tests.loop.conftest import FinishedRun, Runner
 from tests.loop.replays import recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
@@ -31,11 +31,11 @@ def overrides(folder: Path) -> tuple[str, ...]:
     )
 
 
-def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> None:
+def test_non_finite_step_ends_the_run_or_is_skipped(ppo: Runner, tmp_path: Path) -> None:
     done = ppo.finish(ppo.start(*overrides(tmp_path), "trainer.record_steps=[1]"))
     assert done.code == 1 and "gradient norm is nan at optimizer step 1;" in done.output, done.output
     assert "trainer.on_bad_step=skip" in done.output and "Traceback" not in done.output
-    assert len(done.rollouts(1)) == 16, "the trajectories that did it"
+    assert len(done.rollouts(1)) == 16, "the trajectories of the failed step"
     check_replays(ppo, done)
     done = ppo.run(*overrides(tmp_path), "trainer.on_bad_step=skip", name="skip")
     for metrics in done.metrics[1:]:
@@ -43,8 +43,8 @@ def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> 
     assert "optimizer steps of the policy were skipped" in done.output
 
 
-def check_replays(ppo: Runner, done: Finished) -> None:
-    """What the run ended with comes again; with such steps left out there are figures to look at."""
+def check_replays(ppo: Runner, done: FinishedRun) -> None:
+    """The replay reproduces the error; with the step skipped, it prints metrics."""
     again = replay(ppo, recording(done, 1))
     assert again.code == 0 and "\nreplayed: the policy's gradient norm is nan at" in again.output, again.output
     again = replay(ppo, recording(done, 1), "trainer.on_bad_step=skip")
@@ -57,21 +57,21 @@ from pathlib import Path
 
 from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
 
-BAD, SEEN = Path({folder!r}) / "bad", []
+BAD, CALLS = Path({folder!r}) / "bad", []
 
 @register_policy_loss("nan_for_a_batch")
 def mine(inputs, config):
-    "The gradient is no number in the third batch of a run, and wherever that comes again."
-    loss, told = -inputs.logp * inputs.advantages, f"{{float(inputs.logp.detach().sum()):.3f}}"
-    if inputs.logp.numel() > 20:  # else it is being tried
-        SEEN.append(told)
-    if len(SEEN) > 2 and not BAD.exists():
-        BAD.write_text(told)
-    return PolicyLossOutput(loss / 0 if BAD.exists() and BAD.read_text() == told else loss)
+    "The gradient is NaN in the third batch of a run, and whenever this batch is trained on again."
+    loss, batch = -inputs.logp * inputs.advantages, f"{{float(inputs.logp.detach().sum()):.3f}}"
+    if inputs.logp.numel() > 20:  # smaller calls only check the function
+        CALLS.append(batch)
+    if len(CALLS) > 2 and not BAD.exists():
+        BAD.write_text(batch)
+    return PolicyLossOutput(loss / 0 if BAD.exists() and BAD.read_text() == batch else loss)
 """
 
 
-def test_the_way_on_that_a_bad_step_names_works(ppo: Runner, tmp_path: Path) -> None:
+def test_hint_of_a_non_finite_step_works(ppo: Runner, tmp_path: Path) -> None:
     (tmp_path / "loss.py").write_text(ONE_BATCH.format(folder=str(tmp_path)))
     command = (
         *HERE,

@@ -1,4 +1,4 @@
-"""The command and the Python API on whole runs: Python objects in a notebook's loop, Ctrl-C, export, chat, serve."""
+"""The command line and the Python API on complete runs: Python objects, Ctrl-C, export, chat, serve."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ def digits(prompt: Prompt, completion: str) -> dict[str, float]:
     return {"reward": found / 10, "accuracy": float(found % 2)}
 
 
-def as_they_are(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+def identity_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     values = inputs.mask * inputs.scores.unsqueeze(1)
     return Advantages(values, values)
 
 
 def settings(ppo: Runner, **more: Any) -> dict[str, Any]:
-    """In one process, with the small engine; the reward is a Python object."""
+    """Settings for one process and the fake engine, without a reward file."""
     left_out = ("custom_reward_function.path", "algorithm.adv_estimator", "data.val_files")
     sizes = {key: value for key, value in ppo.sizes("run").items() if key not in left_out}
     quick = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "fake", "trainer.save_freq": 1}
     return sizes | quick | more
 
 
-def test_python_objects_in_a_notebooks_loop_then_export_and_chat(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(ppo.out))
-    told: list[int] = []
+    steps: list[int] = []
 
     async def cell() -> Any:
         return api.rl(
             settings(ppo, **{"trainer.export_hf": False}),
             reward=digits,
-            estimator=as_they_are,
-            on_iteration=lambda step, metrics: told.append(step),
+            estimator=identity_advantages,
+            on_iteration=lambda step, metrics: steps.append(step),
         )
 
     run = asyncio.run(cell())
-    assert told == [0, 1, 2] or told == [1, 2]
+    assert steps == [0, 1, 2] or steps == [1, 2]
     assert run.metrics["reward/mean"].loc[1:].notna().all()
-    assert run.config.algorithm.adv_estimator == "as_they_are"
-    model = run.model  # the newest checkpoint, exported and proved
+    assert run.config.algorithm.adv_estimator == "identity_advantages"
+    model = run.model  # the newest checkpoint, exported and verified
     assert model == run.folder / "exported/step_000002"
     card = (model / "README.md").read_text()
-    assert "advantages: as_they_are" in card
+    assert "advantages: identity_advantages" in card
     assert "Plain transformers loads this folder" in card
     chat = [sys.executable, "-m", "alphaapollo", "chat", str(run.folder), "data.max_response_length=8"]
-    talked = subprocess.run(chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=240)
-    assert talked.returncode == 0, talked.stderr
-    assert talked.stdout.count("> ") >= 4
+    result = subprocess.run(chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("> ") >= 4
     wait_until_nothing_is_left(ppo)
 
 
@@ -76,20 +76,20 @@ import signal
 
 from alphaapollo import rl
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run with SIGINT ignored
 
 def digits(prompt, completion):
     return float(len(completion))
 
-def tell(step, metrics):
+def print_step(step, metrics):
     print("iteration", step, flush=True)
 
 if __name__ == "__main__":
-    rl({settings!r}, reward=digits, on_iteration=tell)
+    rl({settings!r}, reward=digits, on_iteration=print_step)
 """
 
 
-def test_ctrl_c_in_a_script_leaves_nothing(ppo: Runner) -> None:
+def test_ctrl_c_in_a_script_leaves_no_process(ppo: Runner) -> None:
     long = settings(ppo, **{"trainer.total_training_steps": 100_000, "trainer.save_freq": -1})
     script = ppo.out / "script.py"
     script.write_text(
@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_script_leaves_nothing(ppo: Runner) -> None:
     wait_until_nothing_is_left(ppo)
 
 
-def test_serve_and_chat_with_it(ppo: Runner) -> None:
+def test_serve_and_chat(ppo: Runner) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/v1"
     command = [sys.executable, "-m", "alphaapollo", "serve", str(ppo.task.model), "--port", str(port), "--name", "tiny"]
@@ -131,9 +131,9 @@ def test_serve_and_chat_with_it(ppo: Runner) -> None:
         assert process.poll() is None and time.monotonic() < end, (ppo.out / "serve.txt").read_text()[-4000:]
         time.sleep(0.2)
     chat = [sys.executable, "-m", "alphaapollo", "chat", "--url", url]
-    talked = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=120)
-    assert talked.returncode == 0, talked.stderr
-    assert "tiny at http" in talked.stdout
+    result = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "tiny at http" in result.stdout
     process.send_signal(signal.SIGINT)
     process.wait(60)
     wait_until_nothing_is_left(ppo)

@@ -1,5 +1,5 @@
-"""However a run ends, no process and no shared-memory file of it is left; a dead worker is named, and the run goes
-on."""
+"""A run that ends for any reason leaves no process and no shared-memory file. A dead worker is named, and the run
+continues."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 ENDLESS = ("trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.save_freq=-1")
 
 
-def started(ppo: Runner, *overrides: str) -> Program:
-    """A run in the middle of its iterations."""
+def start_run(ppo: Runner, *overrides: str) -> Program:
+    """Start a run and wait for its first iterations."""
     program = ppo.start(*ENDLESS, *overrides)
     metrics = ppo.out / "test/run/metrics.jsonl"
     end = time.monotonic() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
         assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < end, "the run does not get going"
+        assert time.monotonic() < end, "the run makes no progress"
     return program
 
 
 def child(ppo: Runner, words: str) -> int:
-    """The pid of the one process of the run that has the words in its command line."""
+    """Pid of the only process of the run with these words in its command line."""
     (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
     return pid
 
 
 def listeners(pid: int) -> list[Any]:
-    """The sockets of a process to which others may connect or send; none of one that has just ended."""
+    """Sockets on which a process accepts connections or datagrams."""
     try:
         return [one for one in psutil.Process(pid).net_connections("inet") if not one.raddr]
     except psutil.NoSuchProcess:
@@ -49,7 +49,7 @@ def listeners(pid: int) -> list[Any]:
 
 
 def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    program = started(ppo, "trainer.save_on_signal=true")
+    program = start_run(ppo, "trainer.save_on_signal=true")
     program.signal(signal.SIGTERM)
     done = ppo.finish(program, deadline=120)
     assert done.code == 130
@@ -62,11 +62,11 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """While it runs, its processes are not reachable from other machines."""
-    program = started(ppo)
+    """During the run, its processes are not reachable from other machines."""
+    program = start_run(ppo)
     processes = processes_of(ppo)
     lines = " ".join(processes.values())
-    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be known as the run's
+    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some processes
     listening = [(processes[pid], one.laddr) for pid in processes for one in listeners(pid)]
     assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
@@ -76,7 +76,7 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
 
 
 def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    program = started(ppo, "actor_rollout_ref.rollout.name=vllm", "trainer.max_restarts=0")
+    program = start_run(ppo, "actor_rollout_ref.rollout.name=vllm", "trainer.max_restarts=0")
     os.kill(child(ppo, "RolloutActor"), signal.SIGKILL)
     done = ppo.finish(program, deadline=120)
     assert done.code == 1
@@ -113,7 +113,7 @@ loop.{part} = hold
         ("EngineCore", "vllm", "local", "collect", "rollout engine 0: its core process died"),
     ],
 )
-def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
+def test_run_continues_unchanged_after_a_kill(
     ppo: Runner,
     words: str,
     engine: str,
@@ -122,13 +122,13 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
     named: str,
     leaves_nothing: Callable[[], None],
 ) -> None:
-    """An engine that dies over what it generates is replaced; else everything restarts from the checkpoint."""
+    """An engine that dies during generation is replaced; after any other death the run restarts from the checkpoint."""
     (ppo.out / "hold.py").write_text(HOLD.format(part=before, release=str(ppo.out / "release")))
     settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
     program = ppo.start(*settings, f"trainer.controller={controller}", f"algorithm.custom_module={ppo.out / 'hold.py'}")
     whole = ppo.run(*settings, "trainer.controller=local", name="whole")
     metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 200
-    checkpoint = ppo.out / "test/run/checkpoints/step_000002"  # written beside what follows it
+    checkpoint = ppo.out / "test/run/checkpoints/step_000002"  # written in the background
     while not (metrics.exists() and '"step": 3' in metrics.read_text() and checkpoint.exists()):
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
@@ -144,7 +144,7 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
         assert "restart 1 of at most 3" in done.output, done.output[-4000:]
         assert "resumes from" in done.output and "step_000002" in done.output, done.output[-4000:]
     for one, other in zip(whole.metrics, done.metrics, strict=True):
-        assert untimed(one) == untimed(other)
+        assert without_timing(one) == without_timing(other)
     for step in range(1, 7):
         assert [line["rows"] for line in whole.rollouts(step)] == [line["rows"] for line in done.rollouts(step)]
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
@@ -152,13 +152,13 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
     leaves_nothing()
 
 
-def untimed(metrics: dict[str, float]) -> dict[str, float]:
-    """What two runs of the same command share: nothing of clocks, of memory, or of what each start checks."""
+def without_timing(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics that are equal in two runs of the same command: no times, no memory, no checks at start."""
     own = ("timing", "memory/", "perf/", "checkpoint/", "recovery/", "rollout/tokens_per_second", "actor/sharing_gap")
     return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 
-def test_full_disk_while_saving_keeps_the_last_whole_checkpoint(ppo: Runner, tmp_path: Path) -> None:
+def test_full_disk_while_saving_keeps_the_last_complete_checkpoint(ppo: Runner, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=7m", "none", str(small)], check=False)

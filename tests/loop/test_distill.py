@@ -1,5 +1,5 @@
-"""Distillation on policy on the real loop: without any reward, synchronous and not, recorded and replayed; and a
-teacher that cannot read the policy."""
+"""On-policy distillation without a reward, synchronous, asynchronous and replayed; and a teacher with another
+tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_teacher(folder: Path, more_words: tuple[str, ...] = ()) -> Path:
     return folder
 
 
-def test_a_student_comes_nearer_without_a_reward(ppo: Runner, tmp_path: Path) -> None:
+def test_student_approaches_teacher_without_a_reward(ppo: Runner, tmp_path: Path) -> None:
     teacher = f"teacher.model.path={make_teacher(tmp_path / 'teacher')}"
     shared = (LOCAL, UNREWARDED, "algorithm=distill", "algorithm.adv_estimator=none", teacher, "env.rollout.n=4")
     done = ppo.run(*shared, "trainer.record_steps=[2]", "trainer.total_training_steps=3", name="whole")
@@ -47,8 +47,8 @@ def test_a_student_comes_nearer_without_a_reward(ppo: Runner, tmp_path: Path) ->
     assert all(0 < line["distill/agreement"] < 1 for line in done.metrics if "actor/loss" in line)
 
 
-def test_a_teacher_of_another_tokenizer_is_refused(ppo: Runner, tmp_path: Path) -> None:
-    """One with more tokens may still teach by the sampled ones."""
+def test_teacher_with_another_tokenizer_is_refused(ppo: Runner, tmp_path: Path) -> None:
+    """A teacher with more tokens works with teacher.divergence=sampled."""
     teacher = f"teacher.model.path={make_teacher(tmp_path / 'teacher', ('<left>',))}"
     done = ppo.refuse("algorithm=distill", teacher)
     assert "has tokens that the policy lacks: '<left>'" in done.output

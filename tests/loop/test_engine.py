@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocol: what it samples, what it says about it, and that neither depends on its company."""
+"""vLLM behind the engine protocol: sampling, log-probs, and independence of the batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from alphaapollo.types import Sampling, StopReason
-from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -20,7 +20,7 @@ PROMPT = list(range(7, 30))
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    with engine_on(MODEL, tmp_path_factory.mktemp("engine")) as started:
+    with start_engine(MODEL, tmp_path_factory.mktemp("engine")) as started:
         yield started
 
 
@@ -39,7 +39,7 @@ def test_logprobs_are_after_temperature_and_before_truncation(session: Session, 
     (answer,) = session.generate((PROMPT, sampling))
     assert len(answer.token_ids) == 24 and answer.stop_reason is StopReason.LENGTH and answer.weight_version == 0
     expected = logprobs_of(MODEL, PROMPT + answer.token_ids, sampling.temperature or 1.0)[len(PROMPT) - 1 :]
-    assert mean_gap(answer.logprobs, expected) < 1e-5
+    assert mean_abs_difference(answer.logprobs, expected) < 1e-5
 
 
 def test_greedy_takes_the_most_probable_token(session: Session) -> None:
@@ -50,12 +50,12 @@ def test_greedy_takes_the_most_probable_token(session: Session) -> None:
     assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == answer.token_ids
 
 
-def test_truncation_leaves_tokens_out(session: Session) -> None:
+def test_truncation_excludes_tokens(session: Session) -> None:
     answers = session.generate(*((PROMPT, Sampling(1, top_k=2, seed=seed)) for seed in range(64)))
     assert len({answer.token_ids[0] for answer in answers}) == 2
 
 
-def test_the_stop_token_is_part_of_the_completion(session: Session) -> None:
+def test_stop_token_is_part_of_the_completion(session: Session) -> None:
     (long,) = session.generate((PROMPT, Sampling(24, seed=1)))
     stop = long.token_ids[5]
     (answer,) = session.generate((PROMPT, Sampling(24, seed=1, stop_token_ids=(stop,))))
@@ -64,18 +64,18 @@ def test_the_stop_token_is_part_of_the_completion(session: Session) -> None:
     assert answer.logprobs == long.logprobs[:length]
 
 
-def test_score_is_the_models_logprobs(session: Session) -> None:
-    assert mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
+def test_score_equals_model_logprobs(session: Session) -> None:
+    assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
 
 
-def test_samples_share_their_prompts_prefill(session: Session) -> None:
+def test_samples_share_prompt_prefill(session: Session) -> None:
     prompt = [random.Random(0).randrange(272) for _ in range(110)]
     answers = session.generate(*((prompt, Sampling(4, seed=seed)) for seed in range(16)))
     hits = [answer.num_cached_tokens for answer in answers]
     assert sum(hit == 96 for hit in hits) >= 15, hits  # three whole blocks of 32; only the first computes them
 
 
-def test_a_sequence_does_not_depend_on_its_company(session: Session) -> None:
+def test_result_does_not_depend_on_the_batch(session: Session) -> None:
     draws = random.Random(1)
     requests = [
         ([draws.randrange(272) for _ in range(draws.randint(1, 60))], Sampling(draws.randint(1, 30), seed=seed))
@@ -94,13 +94,13 @@ def test_a_sequence_does_not_depend_on_its_company(session: Session) -> None:
     assert alone == {i: together[i] for i in alone}
 
 
-def test_a_request_that_does_not_fit_is_an_error(session: Session) -> None:
+def test_too_long_request_is_an_error(session: Session) -> None:
     with pytest.raises(ValueError, match="256"):
         session.generate((PROMPT, Sampling(256 - len(PROMPT) + 1)))
-    assert session.generate((PROMPT, Sampling(2)))  # and the engine goes on
+    assert session.generate((PROMPT, Sampling(2)))  # the engine still works
 
 
-def test_a_cancelled_request_leaves_the_engine_free(session: Session) -> None:
+def test_cancelled_request_frees_the_engine(session: Session) -> None:
     async def give_up() -> bool:
         requests = [
             asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200, seed=seed), f"given-up {seed}"))
@@ -118,7 +118,7 @@ def test_a_cancelled_request_leaves_the_engine_free(session: Session) -> None:
     assert session.run(give_up()), "nothing may be running"
 
 
-def test_the_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
+def test_engine_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
     session.generate((PROMPT, Sampling(2)))
     with open(session.engine.spec.log_path) as log:
         assert "Initializing a V1 LLM engine" in log.read()

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) that vLLM serves on the weights it has loaded: held, computed with, replaced."""
+"""LoRA adapters that vLLM serves on top of its loaded weights: loaded, used, replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from alphaapollo.config.schema import Lora
 from alphaapollo.models.lora import add_adapters, lora_layers, scaled_adapter
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.timeout(240)
@@ -25,26 +25,26 @@ def draw(model: Any, seed: int) -> None:
 
 
 def gap(session: Session, model: Any) -> float:
-    return mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
+    return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
 @pytest.mark.parametrize(
     ("kind", "targets", "rank"), [("Qwen3", "all-linear", 4), ("Llama", ["q_proj", "v_proj", "down_proj"], 12)]
 )
-def test_adapters_are_held_and_computed_with(kind: str, targets: Any, rank: int, tmp_path: Path) -> None:
-    """vLLM joins q, k and v: here also where k has no adapter; a rank of 12 is padded to 16; the scale is 16 / rank."""
-    with engine_on(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank) as session:
+def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path) -> None:
+    """vLLM fuses q, k and v, also if k has no adapter; it pads rank 12 to 16; the scale is 16 / rank."""
+    with start_engine(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank) as session:
         model = make_model(kind, 0, tie_word_embeddings=True).eval()
         add_adapters(model, Lora(lora_rank=rank, target_modules=targets), seed=0)
         assert gap(session, model) < 1e-5  # B is 0
         before = session.run(session.engine.log_probs(PROBE))
         for version in (1, 2):
             draw(model, version)
-            with session.sent_adapter(dict(scaled_adapter(model)), version) as update:
+            with session.send_adapter(dict(scaled_adapter(model)), version) as update:
                 receipt = session.publish(update)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             assert gap(session, model) < 1e-5
-            assert mean_gap(session.run(session.engine.log_probs(PROBE)), before) > 0.05
+            assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), before) > 0.05
         (answer,) = session.generate((PROBE, Sampling(4, temperature=1.0)))
         assert answer.weight_version == 2
         expected = logprobs_of(model, [*PROBE, *answer.token_ids])[-4:]

@@ -18,7 +18,7 @@ from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import PROBE, engine_on, make_model
+from tests.loop.engine_kit import PROBE, make_model, start_engine
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def exists(pid: int) -> bool:
-    """A process that has not ended (a zombie has)."""
+    """Whether a process is running. A zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -49,13 +49,13 @@ def exists(pid: int) -> bool:
 
 
 def shared_memory_of(pids: list[int]) -> set[str]:
-    """The files in shared memory that the processes have opened and that still have a name."""
+    """Shared-memory files that the processes have mapped and that are not unlinked."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     found = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/dev/shm/" in line}
     return {path for path in found if Path(path).exists()}
 
 
-def test_kill_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
+def test_kill_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
     make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
     (tmp_path / "front_end.py").write_text(FRONT_END)
     shared = Path(f"/dev/shm/alphaapollo-test-{os.getpid()}-dead")
@@ -81,7 +81,7 @@ def test_kill_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> None:
-    with engine_on(make_model("Qwen3", 0), tmp_path) as session:
+    with start_engine(make_model("Qwen3", 0), tmp_path) as session:
 
         async def die() -> list[BaseException]:
             waiting = [
@@ -103,7 +103,7 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
             session.run(session.engine.generate(PROBE, Sampling(1), "late"))
 
 
-def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+def test_unsupported_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
     spec = EngineSpec(
         0, str(tmp_path), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "engine.log")
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
     os.environ.update(before)
 
 
-def test_a_core_that_does_not_start_is_named(tmp_path: Path) -> None:
+def test_core_that_does_not_start_is_named(tmp_path: Path) -> None:
     model = make_model("Qwen3", 0)
     model.save_pretrained(tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nonsense")
@@ -125,13 +125,13 @@ def test_a_core_that_does_not_start_is_named(tmp_path: Path) -> None:
     before = dict(os.environ)
     with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log") as raised:
         asyncio.run(make_engine(spec).start())
-    assert raised.type is EngineError  # another one would not start either
+    assert raised.type is EngineError  # not EngineDied: a new engine would fail, too
     assert "header too large" in (tmp_path / "e.log").read_text()
     os.environ.clear()
     os.environ.update(before)
 
 
-def test_a_core_that_is_killed_in_its_start_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_killed_during_start_is_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
     rollout = Rollout(kv_cache_gib=0.1, enforce_eager=True)
     spec = EngineSpec(0, str(tmp_path / "model"), False, rollout, "cpu", "float32", 64, str(tmp_path / "e.log"))

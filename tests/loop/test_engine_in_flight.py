@@ -1,4 +1,4 @@
-"""Weights that change while vLLM is at work: which weights sampled which token, and what becomes of the cache."""
+"""Weight updates while vLLM generates: the version of each token, and the KV cache afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Completion, Sampling, WeightUpdate
-from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,12 +22,12 @@ def test_every_token_has_the_version_that_sampled_it(keep_cache: bool, tmp_path:
     """Two answers over three versions. With the cache recomputed each token is what its weights alone give; with
     the cache kept, a token after a change still looks at keys and values of the weights before."""
     models = [make_model("Qwen3", seed, eos_token_id=None) for seed in (0, 1, 2)]
-    with engine_on(models[0], tmp_path) as session:
+    with start_engine(models[0], tmp_path) as session:
         with session.sent(models[0], 1) as update:
             session.publish(update)
-        answers = session.run(answers_in_flight(session, models, keep_cache))
+        answers = session.run(completions_in_flight(session, models, keep_cache))
         probe = session.run(session.engine.log_probs(PROBE))
-        assert mean_gap(probe, logprobs_of(models[2], PROBE)) < 1e-5
+        assert mean_abs_difference(probe, logprobs_of(models[2], PROBE)) < 1e-5
         (fresh,) = session.generate((PROBE, Sampling(4, seed=9)))
         assert fresh.weight_versions == [3] * 4  # and nothing of the old weights' cache
         assert fresh.logprobs == pytest.approx(logprobs_of(models[2], PROBE + fresh.token_ids)[-4:], abs=1e-4)
@@ -38,10 +38,10 @@ def test_every_token_has_the_version_that_sampled_it(keep_cache: bool, tmp_path:
         own = [by_version[version - 1][place] for place, version in enumerate(versions)]
         first = versions.count(1)
         assert answer.logprobs[:first] == pytest.approx(own[:first], abs=1e-4)
-        assert (mean_gap(answer.logprobs[first:], own[first:]) < 1e-4) is not keep_cache
+        assert (mean_abs_difference(answer.logprobs[first:], own[first:]) < 1e-4) is not keep_cache
 
 
-async def answers_in_flight(session: Session, models: list[Any], keep_cache: bool) -> list[Completion]:
+async def completions_in_flight(session: Session, models: list[Any], keep_cache: bool) -> list[Completion]:
     engine = session.engine
     calls = [
         asyncio.ensure_future(engine.generate(PROBE, Sampling(LENGTH, seed=seed), f"r{seed}")) for seed in range(2)
@@ -61,9 +61,9 @@ async def answers_in_flight(session: Session, models: list[Any], keep_cache: boo
     return list(await asyncio.gather(*calls))
 
 
-def test_what_is_asked_while_it_is_paused_waits(tmp_path: Path) -> None:
+def test_requests_wait_while_the_engine_is_paused(tmp_path: Path) -> None:
     model = make_model("Qwen3", 0, eos_token_id=None)
-    with engine_on(model, tmp_path) as session:
+    with start_engine(model, tmp_path) as session:
 
         async def ask() -> tuple[bool, Completion]:
             await session.engine.pause()

@@ -1,5 +1,5 @@
-"""Our side of vLLM's GPU weight transfer, held against the installed vLLM as far as a CPU goes: what we call exists,
-and a whole send makes the calls that an inference engine expects. The real transfers are in tests/gpu."""
+"""The sender of vLLM's GPU weight transfer, tested against the installed vLLM on a CPU: the functions it calls exist,
+and a complete send makes the calls that an inference engine expects. tests/gpu has real transfers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 
 
 class Client:
-    """Notes what the inference side is asked to do."""
+    """Record the calls to the inference side."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -46,7 +46,7 @@ class Client:
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM's IPC engine on a CPU: the tensors are real, the handles are not."""
+    """Run vLLM's IPC engine on a CPU: the tensors are real, the handles are fake."""
     from types import SimpleNamespace
 
     from vllm.distributed.weight_transfer import ipc_engine, packed_tensor
@@ -63,7 +63,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
@@ -80,7 +80,7 @@ def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.Mon
     assert second["ipc_handles"] == {"GPU-0": ("handle", 276)}  # the buffer is as large as the batch
 
 
-def test_other_ranks_gather_and_say_nothing(no_cuda: None) -> None:
+def test_other_ranks_only_gather(no_cuda: None) -> None:
     client, gathered = Client(), []
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,7 +92,7 @@ def test_other_ranks_gather_and_say_nothing(no_cuda: None) -> None:
     assert gathered == list(TENSORS) and client.calls == []
 
 
-def test_tensors_are_cast_to_the_engines_dtype(no_cuda: None) -> None:
+def test_tensors_are_cast_to_the_engine_dtype(no_cuda: None) -> None:
     client = Client()
     update = VllmTransferSender(client, torch.bfloat16, rank=0, transport="ipc").send(TENSORS.items(), 1)
     cast = [tensor.to(torch.bfloat16) for tensor in TENSORS.values()]
@@ -100,7 +100,7 @@ def test_tensors_are_cast_to_the_engines_dtype(no_cuda: None) -> None:
     assert client.calls[2][1]["dtype_names"] == ["bfloat16"] * 3
 
 
-def test_what_we_call_is_there() -> None:
+def test_called_vllm_functions_exist() -> None:
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
@@ -130,7 +130,7 @@ def test_what_we_call_is_there() -> None:
         assert engine_arguments(spec).keys() <= known
 
 
-class Broadcasting:
+class FakeNcclEngine:
     """vLLM's NCCL engine on the trainer: the engines are notified in a separate thread, and the broadcast ends when
     all of them have joined."""
 
@@ -145,7 +145,7 @@ class Broadcasting:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_engine_that_fails_in_a_broadcast_does_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     class Failing(Client):
         def update_weights(self, update_info: Any) -> None:
             if fails:
@@ -156,15 +156,15 @@ def test_an_engine_that_fails_in_a_broadcast_does_not_keep_rank_0(monkeypatch: p
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
-    sender._engine = Broadcasting(sender._update_client, joined)  # type: ignore[assignment]
+    sender._engine = FakeNcclEngine(sender._update_client, joined)  # type: ignore[assignment]
     says = "engine 3: its core process died" if fails else r"did not join .* within 0 s\. See its log"
     with pytest.raises(EngineError if fails else TimeoutError, match=says):
         sender.send(TENSORS.items(), 1)
     joined.set()
 
 
-class Llm:
-    """AsyncLLM's part in the hand-over of a GPU's memory, noted."""
+class FakeAsyncLLM:
+    """Record the calls that release and reload GPU memory."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -198,10 +198,10 @@ class Llm:
         return 0
 
 
-async def hand_over(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]:
-    """A publish with sleep, then a trainer's phase in between; what vLLM is asked to do."""
+async def publish_and_sleep(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]:
+    """Calls to vLLM during a weight sync with sleep, followed by a release of the cache for the trainer."""
     engine = VllmEngine(EngineSpec(0, "m", False, Rollout(**rollout), device, "bfloat16", 64, "log"))  # type: ignore[arg-type]
-    llm: Any = Llm()
+    llm: Any = FakeAsyncLLM()
     engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
     for _ in range(2):
         await engine.sleep()  # a second one does nothing
@@ -215,23 +215,23 @@ async def hand_over(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]
     return llm.calls, engine
 
 
-def test_weights_wake_before_they_are_written_and_the_cache_wakes_last() -> None:
+def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
     update = ["start_weight_update", "update_weights", "finish_weight_update", "alphaapollo_confirm", "forget"]
     lent = ["pause", "release kv_cache", "wake kv_cache"]
-    calls, engine = asyncio.run(hand_over("cuda"))
+    calls, engine = asyncio.run(publish_and_sleep("cuda"))
     assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
     for device, rollout in (("cpu", {}), ("cuda", {"colocate": False}), ("cuda", {"free_cache_engine": False})):
-        assert asyncio.run(hand_over(device, **rollout))[0] == update
+        assert asyncio.run(publish_and_sleep(device, **rollout))[0] == update
 
 
-def test_a_failure_of_the_core_names_the_engine_and_its_log() -> None:
-    class Full(Llm):
+def test_core_failure_names_engine_and_log() -> None:
+    class FullMemoryLLM(FakeAsyncLLM):
         async def wake_up(self, tags: list[str]) -> None:
             raise Exception("Call to wake_up method failed: CUDA Error: out of memory.")
 
     async def wake() -> None:
         engine = VllmEngine(EngineSpec(2, "m", False, Rollout(), "cuda", "bfloat16", 64, "logs/engine_2.log"))
-        llm: Any = Full()
+        llm: Any = FullMemoryLLM()
         engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
         await engine.sleep()
         await engine.wake_weights()
@@ -240,7 +240,7 @@ def test_a_failure_of_the_core_names_the_engine_and_its_log() -> None:
         asyncio.run(wake())
 
 
-def test_engines_take_their_places_in_the_group_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_ranks_in_the_group_are_consecutive(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(tensor_model_parallel_size=2, colocate=False)
     engine = VllmEngine(EngineSpec(3, "m", False, rollout, "cuda", "bfloat16", 64, "log"))
     asked = []

@@ -1,6 +1,6 @@
-"""Publishing weights into a running engine, and that each of the two proofs can fail.
+"""Publishing weights into a running engine, and that each of the two verifications can fail.
 
-digest   over all parameters, of what the engine computes with       probe   log-probs, engine against transformers
+digest: over all parameters that the engine computes with. probe: log-probs of the engine and of transformers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
-from tests.loop.engine_kit import PROBE, Session, checkpoint, engine_on, logprobs_of, make_model, mean_gap
+from tests.loop.engine_kit import PROBE, Session, checkpoint, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
 
 
 def gap(session: Session, model: Any) -> float:
-    return mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
+    return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def gap(session: Session, model: Any) -> float:
         ("Qwen3", {"tie_word_embeddings": True}, {}),
         ("Llama", {"vocab_size": 300, "tie_word_embeddings": False}, {}),  # the engine pads 300 to 320
         ("Qwen3Moe", {"tie_word_embeddings": True, "moe_intermediate_size": 48}, {}),  # padded to 64 for its kernel
-        # Two ranks: biases that only one of them adds, a key head that both hold.
+        # Two ranks: only one of them adds the biases, and both have the only key head.
         (
             "Llama",
             {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
@@ -38,12 +38,12 @@ def gap(session: Session, model: Any) -> float:
         ),
     ],
 )
-def test_published_weights_are_held_and_computed_with(
+def test_published_weights_are_loaded_and_used(
     kind: str, sizes: dict[str, Any], rollout: dict[str, Any], tmp_path: Path
 ) -> None:
     old, new = (make_model(kind, seed, **sizes) for seed in (0, 1))
     perturb(old, new)
-    with engine_on(old, tmp_path, **rollout) as session:
+    with start_engine(old, tmp_path, **rollout) as session:
         assert gap(session, old) < 1e-5
         assert gap(session, new) > 0.1
         for version, model in enumerate((new, old, new), start=1):
@@ -56,7 +56,7 @@ def test_published_weights_are_held_and_computed_with(
 
 
 def perturb(*models: Any) -> None:
-    """Norms and biases start as ones and zeros in every model: make them differ."""
+    """Make norms and biases differ, which start as ones and zeros in every model."""
     for seed, model in enumerate(models):
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
@@ -69,12 +69,12 @@ OLD, NEW = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    with engine_on(OLD, tmp_path_factory.mktemp("tied")) as session:
+    with start_engine(OLD, tmp_path_factory.mktemp("tied")) as session:
         yield session
 
 
-def test_a_stale_output_head_fails_both_proofs(tied: Session) -> None:
-    """Tied embeddings, and the head's packed copy not renewed: the parameters are right, but not computed with."""
+def test_stale_output_head_fails_both_verifications(tied: Session) -> None:
+    """With tied embeddings, the output head's packed copy is stale: the parameters are right but are not used."""
     with tied.sent(NEW, 1) as update:
         tied.run(tied.receive(update))
         (stale,) = tied.run(tied.engine._on_workers("alphaapollo_confirm", False))
@@ -94,7 +94,7 @@ def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
     with tied.sent(wrong, 1) as update:
         receipt = tied.publish(update)
     assert receipt.digest == update.digest != right.digest
-    assert gap(tied, NEW) < 1e-5  # which the probe does not see
+    assert gap(tied, NEW) < 1e-5  # too small for the probe
 
 
 def test_missing_weights_fail_the_digest(tied: Session) -> None:
@@ -103,7 +103,7 @@ def test_missing_weights_fail_the_digest(tied: Session) -> None:
         assert tied.publish(update).digest != update.digest
 
 
-def test_weights_while_requests_run_are_refused(tied: Session) -> None:
+def test_weight_update_during_requests_is_refused(tied: Session) -> None:
     async def too_early(update: WeightUpdate) -> None:
         request = asyncio.ensure_future(tied.engine.generate(PROBE, Sampling(200), "long"))
         while not tied.engine._llm.get_num_unfinished_requests():
@@ -119,7 +119,7 @@ def test_weights_while_requests_run_are_refused(tied: Session) -> None:
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    with engine_on(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
+    with start_engine(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
         receipt = session.publish(update)
         assert receipt.digest == update.digest
         assert gap(session, NEW) < 0.1 < gap(session, OLD)

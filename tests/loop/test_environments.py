@@ -1,4 +1,4 @@
-"""Episodes of several turns on the real stack: contexts, tools, step rewards."""
+"""Multi-turn episodes on the real stack: contexts, tools, step rewards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAME = (
 )
 
 
-def test_append_context_trains_on_one_row_of_several_turns(ppo: Runner) -> None:
+def test_append_context_trains_on_one_row_with_several_turns(ppo: Runner) -> None:
     done = ppo.run(*GAME, "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.overlong_filter=False")
     last = done.metrics[-1]
     assert last["rollout/turns_mean"] > 1 and last["turn/invalid"] > 0
@@ -37,7 +37,7 @@ def test_append_context_trains_on_one_row_of_several_turns(ppo: Runner) -> None:
         assert sum(row["mask"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
 
-def test_memory_context_trains_on_a_row_a_turn(ppo: Runner) -> None:
+def test_memory_context_trains_on_one_row_per_turn(ppo: Runner) -> None:
     done = ppo.run(
         *GAME,
         "env.context=memory",
@@ -51,8 +51,8 @@ def test_memory_context_trains_on_a_row_a_turn(ppo: Runner) -> None:
         assert [row["first_turn"] for row in record["rows"]] == list(range(len(record["turns"])))
 
 
-def test_maths_with_a_tool_goes_on_after_unreadable_turns(ppo: Runner) -> None:
-    """An untrained model makes no calls: each turn gets an error message and the episode continues."""
+def test_maths_with_a_tool_continues_after_unreadable_turns(ppo: Runner) -> None:
+    """An untrained model makes no tool calls: each turn gets an error message and the episode continues."""
     done = ppo.run(
         "env.env_name=informal_math",
         "env.max_steps=2",
@@ -77,8 +77,8 @@ def twice(x: int) -> int:
 '''
 
 
-def test_maths_with_own_tools_in_the_models_own_format(ppo: Runner, tmp_path: Path) -> None:
-    """An untrained model calls nothing, so a first turn is the answer; but template, parser, tool and server work."""
+def test_custom_tools_in_native_tool_format(ppo: Runner, tmp_path: Path) -> None:
+    """An untrained model makes no tool call, so its first turn is the answer; template, parser and tools still work."""
     tokenizer = tokenizer_of(words=())
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "own.py").write_text(OWN_TOOL)

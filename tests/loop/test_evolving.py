@@ -1,5 +1,5 @@
-"""Self-evolution in its own process, with engines of the run and with a server: a killed run resumes, repeats no call
-and ends with the results of an undisturbed run."""
+"""Self-evolution with its own engine and with a server: a killed run resumes, repeats no call, and gets the results of
+an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from alphaapollo.cli import api
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, user
 from alphaapollo.types import Message, Prompt
-from tests.loop.conftest import MARK, Finished, Runner, Task, processes_of, wait_until_nothing_is_left
+from tests.loop.conftest import MARK, FinishedRun, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 PROBLEMS, ROUNDS, VOTES = 3, 2, 2
 ROLES = f'''
-"""Short prompts for a small model. If a file named kill is beside this one, it is killed at a fixed call."""
+"""Short prompts for a small model. If a file named `kill` is in this folder, the process is killed at a fixed call."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ class Short(Proposer):
 
 @register_role("digits")
 class Digits(Verifier):
-    """Votes by the number of digits in the reply; without digits there is no report, and it is asked again."""
+    """Vote by the number of digits in the reply. A reply without digits is an invalid report and is retried."""
 
     def build(self, view):
         built.append(view)
@@ -151,7 +151,7 @@ def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner)
 
 
 class Gate:
-    """A script that answers `count` requests and blocks all later ones. `answered`: how often each request was."""
+    """A script that answers `count` requests and blocks later ones. `answered` counts the answers to each request."""
 
     def __init__(self, count: int):
         self.answered: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class OnServer(EvolvingRunner):
         own = {"models.policy.max_concurrent": 3, "trainer.output_dir": self.out, "trainer.experiment_name": name}
         return self.defaults | own
 
-    def run_until_signal(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> Finished:
+    def run_until_signal(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> FinishedRun:
         """Send a signal when `calls` calls are logged and further ones are blocked."""
         self.server.script = gate
         program = self.start(warm=warm)
@@ -236,7 +236,7 @@ class Short(Proposer):
         return user(" ".join([view.question, *(past.solution for past in view.past)]))
 
 
-class AlwaysFor(Verifier):
+class AcceptingVerifier(Verifier):
     def build(self, view: RoleView) -> list[Message]:
         return user(f"{view.solution} ?")
 
@@ -257,7 +257,7 @@ def test_python_objects(evolving: EvolvingRunner, monkeypatch: pytest.MonkeyPatc
     run = api.evolve(
         settings | {"rollout.name": "fake", "roles.summariser.plugin": ""},
         reward=likes_digits,
-        roles={"proposer": Short, "verifier": AlwaysFor},
+        roles={"proposer": Short, "verifier": AcceptingVerifier},
         on_round=lambda number, metrics: rounds.append((number, metrics["candidates/made"])),
     )
     assert rounds == [(0, PROBLEMS), (1, PROBLEMS)]

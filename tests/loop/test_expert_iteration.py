@@ -1,4 +1,4 @@
-"""One round of docs/expert_iteration.md by its commands: generate, keep the right answers, fine-tune on them."""
+"""One round of docs/expert_iteration.md with its commands: generate, keep the correct answers, fine-tune on them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 LIKES_SHORT = '''
 def compute_score(prompt, completion):
-    """Of an untrained model: what ended early is right."""
+    """Accept completions that ended early, which some of an untrained model's do."""
     return float(len(completion) < 100)
 '''
 
 
-def test_right_answers_of_a_generation_are_what_fine_tuning_learns(
+def test_fine_tuning_on_correct_generations(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = GenerationRunner(task, tmp_path)

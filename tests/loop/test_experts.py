@@ -1,4 +1,4 @@
-"""main_ppo on a tiny Qwen3-MoE: weights proved in the engine, its experts replayed in training."""
+"""main_ppo on a tiny Qwen3-MoE: verified weight sync, and the engine's expert routing replayed in training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.loop.conftest import Runner
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 
-def save_mixture(dense: Path, folder: Path) -> Path:
-    """With the tokenizer of the task's model."""
+def save_moe_model(dense: Path, folder: Path) -> Path:
+    """Save a tiny Qwen3-MoE with the tokenizer of the task's model."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -41,11 +41,11 @@ def save_mixture(dense: Path, folder: Path) -> Path:
     return folder
 
 
-def test_the_experts_of_the_engine_are_trained_with(ppo: Runner) -> None:
-    """Bfloat16 in the engine and float32 in the trainer choose differently. Two steps; the second is sampled from
-    published weights."""
+def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
+    """Bfloat16 in the engine and float32 in the trainer choose different experts. The second step samples from synced
+    weights."""
     done = ppo.run(
-        f"actor_rollout_ref.model.path={save_mixture(ppo.task.model, ppo.out / 'mixture')}",
+        f"actor_rollout_ref.model.path={save_moe_model(ppo.task.model, ppo.out / 'mixture')}",
         "actor_rollout_ref.rollout.router_replay=True",
         "actor_rollout_ref.rollout.dtype=bfloat16",
         "actor_rollout_ref.model.router_aux_loss_coef=0.01",

@@ -1,4 +1,4 @@
-"""main_ppo with LoRA end to end: the reference without a second model, both ways of weights, resume, both exports."""
+"""main_ppo with LoRA end to end: reference without a second model, both weight syncs, resume, both exports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LORA = (
 SERVED = ("actor_rollout_ref.rollout.lora=adapter", "trainer.export_lora=adapter")
 
 
-def test_a_resumed_run_ends_like_the_whole_one(ppo: Runner) -> None:
+def test_resumed_run_equals_uninterrupted_run(ppo: Runner) -> None:
     whole = ppo.run(*LORA, name="whole")
     ppo.run(*LORA, "trainer.total_training_steps=1", name="parts")
     parts = ppo.run(*LORA, name="parts")
@@ -37,7 +37,7 @@ def test_a_resumed_run_ends_like_the_whole_one(ppo: Runner) -> None:
     assert first == second
 
 
-def test_an_engine_that_serves_the_adapters(ppo: Runner) -> None:
+def test_engine_with_served_adapters(ppo: Runner) -> None:
     merged = ppo.run(*LORA, "trainer.total_training_steps=1", name="merged")
     served = ppo.run(*LORA, *SERVED, name="served")
     assert all(line["sync/probe_gap"] < 5e-5 for line in served.metrics)
@@ -55,7 +55,7 @@ def test_an_engine_that_serves_the_adapters(ppo: Runner) -> None:
     assert any(".lora_B." in name and tensor.abs().max() > 0 for name, tensor in loaded.state_dict().items())
 
 
-def test_layers_that_the_model_lacks_are_refused(ppo: Runner) -> None:
+def test_unknown_target_modules_are_refused(ppo: Runner) -> None:
     done = ppo.refuse("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=[query]")
     assert "actor_rollout_ref.model.target_modules: 'query' is not in the model." in done.output
     assert not done.folder.exists(), "nothing is written"

@@ -1,4 +1,4 @@
-"""Training on preferences and reward models, whole: learning, resume, ranks, and what is refused."""
+"""Preference and reward model training end to end: learning, resume, ranks, and bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.preferences.make_pairs import main as make_pairs
-from tests.loop.conftest import ROOT, Finished, Task
+from tests.loop.conftest import ROOT, FinishedRun, Task
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Right and wrong sums, of the examples."""
+    """Pairs of right and wrong sums from examples/preferences."""
     folder = tmp_path_factory.mktemp("pairs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["make_pairs", "--out", str(folder), "--num_train", "48", "--num_val", "24"])
@@ -26,8 +26,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name: str = "run") -> Finished:
-    """main_dpo or main_rm to its end."""
+def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name: str = "run") -> FinishedRun:
+    """Run main_dpo or main_rm to the end."""
     words = [
         f"data.train_files={pairs / 'pairs.parquet'}",
         f"data.val_files={pairs / 'val_pairs.parquet'}",
@@ -51,14 +51,14 @@ def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name
     if code is None:
         program.signal(signal.SIGKILL)
         pytest.fail(f"not done within 240 s:\n{program.printed[-4000:]}")
-    return Finished(code, program.printed, out / "test" / name)
+    return FinishedRun(code, program.printed, out / "test" / name)
 
 
-def weights(run: Finished) -> bytes:
+def weights(run: FinishedRun) -> bytes:
     return (run.folder / "model/model.safetensors").read_bytes()
 
 
-def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task, pairs: Path, tmp_path: Path) -> None:
+def test_pairs_are_learned_and_resume_equals_uninterrupted_run(task: Task, pairs: Path, tmp_path: Path) -> None:
     """The reference's log-probs are computed once; if lost, they are recomputed with the initial model, not
     with that of the checkpoint."""
     keys = ["trainer.save_freq=2", "preference.beta=0.5"]
@@ -70,7 +70,7 @@ def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task,
     assert lines[-1]["val/reward_chosen"] > lines[-1]["val/reward_rejected"]
     assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
 
-    def go_on(steps: int) -> Finished:
+    def go_on(steps: int) -> FinishedRun:
         done = tune("main_dpo", task, pairs, tmp_path, *keys, f"trainer.total_training_steps={steps}", name="parts")
         assert done.code == 0, done.output[-4000:]
         return done
@@ -87,8 +87,8 @@ def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task,
     assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
 
 
-def test_two_ranks_give_the_losses_of_one(task: Task, pairs: Path, tmp_path: Path) -> None:
-    """KTO with the KL over the batch of both ranks."""
+def test_two_ranks_equal_one(task: Task, pairs: Path, tmp_path: Path) -> None:
+    """KTO, with its KL estimate over the batch of both ranks."""
     keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]
     alone = tune("main_dpo", task, pairs, tmp_path, *keys, name="alone")
     both = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.n_gpus_per_node=2", name="both")
@@ -99,7 +99,7 @@ def test_two_ranks_give_the_losses_of_one(task: Task, pairs: Path, tmp_path: Pat
     assert alone.metrics[-1]["val/accuracy"] == both.metrics[-1]["val/accuracy"]
 
 
-def test_a_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: Path) -> None:
+def test_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -128,12 +128,14 @@ def test_a_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path:
         ("main_rm", "trainer.export_lora=adapter", "trainer.export_lora"),
     ],
 )
-def test_refused(task: Task, pairs: Path, tmp_path: Path, command: str, override: str, says: str) -> None:
+def test_invalid_value_is_refused(
+    task: Task, pairs: Path, tmp_path: Path, command: str, override: str, says: str
+) -> None:
     done = tune(command, task, pairs, tmp_path, override)
     assert done.code == 2 and says in done.output and "Traceback" not in done.output, done.output
 
 
-def test_equal_answers_are_named(task: Task, tmp_path: Path) -> None:
+def test_identical_answers_are_reported(task: Task, tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "1+1=?"}], "chosen": "2", "rejected": "2"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"rejected": "3"}))
     files = f"data.train_files={tmp_path / 'pairs.jsonl'}"

@@ -1,4 +1,4 @@
-"""GenerationPlan on the real engine: killed in the middle and resumed, equal to a run in one go and to a validation."""
+"""main_generation on the real engine: a killed and resumed run equals an uninterrupted run and a validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, Task, wait_until_nothing_is_left
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -21,7 +21,7 @@ PROMPTS, SAMPLES = 64, 4
 
 
 class GenerationRunner(Runner):
-    """Starts main_generation with small sizes; few samples at once, so that groups end one after the other."""
+    """Start main_generation with small sizes and few concurrent samples, so that groups end one after the other."""
 
     module = "alphaapollo.trainer.main_generation"
 
@@ -56,7 +56,7 @@ def wait_for_lines(program: Program, path: Path, count: int) -> None:
 
 
 def records(folder: Path) -> list[dict]:
-    """By prompt and sample, without what depends on the moment."""
+    """Results in order of prompt and sample, without times."""
     found = [json.loads(line) for line in (folder / "results.jsonl").read_bytes().splitlines()]
     for record in found:
         del record["seconds"]
@@ -65,7 +65,7 @@ def records(folder: Path) -> list[dict]:
     return sorted(found, key=lambda record: (record["prompt_id"], record["sample"]))
 
 
-def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner) -> None:
+def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner) -> None:
     whole = generation.run("trainer.controller=local", name="whole")
     assert f"{PROMPTS * SAMPLES} scored" in whole.output
 
@@ -92,8 +92,8 @@ def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner)
     check_weights(whole, generation.task.model)
 
 
-def check_weights(done: Finished, model_folder: Path) -> None:
-    """Check that the engine has the weights of the model folder without any weight sync."""
+def check_weights(done: FinishedRun, model_folder: Path) -> None:
+    """Check that the engine loaded the weights of the model folder."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -107,7 +107,7 @@ def check_weights(done: Finished, model_folder: Path) -> None:
         assert gap < 5e-5
 
 
-def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunner, ppo: Runner) -> None:
+def test_samples_equal_a_validation_in_training(generation: GenerationRunner, ppo: Runner) -> None:
     trained = ppo.run(
         "actor_rollout_ref.rollout.val_kwargs.n=2",
         "trainer.total_training_steps=1",
@@ -131,7 +131,7 @@ def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunn
         assert metrics[f"val/{metric}"] == figures[figure]["value"]
 
 
-def test_interrupted_it_says_how_to_go_on(generation: GenerationRunner) -> None:
+def test_interrupt_prints_the_resume_command(generation: GenerationRunner) -> None:
     program = generation.start("trainer.controller=local", "data.max_response_length=256")
     wait_for_lines(program, generation.out / "test/run/results.jsonl", 1)
     program.signal(signal.SIGTERM)

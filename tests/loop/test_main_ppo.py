@@ -1,4 +1,4 @@
-"""The main command end to end: Ray or one process, FSDP2 and vLLM on a CPU, a few iterations."""
+"""main_ppo end to end: on Ray or in one process, FSDP2 and vLLM on a CPU, a few iterations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left, where_the_secret_is
+from tests.loop.conftest import FinishedRun, Runner, Task, files_with_secret, wait_until_nothing_is_left
 from tests.loop.replays import equal_lines, recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -28,12 +28,12 @@ LOCAL = "trainer.controller=local"
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run of four iterations in one process; and one of two in one process, then two more on Ray."""
+    """A run of four iterations in one process, and a run of two iterations in one process and two more on Ray."""
 
     runner: Runner
     settings: tuple[str, ...]
-    whole: Finished
-    parts: Finished
+    whole: FinishedRun
+    parts: FinishedRun
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
         "actor_rollout_ref.actor.kl_loss_coef=0.01",
-        "actor_rollout_ref.ref.log_probs_ahead=True",  # on Ray beside the engine, in one process in its pauses
+        "actor_rollout_ref.ref.log_probs_ahead=True",  # on Ray during generation, in one process in its pauses
         "actor_rollout_ref.rollout.val_kwargs.greedy=True",
         "trainer.save_freq=2",
         "trainer.test_freq=1",
@@ -62,7 +62,7 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     runner.close()
 
 
-def test_resumed_on_ray_it_ends_like_the_whole_run_in_one_process(resumed: Resumed) -> None:
+def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     whole, parts = resumed.whole, resumed.parts
     assert "resumed from" in parts.output
     assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
@@ -74,14 +74,14 @@ def test_resumed_on_ray_it_ends_like_the_whole_run_in_one_process(resumed: Resum
     assert first == second
 
 
-def test_an_iteration_recorded_on_ray_is_computed_again_in_one_process(resumed: Resumed) -> None:
-    """Bit for bit; test_resumed_... sees that recording it has changed nothing."""
+def test_iteration_recorded_on_ray_replays_in_one_process(resumed: Resumed) -> None:
+    """Bitwise. test_resume_on_ray... shows that recording changes no result."""
     again = replay(resumed.runner, recording(resumed.parts, 4))
     assert equal_lines(again) > 40 and "\nref_logprobs " in again.output
 
 
-def test_the_profile_of_an_iteration_shows_who_did_what_on_one_clock(resumed: Resumed) -> None:
-    """In one process, and over Ray; test_resumed_... sees that the numbers are the same as of iterations without."""
+def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
+    """In one process and on Ray. test_resume_on_ray... shows that profiling changes no result."""
     for done, step in ((resumed.whole, 3), (resumed.parts, 4)):
         assert [file.name for file in (done.folder / "profiles").iterdir()] == [f"step_{step:06d}.json.gz"]
         with gzip.open(done.folder / "profiles" / f"step_{step:06d}.json.gz") as file:
@@ -105,7 +105,7 @@ def test_the_profile_of_an_iteration_shows_who_did_what_on_one_clock(resumed: Re
     assert "\ntime: " in resumed.whole.output and "\ntime: " in resumed.parts.output
 
 
-def test_a_run_that_is_complete_starts_nothing(resumed: Resumed) -> None:
+def test_complete_run_starts_nothing(resumed: Resumed) -> None:
     folder = resumed.parts.folder
     written = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     again = resumed.runner.run(*resumed.settings, "trainer.total_training_steps=4", name="parts")
@@ -113,7 +113,7 @@ def test_a_run_that_is_complete_starts_nothing(resumed: Resumed) -> None:
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == written
 
 
-def test_grpo_writes_the_whole_run_directory(resumed: Resumed) -> None:
+def test_grpo_writes_the_run_folder(resumed: Resumed) -> None:
     done = resumed.parts
     start, last = done.metrics[0], done.metrics[-1]
     assert {"val/accuracy", "val/accuracy_greedy"} <= start.keys() & last.keys()
@@ -135,11 +135,11 @@ def test_grpo_writes_the_whole_run_directory(resumed: Resumed) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_a_secret_of_the_environment_is_in_no_file(resumed: Resumed) -> None:
-    assert where_the_secret_is(resumed.whole) == where_the_secret_is(resumed.parts) == []
+def test_no_file_contains_the_secret(resumed: Resumed) -> None:
+    assert files_with_secret(resumed.whole) == files_with_secret(resumed.parts) == []
 
 
-def test_rollout_log_holds_every_token(resumed: Resumed) -> None:
+def test_rollout_log_contains_every_token(resumed: Resumed) -> None:
     for done in (resumed.whole, resumed.parts):
         for record in done.rollouts(3):
             (row,) = record["rows"]
@@ -187,7 +187,7 @@ def test_dapo_filter_refills_the_batch(ppo: Runner) -> None:
     assert all(groups == 4 or count == 3 for groups, count in zip(kept, rounds, strict=True))
 
 
-def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
+def test_bfloat16_engine_mismatch_is_measured_and_corrected(ppo: Runner) -> None:
     done = ppo.run(
         LOCAL,
         "algorithm=tis",
@@ -203,7 +203,7 @@ def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
 
 
 def test_hard_resets_and_the_best_checkpoint_survive_a_resume(ppo: Runner) -> None:
-    """ProRL: a reset before the checkpoint that the run resumes from, and one after it."""
+    """ProRL: one reset before the checkpoint that the run resumes from, and one after it."""
     settings = (
         LOCAL,
         "algorithm=prorl",
@@ -231,7 +231,7 @@ def test_hard_resets_and_the_best_checkpoint_survive_a_resume(ppo: Runner) -> No
             assert one.get(name) == other.get(name), (one["step"], name)
 
 
-def test_hf_engine_twin(ppo: Runner) -> None:
+def test_hf_engine(ppo: Runner) -> None:
     done = ppo.run(LOCAL, "actor_rollout_ref.rollout.name=hf", "trainer.total_training_steps=1")
     assert done.metrics[-1]["sync/probe_gap"] < 5e-5
 
@@ -247,7 +247,7 @@ def centred(inputs, config):
 '''
 
 
-def test_bfloat16_checkpointing_trackers_and_an_estimator_of_ones_own(
+def test_bfloat16_activation_checkpointing_trackers_and_custom_estimator(
     ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -265,19 +265,17 @@ def test_bfloat16_checkpointing_trackers_and_an_estimator_of_ones_own(
     assert done.metrics[-1]["sync/probe_gap"] < 0.1
     assert list((done.folder / "tensorboard").glob("events.*"))
     assert list((done.folder / "wandb").glob("offline-run-*"))
-    assert where_the_secret_is(done) == []
+    assert files_with_secret(done) == []
 
 
-def test_runs_on_the_two_nodes_of_a_cluster_that_is_there(
-    ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each with a rank and an engine: weights reach the other node's. What needs machines of their own is in
-    scripts/cluster_check."""
+def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank and one engine per node: weights are synced to the other node. scripts/cluster_check has tests with
+    separate machines."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    (tmp_path / "venv").symlink_to(sys.prefix)  # Ray's head does not start where its path has a space
+    (tmp_path / "venv").symlink_to(sys.prefix)  # Ray's head does not start if its path has a space
     start = [str(tmp_path / "venv/bin/python"), "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     start += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]
     log = tmp_path / "ray.log"
@@ -293,7 +291,7 @@ def test_runs_on_the_two_nodes_of_a_cluster_that_is_there(
         while "This command will now block" not in log.read_text():
             assert head.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.2)
-        other = node(f"--address=127.0.0.1:{port}")  # late: it is waited for
+        other = node(f"--address=127.0.0.1:{port}")  # starts late: the run waits for it
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         done = ppo.run(
             "trainer.total_training_steps=1",

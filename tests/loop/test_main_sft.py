@@ -1,4 +1,4 @@
-"""Supervised fine-tuning end to end: in one process, on two ranks over Ray, through deaths, with other ranks."""
+"""Supervised fine-tuning end to end: in one process, on two Ray ranks, after deaths, with other rank counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner, Task, processes_of, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -20,7 +20,7 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.max_ckp
 
 
 class SftRunner(Runner):
-    """Starts main_sft: one rank is forked."""
+    """Start main_sft with one rank."""
 
     module = "alphaapollo.trainer.main_sft"
 
@@ -41,8 +41,8 @@ class SftRunner(Runner):
         return super().start(*overrides, name=name, warm="trainer.n_gpus_per_node=2" not in overrides)
 
     def held(self, monkeypatch: pytest.MonkeyPatch, where: str, place: str, *overrides: str) -> Program:
-        """A run that waits at its fourth step, or before it writes its second checkpoint, until `release` is there. It
-        has its first checkpoint, and step 3 behind it."""
+        """Start a run that waits in its fourth step, or before it writes its second checkpoint, until `release` exists.
+        It has finished step 3 and written its first checkpoint."""
         monkeypatch.setattr(self, "module", "tests.loop.held_sft")
         monkeypatch.setenv("HELD_UNTIL", str(self.out / "release"))
         monkeypatch.setenv(where, place)
@@ -52,7 +52,7 @@ class SftRunner(Runner):
         return program
 
     def wait_for(self, program: Program, line: str) -> None:
-        """Until the metrics have the line, and the first checkpoint is whole."""
+        """Wait until the metrics contain the line and the first checkpoint is complete."""
         metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + 300
         checkpoint = self.out / "test/run/checkpoints/step_000002"
         while not (metrics.exists() and line in metrics.read_text() and checkpoint.exists()):
@@ -72,7 +72,7 @@ def leaves_nothing(sft: SftRunner) -> Callable[[], None]:
     return lambda: wait_until_nothing_is_left(sft)
 
 
-def weights(done: Finished) -> bytes:
+def weights(done: FinishedRun) -> bytes:
     return (done.folder / "model/model.safetensors").read_bytes()
 
 
@@ -93,8 +93,8 @@ def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     AutoTokenizer.from_pretrained(done.folder / "model")
 
 
-def test_held_out_prompts_are_answered_by_the_ranks(sft: SftRunner, leaves_nothing: Callable[[], None]) -> None:
-    """Alone and on two ranks with adapters: the same prompts, rewards and files as a validation of main_ppo."""
+def test_held_out_prompts_are_generated_by_the_ranks(sft: SftRunner, leaves_nothing: Callable[[], None]) -> None:
+    """On one rank, and on two ranks with LoRA: the same prompts, rewards and files as a validation of main_ppo."""
     answered = (
         f"data.val_prompts={sft.task.data / 'val.parquet'}",
         *("data.max_prompt_length=32", "data.max_response_length=16", "rollout.max_num_seqs=4"),
@@ -115,10 +115,10 @@ def test_held_out_prompts_are_answered_by_the_ranks(sft: SftRunner, leaves_nothi
     leaves_nothing()
 
 
-def test_a_rank_of_two_dies_and_another_number_goes_on(
+def test_death_of_one_of_two_ranks_and_resume_on_one(
     sft: SftRunner, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Callable[[], None]
 ) -> None:
-    """Two ranks have the losses of one rank despite a worker death; then one rank resumes alone."""
+    """Two ranks have the losses of one rank despite a worker death; then one rank resumes the run."""
     program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2")
     pids = [pid for pid, line in processes_of(sft).items() if "TrainerActor" in line]
     assert len(pids) == 2
@@ -137,13 +137,13 @@ def test_a_rank_of_two_dies_and_another_number_goes_on(
         assert (two["step"], two["train/tokens"]) == (one["step"], one["train/tokens"])
 
 
-def test_killed_while_a_checkpoint_is_written_it_goes_on_bit_for_bit(
+def test_resume_after_kill_during_checkpoint_write_is_bitwise_equal(
     sft: SftRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule = (*SIX, "optim.lr_warmup_steps=2")
     whole = sft.run(*schedule, name="whole")
     program = sft.held(monkeypatch, "HELD_WRITE", "step_000004", *schedule)
-    sft.wait_for(program, '"step": 5')  # the writing holds no step up
+    sft.wait_for(program, '"step": 5')  # the write blocks no step
     checkpoints = sft.out / "test/run/checkpoints"
     assert (checkpoints / ".writing_step_000004").is_dir()
     program.signal(signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_killed_while_a_checkpoint_is_written_it_goes_on_bit_for_bit(
     assert (done.folder / "model").stat().st_mtime_ns == before
 
 
-def test_told_to_end_it_names_its_last_checkpoint(sft: SftRunner) -> None:
+def test_sigterm_names_the_last_checkpoint(sft: SftRunner) -> None:
     program = sft.start("trainer.total_training_steps=100000", "trainer.save_freq=2", "trainer.save_on_signal=true")
     sft.wait_for(program, '"step": 3')
     program.signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ def test_told_to_end_it_names_its_last_checkpoint(sft: SftRunner) -> None:
         ("model.path=/no/such/model", "no such folder"),
     ],
 )
-def test_refused(sft: SftRunner, override: str, says: str) -> None:
+def test_invalid_value_is_refused(sft: SftRunner, override: str, says: str) -> None:
     done = sft.finish(sft.start(override))
     assert done.code == 2
     assert says in done.output and "Traceback" not in done.output, done.output

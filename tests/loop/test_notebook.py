@@ -1,4 +1,4 @@
-"""The Python API in a real notebook: the tour, cell by cell, and an interrupt in the middle of a run."""
+"""The Python API in a real notebook: the tour notebook, and an interrupt during a run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(900)]
 
 
 def client(ppo: Runner, notebook: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Its kernel, and all that runs of it, works in the test's folder and is known as the test's."""
+    """Notebook client with a kernel that works in the test's folder and is identified as the test's."""
     monkeypatch.setenv(MARK, str(ppo.out))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not those of the user
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not the user's
         monkeypatch.setenv(name, str(ppo.out / name.lower()))
     return nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(ppo.out)}})
 
 
 def shown(cell: Any, kind: str) -> str:
-    """What a cell's outputs have of a kind."""
+    """Output of a cell in this MIME type."""
     return "".join(output.get("data", {}).get(kind, "") for output in cell.outputs)
 
 
-def test_the_tour(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook/tour.ipynb", as_version=4)
     nbformat.validate(notebook)
     client(ppo, notebook, monkeypatch).execute()
@@ -44,8 +44,8 @@ def test_the_tour(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reward/mean" in shown(table, "text/html")
     assert len(pictures) == 2 and all(shown(cell, "image/png") for cell in pictures)
     assert "avg@4" in shown(evaluated, "text/plain")
-    told = "".join(output.get("text", "") for output in evolved.outputs)
-    assert "round 0 sampled" in told and "round 1 sampled" in told
+    printed = "".join(output.get("text", "") for output in evolved.outputs)
+    assert "round 0 sampled" in printed and "round 1 sampled" in printed
     assert ", 2)" in shown(best, "text/plain")
     assert {path.name for path in (ppo.out / "outputs/notebook/alphaapollo").iterdir()} >= {"rl", "evolving"}
     wait_until_nothing_is_left(ppo)
@@ -57,17 +57,17 @@ from pathlib import Path
 from alphaapollo import rl
 
 rl({settings!r}, reward=lambda prompt, completion: len(completion) / 10,
-   on_iteration=lambda step, metrics: Path({told!r}).touch())
+   on_iteration=lambda step, metrics: Path({iterated!r}).touch())
 """
 
 
-def test_an_interrupt_leaves_nothing_but_the_kernel(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ppo.out / "told"
+def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    iterated = ppo.out / "iterated"
     own = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "hf", "data.val_files": []}
     own |= {"trainer.total_training_steps": 100_000, "trainer.save_freq": -1}
     sizes = {key: value for key, value in (ppo.sizes("run") | own).items() if key != "custom_reward_function.path"}
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in sizes.items()}
-    cells = [CELL.format(settings=settings, told=str(told)), "import os\nos.getpid()"]
+    cells = [CELL.format(settings=settings, iterated=str(iterated)), "import os\nos.getpid()"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     kernel = client(ppo, notebook, monkeypatch)
 
@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_nothing_but_the_kernel(ppo: Runner, monkeypatch: py
         async with kernel.async_setup_kernel():
             running = asyncio.create_task(kernel.async_execute_cell(notebook.cells[0], 0))
             end = time.monotonic() + 200
-            while not told.exists():
+            while not iterated.exists():
                 assert not running.done() and time.monotonic() < end, notebook.cells[0].outputs
                 await asyncio.sleep(0.05)
             assert len(processes_of(ppo)) > 1
@@ -83,8 +83,8 @@ def test_an_interrupt_leaves_nothing_but_the_kernel(ppo: Runner, monkeypatch: py
             with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt"):
                 await running
             await kernel.async_execute_cell(notebook.cells[1], 1)
-            own_pid = int(shown(notebook.cells[1], "text/plain"))  # the kernel lives, and answers
-            end = time.monotonic() + 40  # what it has started is ending
+            own_pid = int(shown(notebook.cells[1], "text/plain"))  # the kernel still answers
+            end = time.monotonic() + 40  # its processes are ending
             while (left := processes_of(ppo)).keys() != {own_pid}:
                 assert time.monotonic() < end, f"left behind: {left}"
                 await asyncio.sleep(0.05)

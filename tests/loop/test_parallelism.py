@@ -1,4 +1,4 @@
-"""Ranks that share sequences and hold copies of the model, in whole runs over Ray: the figures of one rank alone."""
+"""Ulysses sequence parallelism and model replicas (HSDP) in complete runs on Ray give the metrics of one rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ACTOR = "actor_rollout_ref.actor"
 SAME = ("actor/", "critic/", "mismatch/", "kl/", "reward/", "advantage/", "val/", "batch/trajectories", "batch/tokens")
 
 
-def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """PPO with a critic, a full KL and two optimizer steps per iteration. The engine's answers do not depend on
-    weights, so both runs see the same texts."""
+def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    """PPO with a critic, a full KL and two optimizer steps per iteration. The fake engine's completions do not depend
+    on weights, so both runs train on the same texts."""
     words = [
         "actor_rollout_ref.rollout.name=fake",
         "algorithm.adv_estimator=gae",
@@ -50,6 +50,6 @@ def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing
     assert shared.metrics[-1]["actor/grad_norm"] > 0 and shared.metrics[-1]["critic/grad_norm"] > 0
 
 
-def test_heads_that_ranks_cannot_share_are_refused_before_anything_starts(ppo: Runner) -> None:
+def test_indivisible_attention_heads_are_refused(ppo: Runner) -> None:
     done = ppo.refuse("trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3")
     assert "With 3 ranks, set one of 1." in done.output

@@ -1,4 +1,4 @@
-"""Recorded iterations computed again without engines: bit for bit, in float64, with another setting."""
+"""Replay of recorded iterations without engines: bitwise, in float64, and with a changed setting."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GAME = (
 )
 
 
-def test_turns_a_critic_and_a_kl_in_the_reward(ppo: Runner) -> None:
-    """The first iteration, from fresh moments, and the second."""
+def test_replay_with_turns_critic_and_kl_in_reward(ppo: Runner) -> None:
+    """The first iteration, with new optimizer state, and the second."""
     settings = ("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "env.context=memory")
     done = ppo.run(*LOCAL, *ENDS, *GAME, *settings, "trainer.record_steps=[1,2]")
     assert f"python -m alphaapollo.trainer.replay {recording(done, 2)}" in done.output
@@ -39,7 +39,7 @@ def test_turns_a_critic_and_a_kl_in_the_reward(ppo: Runner) -> None:
     assert refused.code == 2 and "data.train_batch_size has no effect on a replay" in refused.output
 
 
-def test_an_asynchronous_run_with_a_reference_that_was_reset(ppo: Runner) -> None:
+def test_replay_of_async_run_with_reference_reset(ppo: Runner) -> None:
     settings = (
         *("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis"),
         *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=1"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.quickstart.make_task import make_tokenizer
-from tests.loop.conftest import Finished, Runner
+from tests.loop.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -19,7 +19,7 @@ OTHER_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{%
 
 
 def make_scorer(folder: Path, chat_template: str | None = None) -> Path:
-    """A reward model on the quickstart's tokens, of random weights that tell texts apart."""
+    """A reward model for the quickstart's tokenizer with random weights that give texts different scores."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
@@ -57,7 +57,7 @@ def expected_scores(folder: Path, texts: list[list[int]]) -> np.ndarray:
         return np.array([model(torch.tensor([ids])).logits.item() for ids in texts])
 
 
-def records_of(done: Finished, name: str) -> list[dict[str, Any]]:
+def records_of(done: FinishedRun, name: str) -> list[dict[str, Any]]:
     lines = (done.folder / "rollouts" / f"{name}.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -66,8 +66,10 @@ def component(records: list[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([record["components"][name] for record in records])
 
 
-def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
-    """Ray, two ranks, vLLM on two more; dynamic sampling looks at the reward with the model's score in it."""
+def test_reward_model_score_is_added_to_the_function(
+    ppo: Runner, tmp_path: Path, leaves_nothing: Callable[[], None]
+) -> None:
+    """On Ray with two ranks and vLLM on two more. Dynamic sampling uses the reward that includes the model's score."""
     from transformers import AutoTokenizer
 
     scorer = make_scorer(tmp_path / "scorer")
@@ -103,8 +105,8 @@ def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leav
     assert last["timing/reward_model"] > 0 and last["actor/grad_norm"] > 0 and last["sync/probe_gap"] < 5e-5
 
 
-def test_alone_it_reads_chats_in_its_own_template(ppo: Runner, tmp_path: Path) -> None:
-    """No grader knows the data source and no function is given; the texts are cut to their last 24 tokens."""
+def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Path) -> None:
+    """The data source has no grader and no function is given. Texts are truncated to their last 24 tokens."""
     from transformers import AutoTokenizer
 
     scorer = make_scorer(tmp_path / "scorer", OTHER_TEMPLATE)
@@ -132,6 +134,6 @@ def test_alone_it_reads_chats_in_its_own_template(ppo: Runner, tmp_path: Path) -
     assert last["actor/grad_norm"] > 0
 
 
-def test_a_language_model_is_refused_before_anything_starts(ppo: Runner) -> None:
+def test_language_model_as_reward_model_is_refused(ppo: Runner) -> None:
     done = ppo.refuse("reward_model.enable=True", f"reward_model.model.path={ppo.task.model}")
     assert "not a reward model with a trained head" in done.output

@@ -1,4 +1,4 @@
-"""Checkpoints of whole runs: interrupted while they are written behind the next iteration, and damaged later."""
+"""Background checkpoints: interrupted while they are written, and damaged later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ writer.write_snapshot = hold
 
 
 def held(ppo: Runner, release: Path) -> Program:
-    """A run that has trained an iteration more while its second checkpoint waits to be written."""
+    """Start a run that trains one more iteration while the write of its second checkpoint is blocked."""
     module = ppo.out / "hold.py"
     module.write_text(HOLD.format(release=str(release)))
     program = ppo.start(*SETTINGS, f"algorithm.custom_module={module}")
@@ -51,7 +51,7 @@ def names(ppo: Runner) -> list[str]:
     return sorted(path.name for path in (ppo.out / "test/run/checkpoints").glob("step_*"))
 
 
-def test_killed_while_one_is_written_it_goes_on_from_the_one_before(ppo: Runner, tmp_path: Path) -> None:
+def test_kill_during_write_resumes_from_the_previous_checkpoint(ppo: Runner, tmp_path: Path) -> None:
     whole = ppo.run(*SETTINGS, name="whole")
     assert "written while the next one runs" in " ".join(whole.output.split())
     program = held(ppo, tmp_path / "release")
@@ -71,7 +71,7 @@ def test_killed_while_one_is_written_it_goes_on_from_the_one_before(ppo: Runner,
     assert written == {"checkpoint/write_seconds"}
 
 
-def test_interrupted_while_one_is_written_it_waits_for_it(ppo: Runner, tmp_path: Path) -> None:
+def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
     release = tmp_path / "release"
     program = held(ppo, release)
     program.signal(signal.SIGTERM)
@@ -104,8 +104,8 @@ loop.{part} = pause
 
 
 @pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn_recorded", 4)])
-def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
-    """In the fourth, before its update and in it; what follows is what would have come."""
+def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
+    """SIGTERM in the fourth iteration, before and during its update. The resumed run equals an uninterrupted run."""
     whole = ppo.run(*SETTINGS, name="whole")
     mark, module = tmp_path / "in_step_4", tmp_path / "pause.py"
     module.write_text(PAUSE.format(part=part, mark=str(mark)))
@@ -115,9 +115,9 @@ def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Pa
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
     program.signal(signal.SIGTERM)
-    told = ppo.finish(program)
-    assert told.code == 130 and told.output.splitlines()[-1].endswith(f"step_00000{saved}"), told.output[-3000:]
-    assert names(ppo)[-1] == f"step_00000{saved}" and told.metrics[-1]["step"] == saved
+    ended = ppo.finish(program)
+    assert ended.code == 130 and ended.output.splitlines()[-1].endswith(f"step_00000{saved}"), ended.output[-3000:]
+    assert names(ppo)[-1] == f"step_00000{saved}" and ended.metrics[-1]["step"] == saved
     module.write_text("")
     done = ppo.run(*SETTINGS, f"algorithm.custom_module={module}")
     for one, other in zip(whole.metrics, done.metrics, strict=True):
@@ -127,7 +127,7 @@ def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Pa
     assert first == second
 
 
-def test_a_flipped_bit_is_named_and_the_checkpoint_before_counts(ppo: Runner) -> None:
+def test_flipped_bit_is_named_and_the_previous_checkpoint_is_used(ppo: Runner) -> None:
     here = (*SETTINGS[:2], "trainer.val_before_train=False", "trainer.save_freq=1")
     done = ppo.run(*here)
     (file,) = (done.folder / "checkpoints/step_000002/policy/model").glob("*.distcp")

@@ -1,4 +1,4 @@
-"""A stopped process is named. If it resumes, so does the run; otherwise the run ends with stacks and leaves nothing."""
+"""A stopped process is named. If it continues, the run continues; otherwise the run ends with stack dumps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner, processes_of
+from tests.loop.conftest import FinishedRun, Runner, processes_of
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(420)]
 
-PROCESSES = {  # words of the command line -> what it is called
+PROCESSES = {  # words of the command line -> name in messages
     "EngineCore": "the engine core of rollout worker 0",
     "RolloutActor": "the rollout worker of rank 0",
     "PolicyActor": "the policy worker of rank 0",
@@ -22,8 +22,8 @@ PROCESSES = {  # words of the command line -> what it is called
 DEADLINE = 200.0
 
 
-def started(ppo: Runner, *overrides: str) -> Program:
-    """A run in the middle of its iterations."""
+def start_run(ppo: Runner, *overrides: str) -> Program:
+    """Start a run and wait for its first iterations."""
     endless = ("trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.save_freq=-1")
     program = ppo.start(*endless, "trainer.max_restarts=0", *overrides)
     wait_until(program, lambda: steps_of(ppo) >= 2, "the run does not get going")
@@ -43,14 +43,14 @@ def wait_until(program: Program, happens: Callable[[], bool], problem: str) -> N
 
 
 def stop(ppo: Runner, words: str) -> str:
-    """Stop the one process with the words in its command line; how it is to be called."""
+    """Stop the only process with these words in its command line. Returns its name in messages."""
     (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
     os.kill(pid, signal.SIGSTOP)
     return f"{PROCESSES[words]} (pid {pid}) is stopped"
 
 
-def check_end(done: Finished, stopped: str) -> None:
-    """It ended as one that stalled, for this reason."""
+def check_end(done: FinishedRun, stopped: str) -> None:
+    """Check that the run ended because this process was stopped."""
     assert done.code == 1, done.output[-3000:]
     error = done.output.splitlines()[-1]
     assert error.startswith("error: no progress for ") and stopped in error, done.output[-3000:]
@@ -63,11 +63,9 @@ def check_end(done: Finished, stopped: str) -> None:
     assert "stall_monitor.py" in text  # the controller's own stack
 
 
-def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
-    ppo: Runner, leaves_nothing: Callable[[], None]
-) -> None:
+def test_stopped_process_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     limits = ("trainer.stall_timeout=40",)
-    program = started(ppo, "actor_rollout_ref.rollout.name=vllm", *limits)
+    program = start_run(ppo, "actor_rollout_ref.rollout.name=vllm", *limits)
     for count, words in enumerate(("EngineCore", "RolloutActor"), 1):
         stopped = stop(ppo, words)
         wait_until(program, lambda: stopped in program.printed, f"{stopped}: not reported")  # noqa: B023
@@ -84,9 +82,9 @@ def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
     leaves_nothing()
 
 
-def test_with_one_process_a_stopped_engine_core_ends_the_run(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+def test_local_run_ends_when_the_engine_core_stops(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     limits = ("trainer.stall_timeout=5",)
-    program = started(ppo, "trainer.controller=local", "actor_rollout_ref.rollout.name=vllm", *limits)
+    program = start_run(ppo, "trainer.controller=local", "actor_rollout_ref.rollout.name=vllm", *limits)
     stopped = stop(ppo, "EngineCore")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)
     leaves_nothing()

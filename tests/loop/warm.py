@@ -1,7 +1,8 @@
-"""Programs forked from one warm process that has imported torch, vLLM and us: a start is half a second instead of ten.
+"""Programs forked from one warm process that has imported torch, vLLM and alphaapollo. A start takes half a second
+instead of ten.
 
-pytest --- warm process (imports once) --- main_ppo.main(argv) in a process of its own
-                                       --- the engine core that it asks for
+pytest --- warm process (imports once) --- process with main_ppo.main(argv)
+                                       --- process with its engine core
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ IMPORTS = "tests.loop.warm_imports"
 
 
 def start_warm_process() -> None:
-    """Start importing in the background; the first program waits until the imports are done."""
-    multiprocessing.forkserver._forkserver._stop()  # one that other tests may have used
+    """Start the imports in the background. The first program waits until they are finished."""
+    multiprocessing.forkserver._forkserver._stop()  # other tests may have started one
     CONTEXT.set_forkserver_preload([IMPORTS])
     multiprocessing.forkserver.ensure_running()
 
 
 def children_of_the_warm_process() -> set[int]:
-    """The pids of what runs of it at the moment."""
+    """Pids of the running processes that were forked from the warm process."""
     pid = multiprocessing.forkserver._forkserver._forkserver_pid
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def run_program(module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path) -> None:
-    """In the forked process: what `python -m module words` would do."""
+    """Run `python -m module words` in the forked process."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     os.setsid()
     with output.open("w") as file:
@@ -42,7 +43,7 @@ def run_program(module: str, words: Sequence[str], output: Path, environment: di
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    multiprocessing.forkserver.ensure_running = lambda: None  # our engine's core comes from the warm process, too
+    multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     code = importlib.import_module(module).main(list(words))
     sys.stdout.flush()
@@ -51,7 +52,7 @@ def run_program(module: str, words: Sequence[str], output: Path, environment: di
 
 
 class Program:
-    """A started command: `python -m module words`, in a session of its own, its output in a file."""
+    """A running command `python -m module words` in its own session, with its output in a file."""
 
     def __init__(
         self, module: str, words: Sequence[object], output: Path, environment: dict[str, str], folder: Path, warm: bool
@@ -76,7 +77,7 @@ class Program:
         return self.output.read_text()
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """The exit code, negative for a signal; None when it still runs after the time."""
+        """Exit code, negative for a signal; None if it still runs after `seconds`."""
         if isinstance(self._process, subprocess.Popen):
             try:
                 return self._process.wait(seconds)

@@ -63,7 +63,7 @@ def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, mon
     trained = dict(build_model("qwen3").named_parameters())
     trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
 
-    async def hand_over() -> tuple[bool, str, list[float]]:
+    async def publish_and_sleep() -> tuple[bool, str, list[float]]:
         await engine.start()
         await engine.sleep()
         asleep = all(parameter.is_meta for parameter in engine._model.parameters())
@@ -76,7 +76,7 @@ def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, mon
     sender = SharedMemorySender(tmp_path / "weights", torch.float32)
     update = sender.send(((name, tensor.detach()) for name, tensor in trained.items()), 1)
     assert update is not None
-    asleep, digest, logprobs = asyncio.run(hand_over())
+    asleep, digest, logprobs = asyncio.run(publish_and_sleep())
     assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))
 
 

@@ -176,7 +176,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),
     ],
 )
-def test_refused(
+def test_invalid_value_is_refused(
     tmp_path: Path, change: dict, overrides: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *others = rows()

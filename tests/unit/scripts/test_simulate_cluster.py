@@ -109,7 +109,7 @@ def test_the_figures_of_a_size() -> None:
         (["--mode", "async"], "invalid choice: 'async'"),
     ],
 )
-def test_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_is_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(argv)
     assert says in capsys.readouterr().err
