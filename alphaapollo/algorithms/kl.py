@@ -1,4 +1,4 @@
-"""KL divergence to a reference policy: estimators, penalty in the reward, and controllers of its coefficient.
+"""KL divergence to a reference policy: estimators, penalty in the reward, and control of its coefficient.
 
 Estimators use log-probs of sampled tokens; expectations are over samples of the policy (d = log pi - log ref):
 
@@ -15,7 +15,6 @@ For a KL in the loss use k2 or k3+. `full` needs both distributions; models/lm_h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class KLShapedRewards:
 
     token_rewards: Tensor  # [B, L]
     kl: Tensor  # [B, L], zero off the mask
-    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; input of the KL controllers
+    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; input of next_kl_coef
     per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
 
 
@@ -101,74 +100,39 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     return gradient_of - gradient_of.detach() + value.detach()
 
 
-class KLController(Protocol):
-    """Controller of the KL coefficient in the reward. The coefficient is part of the run state (trainer/progress.py).
+def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:
+    """Coefficient of the KL in the reward for the next iteration (part of the run state, trainer/progress.py).
 
-    `kl` is the *per-sequence sum* in nats, averaged over sequences: a target of 6 means 6 per response, not per token.
+    kl: *per-sequence sum* in nats, averaged over sequences: a target of 6 means 6 per response, not per token.
     """
-
-    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        """Return the coefficient of the next iteration, given the KL measured in this one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedKL:
-    """Constant coefficient from the configuration."""
-
-    coef: float
-
-    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        return self.coef
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveKL:
-    """Proportional control in log space (arXiv 1909.08593, section 2.2): e = clip(KL / target - 1, -0.2, 0.2),
-    coef <- coef (1 + e n / horizon)."""
-
-    target: float
-    horizon: float
-
-    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        return coef * (1.0 + error * num_sequences / self.horizon)
-
-
-@dataclass(frozen=True, slots=True)
-class DoublingKL:
-    """PPO's rule (arXiv 1707.06347, section 4): halve below target / 1.5, double above 1.5 target (both strictly)."""
-
-    target: float
-
-    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        if kl < self.target / 1.5:
-            return coef / 2.0
-        return coef * 2.0 if kl > self.target * 1.5 else coef
-
-
-@dataclass(frozen=True, slots=True)
-class DualKL:
-    """Dual ascent on the multiplier of KL <= target, projected: coef <- max(0, coef + step (KL - target)).
-
-    Without the projection a negative multiplier would reward divergence.
-    """
-
-    target: float
-    step_size: float = 0.01  # per nat above the target
-
-    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        return max(0.0, coef + self.step_size * (kl - self.target))
-
-
-def make_kl_controller(config: KLControl) -> KLController:
-    """Build the controller of `algorithm.kl_ctrl`."""
     match config.type:
         case "fixed":
-            return FixedKL(config.kl_coef)
+            return config.kl_coef
         case "adaptive":
-            return AdaptiveKL(config.target_kl, config.horizon)
+            return adaptive_kl_coef(coef, kl, num_sequences, config.target_kl, config.horizon)
         case "doubling":
-            return DoublingKL(config.target_kl)
+            return doubling_kl_coef(coef, kl, config.target_kl)
         case "dual":
-            return DualKL(config.target_kl)
+            return dual_kl_coef(coef, kl, config.target_kl)
+
+
+def adaptive_kl_coef(coef: float, kl: float, num_sequences: int, target: float, horizon: float) -> float:
+    """Proportional control in log space (arXiv 1909.08593, section 2.2): e = clip(KL / target - 1, -0.2, 0.2),
+    coef <- coef (1 + e n / horizon)."""
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coef * (1.0 + error * num_sequences / horizon)
+
+
+def doubling_kl_coef(coef: float, kl: float, target: float) -> float:
+    """PPO's rule (arXiv 1707.06347, section 4): halve below target / 1.5, double above 1.5 target (both strictly)."""
+    if kl < target / 1.5:
+        return coef / 2.0
+    return coef * 2.0 if kl > target * 1.5 else coef
+
+
+def dual_kl_coef(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
+    """Dual ascent on the multiplier of KL <= target: coef <- max(0, coef + step_size (KL - target)), step_size per nat.
+
+    Without the projection to 0 a negative multiplier would reward divergence.
+    """
+    return max(0.0, coef + step_size * (kl - target))

@@ -1,22 +1,26 @@
 """Preference losses by name. Each declares what it needs and returns one loss per pair or per answer.
 
-    log-probs of whole answers (summed), their lengths, the reference's -> Answers -> loss -> [P] or [R]
+    log-probs of whole answers (summed), their lengths, the reference's -> AnswerBatch -> loss -> [P] or [R]
 
 @register_preference_loss("mine", reads=("beta",))
-def mine(answers: Answers, beta: float, config: Preference) -> Tensor:
+def mine(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     return -logsigmoid(beta * answers.margin)
+
+In the formulas, u and v are log pi/ref of the chosen and the rejected answer, h = u - v is the margin, and s is the
+logistic function. The implicit rewards are beta u and beta v.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from alphaapollo.algorithms import preference
 from alphaapollo.config.schema import Preference
 from alphaapollo.utils.registry import Registry
 
@@ -68,9 +72,8 @@ class PreferenceLossOutput(NamedTuple):
     """Losses of P pairs or R single answers."""
 
     losses: Tensor  # [P] or [R]
-    is_correct: (
-        Tensor  # bool, like losses: the chosen answer has the higher reward; KTO: the reward agrees with the label
-    )
+    is_correct: Tensor
+    """Bool, like losses: the chosen answer has the higher reward; KTO: the reward agrees with the label."""
     metric_sums: dict[str, Tensor]  # sums over all losses, and over the answers of each side
 
 
@@ -81,7 +84,7 @@ class PreferenceLoss:
     name: str
     fn: LossFn
     beta: float = 0.1  # used if preference.beta is null
-    reads: tuple[str, ...] = ()  # keys of the `preference` section that it reads
+    reads: tuple[str, ...] = ("beta",)  # keys of the `preference` section that it reads
     needs_reference: bool = True
     uses_token_means: bool = False  # compares log-probs per token, in the loss and in its rewards
     of_pairs: bool = True  # false: single answers with a label; needs the KL
@@ -99,15 +102,12 @@ class PreferenceLoss:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean)
         with torch.no_grad():
             rewards = self.rewards(answers, beta)
-            return PreferenceLossOutput(
-                losses, self._is_correct(answers, rewards, beta), _metric_sums(answers, rewards, losses)
-            )
-
-    def _is_correct(self, answers: AnswerBatch, rewards: Tensor, beta: float) -> Tensor:
-        if self.of_pairs:
-            return chosen(rewards) > rejected(rewards)
-        assert answers.kl is not None
-        return (rewards > beta * answers.kl.clamp(min=0.0)) == answers.good
+            if self.of_pairs:
+                is_correct = chosen(rewards) > rejected(rewards)
+            else:
+                assert answers.kl is not None
+                is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.good
+            return PreferenceLossOutput(losses, is_correct, _metric_sums(answers, rewards, losses))
 
 
 def _metric_sums(answers: AnswerBatch, rewards: Tensor, losses: Tensor) -> dict[str, Tensor]:
@@ -138,119 +138,141 @@ def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 _losses: Registry[PreferenceLoss] = Registry("preference loss")
+get_preference_loss = _losses.get
+preference_loss_names = _losses.names
 
 
-def register_preference_loss(
-    name: str,
-    *,
-    beta: float = 0.1,
-    reads: tuple[str, ...] = ("beta",),
-    needs_reference: bool = True,
-    uses_token_means: bool = False,
-    of_pairs: bool = True,
-    sft_on_summed_logp: bool = False,
-) -> Callable[[LossFn], LossFn]:
-    """Decorator: register `fn` under preference.loss=name. The options are the fields of PreferenceLoss."""
+def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn], LossFn]:
+    """Decorator: register `fn` under preference.loss=name. `declarations`: fields of PreferenceLoss, all optional."""
 
     def add(fn: LossFn) -> LossFn:
-        loss = PreferenceLoss(name, fn, beta, reads, needs_reference, uses_token_means, of_pairs, sft_on_summed_logp)
-        _losses.register(name)(loss)
+        _losses.register(name)(PreferenceLoss(name, fn, **declarations))
         return fn
 
     return add
 
 
-def get_preference_loss(name: str) -> PreferenceLoss:
-    """The loss with this name. Raises ValueError that lists the known and the most similar names."""
-    return _losses.get(name)
-
-
-def check_preference_loss(config: Preference) -> PreferenceLoss:
-    """Return the configured loss after one call on a synthetic pair. Raises ValueError for an unknown loss and for
-    invalid values of its keys."""
-    loss = get_preference_loss(config.loss)
-    ones = torch.ones(2, dtype=torch.float64)
-    loss(AnswerBatch(-ones, ones, torch.tensor([True, False]), -ones, torch.zeros(())), config)
-    return loss
-
-
-def preference_loss_names() -> list[str]:
-    return _losses.names()
-
-
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))
-def _sigmoid(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.dpo(answers.margin, beta, config.label_smoothing or 0.0)
+def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """-(1-e) log s(beta h) - e log s(-beta h): DPO (arXiv 2305.18290, Eq. 7); cDPO with label_smoothing e > 0."""
+    z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
+    return -(1.0 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z)
 
 
 @register_preference_loss("robust", reads=("beta", "label_smoothing", "sft_coef"))
-def _robust(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.robust_dpo(answers.margin, beta, config.label_smoothing or 0.0)
+def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """[-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e) for labels flipped with probability e < 1/2
+    (arXiv 2403.00409)."""
+    z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
+    if smoothing >= 0.5:
+        raise ValueError(f"robust DPO needs label_smoothing in [0, 0.5), got {smoothing}.")
+    return (-(1.0 - smoothing) * logsigmoid(z) + smoothing * logsigmoid(-z)) / (1.0 - 2.0 * smoothing)
 
 
 @register_preference_loss("ipo", reads=("beta", "sft_coef"))
-def _ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.ipo(answers.margin, beta)
+def ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """(h - 1/(2 beta))^2 on sums (arXiv 2310.12036, Eq. 17)."""
+    return (answers.margin - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("ipo_mean", reads=("beta", "sft_coef"), uses_token_means=True)
-def _ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+def ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """IPO with log-ratios per token."""
     means = answers.log_ratio / answers.lengths
-    return preference.ipo(chosen(means) - rejected(means), beta)
+    return (chosen(means) - rejected(means) - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("hinge", reads=("beta", "sft_coef"))
-def _hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.hinge(answers.margin, beta)
+def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """max(0, 1 - beta h): RSO (arXiv 2309.06657)."""
+    return torch.relu(1.0 - beta * answers.margin)
 
 
 @register_preference_loss(
     "slic", beta=1.0, reads=("slic_delta", "sft_coef"), needs_reference=False, sft_on_summed_logp=True
 )
-def _slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.slic(chosen(answers.logp), rejected(answers.logp), config.slic_delta)
+def slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """max(0, delta - (log pi_w - log pi_l)): SLiC-HF's calibration term (arXiv 2305.10425). The paper's supervised
+    term is preference.sft_coef."""
+    return torch.relu(config.slic_delta - (chosen(answers.logp) - rejected(answers.logp)))
 
 
 @register_preference_loss("exo_pair", reads=("beta", "label_smoothing", "sft_coef"))
-def _exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """KL from the policy's preference to the (smoothed) label: s log(s/(1-e)) + (1-s) log((1-s)/e), s = s(beta h)
+    (arXiv 2402.00856). Needs label_smoothing e in (0, 1)."""
     smoothing = EXO_SMOOTHING if config.label_smoothing is None else config.label_smoothing
-    return preference.exo_pair(answers.margin, beta, smoothing)
+    if not 0.0 < smoothing < 1.0:
+        raise ValueError(f"EXO needs label_smoothing in (0, 1), got {smoothing}. The paper uses 1e-3.")
+    z = beta * answers.margin
+    losses = z.sigmoid() * (logsigmoid(z) - math.log(1.0 - smoothing))
+    return losses + (-z).sigmoid() * (logsigmoid(-z) - math.log(smoothing))
 
 
 @register_preference_loss("nca_pair", reads=("beta", "sft_coef"))
-def _nca_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.nca_pair(chosen(answers.log_ratio), rejected(answers.log_ratio), beta)
+def nca_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """-log s(beta u) - [log s(-beta u) + log s(-beta v)] / 2 (arXiv 2402.05369)."""
+    u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
+    return -logsigmoid(beta * u) - 0.5 * logsigmoid(-beta * u) - 0.5 * logsigmoid(-beta * v)
 
 
 @register_preference_loss("sppo_hard", beta=1e-3, reads=("beta", "sft_coef"))
-def _sppo_hard(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.sppo_hard(chosen(answers.log_ratio), rejected(answers.log_ratio), beta)
+def sppo_hard(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """(u - 1/(2 beta))^2 + (v + 1/(2 beta))^2 (arXiv 2405.00675)."""
+    u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
+    return (u - 0.5 / beta) ** 2 + (v + 0.5 / beta) ** 2
 
 
 @register_preference_loss("apo_zero", reads=("beta", "sft_coef"))
-def _apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.apo_zero(chosen(answers.log_ratio), rejected(answers.log_ratio), beta)
+def apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """1 - s(beta u) + s(beta v): raise the chosen, lower the rejected (arXiv 2408.06266)."""
+    return (-beta * chosen(answers.log_ratio)).sigmoid() + (beta * rejected(answers.log_ratio)).sigmoid()
 
 
 @register_preference_loss("apo_down", reads=("beta", "sft_coef"))
-def _apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.apo_down(chosen(answers.log_ratio), rejected(answers.log_ratio), beta)
+def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """s(beta u) + 1 - s(beta (u - v)): lower both, the rejected more (arXiv 2408.06266)."""
+    u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
+    return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 
 
 @register_preference_loss("kto", reads=("beta", "kto_desirable_weight", "kto_undesirable_weight"), of_pairs=False)
-def _kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """lambda - lambda s(+-beta (u - z0)) for single answers with a binary label (arXiv 2402.01306, Eq. 8). z0: estimate
+    of KL(pi||ref) over the batch, a constant, floored at 0."""
     assert answers.kl is not None
-    weights = config.kto_desirable_weight, config.kto_undesirable_weight
-    return preference.kto(answers.log_ratio, answers.good, answers.kl, beta, *weights)
+    z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
+    good, bad = config.kto_desirable_weight * (-z).sigmoid(), config.kto_undesirable_weight * z.sigmoid()
+    return torch.where(answers.good, good, bad)
 
 
-@register_preference_loss("orpo", reads=("beta",), needs_reference=False, uses_token_means=True)
-def _orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.orpo(chosen(answers.mean), rejected(answers.mean), beta)
+@register_preference_loss("orpo", needs_reference=False, uses_token_means=True)
+def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """-log p_w - beta log s(log odds_w - log odds_l) on per-token *mean* log-probs, odds = p / (1 - p)
+    (arXiv 2403.07691, Eq. 6-7). No reference."""
+    good, bad = chosen(answers.mean), rejected(answers.mean)
+    log_odds = good - _log1mexp(good) - (bad - _log1mexp(bad))
+    return -good - beta * logsigmoid(log_odds)
 
 
 @register_preference_loss(
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
-def _simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    return preference.simpo(chosen(answers.mean), rejected(answers.mean), beta, config.simpo_gamma)
+def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
+    """-log s(beta (mean log pi_w - mean log pi_l) - gamma) (arXiv 2405.14734, Eq. 6). No reference."""
+    return -logsigmoid(beta * (chosen(answers.mean) - rejected(answers.mean)) - config.simpo_gamma)
+
+
+def _log1mexp(logp: Tensor) -> Tensor:
+    """log(1 - e^x) for x < 0, by the branch without cancellation."""
+    return torch.where(logp > -math.log(2.0), torch.log(-torch.expm1(logp)), torch.log1p(-torch.exp(logp)))
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centring: float = 0.0) -> Tensor:
+    """Loss of a reward model: -log s(r_w - r_l - m) + centring (r_w + r_l)^2. The chosen answer wins with probability
+    s(r_w - r_l) (arXiv 2204.05862), with a margin m (arXiv 2307.09288, Eq. 2). The second term keeps scores near zero,
+    because the first only constrains differences (arXiv 2312.09244, coefficient 0.01).
+
+    chosen, rejected: scores [P]; margin [P], at least 0. Returns [P].
+    """
+    return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected) ** 2

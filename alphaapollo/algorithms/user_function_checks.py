@@ -65,12 +65,13 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
         result.loss.sum().backward()
 
 
-def check_user_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
-    """Check a preference loss on two pairs or four single answers.
+def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
+    """Check a preference loss on two pairs or four single answers; a built-in one rejects invalid values of its keys.
 
     Raises ValueError if it raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
     if _is_builtin(loss.fn):
+        loss(toy_answer_batch(loss), config)
         return
     with _report_errors_of(loss.fn, f"the preference loss {loss.name!r}"):
         answers = toy_answer_batch(loss)

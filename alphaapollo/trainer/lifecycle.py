@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, KLControl
@@ -171,7 +170,6 @@ def make_run(
         goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         estimator=plan.estimator,
-        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         progress=progress,
         saving=BackgroundCheckpoint(folder, trainers, console.notice, workers.engines.cache_released),
         tracker=tracker,

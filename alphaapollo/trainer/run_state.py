@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages import Estimator
-from alphaapollo.algorithms.kl import KLController
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
@@ -31,7 +30,6 @@ class Learner:
     plan: Plan
     workers: WorkerGroups
     estimator: Estimator
-    kl_controller: KLController
     progress: Progress
     console: Console
     column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.algorithms.bradley_terry import bradley_terry
+from alphaapollo.algorithms.preference_losses import bradley_terry
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
@@ -120,7 +119,6 @@ class Cluster:
             goal=Goal(steps),
             stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
             estimator=plan.estimator,
-            kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
             progress=Progress(),
             saving=BackgroundCheckpoint(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
             tracker=make_tracker(config.model_dump(mode="json"), folder, 0),

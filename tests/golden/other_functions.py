@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import correction, kl, preference
+from alphaapollo.algorithms import correction, kl
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.log_ratio import clamp_symmetric
 from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
-from alphaapollo.config.schema import AggregationMode
+from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
@@ -112,26 +113,26 @@ def mismatch_weights(
 
 
 def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> Results:
-    return _controlled(kl.FixedKL(coef), coef, kls, n_steps or 1)
+    return {"value": [kl.next_kl_coef(KLControl(kl_coef=coef), coef, measured, 1) for measured in kls]}
 
 
 def kl_adaptive(coef: float, target: float, horizon: float, kls: Sequence[float], n_steps: int) -> Results:
-    return _controlled(kl.AdaptiveKL(target, horizon), coef, kls, n_steps)
+    return _series(lambda coef, measured: kl.adaptive_kl_coef(coef, measured, n_steps, target, horizon), coef, kls)
 
 
 def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
-    return _controlled(kl.DoublingKL(target), coef, kls, 1)
+    return _series(lambda coef, measured: kl.doubling_kl_coef(coef, measured, target), coef, kls)
 
 
 def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:
-    return _controlled(kl.DualKL(delta, alpha), lam, kls, 1)
+    return _series(lambda coef, measured: kl.dual_kl_coef(coef, measured, delta, alpha), lam, kls)
 
 
-def _controlled(controller: kl.KLController, coef: float, kls: Sequence[float], n_steps: int) -> Results:
+def _series(update: Callable[[float, float], float], coef: float, kls: Sequence[float]) -> Results:
     """The coefficient after each of a series of KL measurements."""
     coefs = []
     for measured in kls:
-        coef = controller.next_coef(coef, measured, n_steps)
+        coef = update(coef, measured)
         coefs.append(coef)
     return {"value": coefs}
 
@@ -148,37 +149,28 @@ def dpo(
     rejected_len: Tensor | None = None,
     slic_delta: float = 1.0,
 ) -> Results:
-    u, v = chosen - ref_chosen, rejected - ref_rejected
-    match loss_type:
-        case "sigmoid":
-            pair_loss = preference.dpo(u - v, beta, label_smoothing)
-        case "robust":
-            pair_loss = preference.robust_dpo(u - v, beta, label_smoothing)
-        case "ipo":
-            pair_loss = preference.ipo(u - v, beta)
-        case "ipo_avg":
-            assert chosen_len is not None and rejected_len is not None
-            pair_loss = preference.ipo(u / chosen_len - v / rejected_len, beta)
-        case "hinge":
-            pair_loss = preference.hinge(u - v, beta)
-        case "slic":
-            pair_loss = preference.slic(chosen, rejected, slic_delta)
-        case "exo_pair":
-            pair_loss = preference.exo_pair(u - v, beta, label_smoothing or 1e-3)
-        case "nca_pair":
-            pair_loss = preference.nca_pair(u, v, beta)
-        case "sppo_hard":
-            pair_loss = preference.sppo_hard(u, v, beta)
-        case "apo_zero":
-            pair_loss = preference.apo_zero(u, v, beta)
-        case "apo_down":
-            pair_loss = preference.apo_down(u, v, beta)
+    lengths = torch.ones_like(chosen) if chosen_len is None else chosen_len
+    answers = AnswerBatch(
+        logp=interleaved(chosen, rejected),
+        lengths=interleaved(lengths, lengths if rejected_len is None else rejected_len),
+        good=torch.tensor([True, False] * len(chosen)),
+        ref_logp=interleaved(ref_chosen, ref_rejected),
+    )
+    smoothing = label_smoothing or None  # null is the default of the loss
+    config = Preference(beta=beta, label_smoothing=smoothing, slic_delta=slic_delta)
+    loss = get_preference_loss("ipo_mean" if loss_type == "ipo_avg" else loss_type)
+    pair_loss = loss.fn(answers, beta, config)
     return {
         "loss": pair_loss.mean(),
         "pair_loss": pair_loss,
-        "reward_chosen": beta * u,
-        "reward_rejected": beta * v,
+        "reward_chosen": beta * (chosen - ref_chosen),
+        "reward_rejected": beta * (rejected - ref_rejected),
     }
+
+
+def interleaved(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Alternate chosen and rejected answers. [P] each -> [2 P]"""
+    return torch.stack([chosen, rejected], dim=1).flatten()
 
 
 FUNCTIONS: dict[str, Function] = {

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.keys import with_value
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
@@ -102,7 +101,6 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 plan=plan,
                 workers=workers,
                 estimator=plan.estimator,
-                kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
                 progress=Progress(step=info.step - 1, kl_coef=info.kl_coef),
                 console=Console(Terminal(quiet=True)),
                 column_dtype="float64" if prepared.float64 else "float32",

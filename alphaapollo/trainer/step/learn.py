@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
@@ -74,7 +75,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
-                coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
+                coef = next_kl_coef(config.algorithm.kl_ctrl, coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms import preference
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
@@ -17,10 +16,11 @@ from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.algorithms.groups import Groups
-from alphaapollo.algorithms.kl import AdaptiveKL, kl_in_reward, kl_penalty
+from alphaapollo.algorithms.kl import adaptive_kl_coef, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
+from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.reward_shaping import add_outcome_reward
-from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.config.schema import Actor, Algorithm, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, token_stats
 
 
@@ -157,22 +157,27 @@ def test_d12_bounds_are_of_the_ratio_itself():
     torch.testing.assert_close(weights, torch.tensor([[0.0, 0.6, 2.5, 0.0]]))
 
 
-def test_d13_ipo_is_on_sums_and_means_are_the_callers_choice():
-    u, v = torch.tensor([6.0]), torch.tensor([2.0])
-    assert preference.ipo(u - v, tau=0.5).item() == 9.0  # (4 - 1)^2
-    assert preference.ipo(u / 3 - v / 2, tau=0.5).item() == 0.0  # (1 - 1)^2
+def pair_loss(name: str, logp: list[float], lengths: list[float], **keys: float) -> float:
+    """Loss of one pair against reference log-probs of 0."""
+    good, zeros = torch.tensor([True, False]), torch.zeros(2)
+    answers = AnswerBatch(torch.tensor(logp), torch.tensor(lengths), good, zeros)
+    return get_preference_loss(name)(answers, Preference(loss=name, **keys)).losses.item()
+
+
+def test_d13_ipo_uses_sums_and_ipo_mean_uses_means():
+    assert pair_loss("ipo", [6.0, 2.0], [3.0, 2.0], beta=0.5) == 9.0  # (4 - 1)^2
+    assert pair_loss("ipo_mean", [6.0, 2.0], [3.0, 2.0], beta=0.5) == 0.0  # (2 - 1 - 1)^2
 
 
 def test_d14_label_smoothing_counts():
-    margin = torch.tensor([2.0])
-    assert preference.dpo(margin, 1.0, 0.1).item() == pytest.approx(preference.dpo(margin, 1.0).item() + 0.1 * 2.0)
+    smoothed = pair_loss("sigmoid", [2.0, 0.0], [1.0, 1.0], beta=1.0, label_smoothing=0.1)
+    assert smoothed == pytest.approx(pair_loss("sigmoid", [2.0, 0.0], [1.0, 1.0], beta=1.0) + 0.1 * 2.0)
 
 
 def test_d15_slic_is_not_the_hinge_of_rso():
-    chosen, rejected = torch.tensor([-1.0]), torch.tensor([-1.5])
-    reference_margin = torch.tensor([3.0])
-    assert preference.slic(chosen, rejected, delta=1.0).item() == 0.5  # no reference
-    assert preference.hinge(chosen - rejected - reference_margin, beta=1.0).item() == 3.5
+    """Log-probs -1 and -1.5; for the hinge, log-ratios to a reference of -3 and 0."""
+    assert pair_loss("slic", [-1.0, -1.5], [1.0, 1.0], slic_delta=1.0) == 0.5
+    assert pair_loss("hinge", [-1.0 - 3.0, -1.5 - 0.0], [1.0, 1.0], beta=1.0) == 3.5
 
 
 def test_d16_magistral_divides_by_the_spread_of_centred_rewards():
@@ -210,9 +215,8 @@ def test_d19_controllers_are_steered_by_the_kl_of_a_sequence():
     # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
     ones = torch.ones(1, 4)
     shaped = kl_in_reward(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
-    controller = AdaptiveKL(target=6.0, horizon=100.0)
     assert shaped.per_sequence == 8.0
-    assert controller.next_coef(0.1, shaped.per_sequence.item(), 1) > 0.1
+    assert adaptive_kl_coef(0.1, shaped.per_sequence.item(), 1, target=6.0, horizon=100.0) > 0.1
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

@@ -3,15 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.kl import (
-    ESTIMATORS,
-    AdaptiveKL,
-    DoublingKL,
-    DualKL,
-    FixedKL,
-    kl_penalty,
-    make_kl_controller,
-)
+from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef
 from alphaapollo.config.schema import KLControl
 from tests.unit.plain import kl_full
 
@@ -88,27 +80,21 @@ def test_every_name_has_a_formula():
         assert kl_penalty(torch.zeros(2), torch.zeros(2), kind).tolist() == [0.0, 0.0]
 
 
-def test_controllers():
-    fixed, adaptive = FixedKL(0.5), AdaptiveKL(target=6.0, horizon=1000.0)
-    doubling, dual = DoublingKL(target=0.01), DualKL(target=0.05, step_size=2.0)
-    assert fixed.next_coef(0.3, 99.0, 10) == 0.5  # a resumed run's command decides, not its checkpoint
-    assert adaptive.next_coef(0.2, 6.6, 100) == pytest.approx(0.2 * 1.01)  # error 0.1
-    assert adaptive.next_coef(0.2, 600.0, 100) == pytest.approx(0.2 * 1.02)  # clipped to 0.2
-    for kl, coef, after in ((0.015, 1.0, 1.0), (0.0151, 1.0, 2.0), (0.0066, 2.0, 1.0)):  # the thresholds are strict
-        assert doubling.next_coef(coef, kl, 1) == after
-    assert dual.next_coef(0.05, 0.1, 1) == pytest.approx(0.15)
-    assert dual.next_coef(0.15, -9.0, 1) == 0.0  # projected: a negative multiplier would reward divergence
+CONTROL = {"kl_coef": 0.5, "target_kl": 6.0, "horizon": 1000.0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "coef", "kl", "expected"),
     [
-        ("fixed", FixedKL(0.3)),
-        ("adaptive", AdaptiveKL(4.0, 500.0)),
-        ("doubling", DoublingKL(4.0)),
-        ("dual", DualKL(4.0, 0.01)),
+        ("fixed", 0.3, 99.0, 0.5),  # the config decides, not the coefficient of the checkpoint
+        ("adaptive", 0.2, 6.6, 0.2 * 1.01),  # error 0.1, 100 sequences
+        ("adaptive", 0.2, 600.0, 0.2 * 1.02),  # clipped to 0.2
+        ("doubling", 1.0, 9.0, 1.0),  # the thresholds are strict
+        ("doubling", 1.0, 9.1, 2.0),
+        ("doubling", 2.0, 3.9, 1.0),
+        ("dual", 0.05, 11.0, 0.10),
+        ("dual", 0.15, -94.0, 0.0),  # projected: a negative multiplier would reward divergence
     ],
 )
-def test_controller_from_config(kind: str, expected: object):
-    config = KLControl(type=kind, kl_coef=0.3, target_kl=4.0, horizon=500.0)
-    assert make_kl_controller(config) == expected
+def test_next_kl_coef(kind: str, coef: float, kl: float, expected: float):
+    assert next_kl_coef(KLControl(type=kind, **CONTROL), coef, kl, 100) == pytest.approx(expected)

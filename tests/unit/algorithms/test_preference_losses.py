@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from alphaapollo.algorithms.bradley_terry import bradley_terry
 from alphaapollo.algorithms.preference_losses import (
     AnswerBatch,
+    bradley_terry,
     get_preference_loss,
     preference_loss_names,
     preference_metrics,
@@ -39,8 +40,10 @@ def odds(mean: float) -> float:
         ({"loss": "sigmoid", "beta": 0.5, "label_smoothing": 0.1}, [-0.9 * math.log(s(1)) - 0.1 * math.log(s(-1))]),
         ({"loss": "robust", "label_smoothing": 0.1}, [(-0.9 * math.log(s(0.2)) + 0.1 * math.log(s(-0.2))) / 0.8]),
         ({"loss": "ipo"}, [(2.0 - 5.0) ** 2]),
+        ({"loss": "ipo", "beta": 0.25}, [0.0]),  # 1 / (2 tau) = 2
         ({"loss": "ipo_mean"}, [(1 / 2 + 1 / 4 - 5.0) ** 2]),
         ({"loss": "hinge"}, [0.8]),
+        ({"loss": "hinge", "beta": 1.0}, [0.0]),
         ({"loss": "slic"}, [0.0]),
         ({"loss": "slic", "slic_delta": 3.0, "sft_coef": 0.5}, [1.0 + 0.5 * 4.0]),
         ({"loss": "sigmoid", "sft_coef": 0.5}, [-math.log(s(0.2)) + 0.5 * 2.0]),
@@ -60,6 +63,27 @@ def odds(mean: float) -> float:
 def test_by_hand(keys: dict, expected: list[float]):
     config = Preference(**keys)
     assert get_preference_loss(config.loss)(PAIR, config).losses.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_huge_margins_stay_finite():
+    logp = torch.tensor([-500.0, 0.0, 0.0, -500.0], requires_grad=True)
+    answers = AnswerBatch(logp, torch.ones(4), torch.tensor([True, False] * 2), torch.zeros(4))
+    losses = get_preference_loss("sigmoid")(answers, Preference(beta=1.0)).losses
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([500.0, 0.0])
+    assert logp.grad.tolist() == pytest.approx([-1.0, 1.0, 0.0, 0.0])
+
+
+def test_the_kl_of_kto_is_at_least_zero():
+    config = Preference(loss="kto")
+    below, zero = (replace(PAIR, kl=torch.tensor(value)) for value in (-1.0, 0.0))
+    assert get_preference_loss("kto")(below, config).losses.equal(get_preference_loss("kto")(zero, config).losses)
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("robust", 0.5), ("exo_pair", 0.0), ("exo_pair", 1.0)])
+def test_label_smoothing_outside_its_range_is_an_error(name: str, smoothing: float):
+    with pytest.raises(ValueError, match="label_smoothing"):
+        get_preference_loss(name)(PAIR, Preference(loss=name, label_smoothing=smoothing))
 
 
 @pytest.mark.parametrize("name", preference_loss_names())

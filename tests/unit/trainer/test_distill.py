@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.keys import with_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
@@ -54,7 +53,6 @@ async def distances(config: Config) -> list[dict[str, float]]:
         plan=plan,
         workers=workers,
         estimator=plan.estimator,
-        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         progress=Progress(kl_coef=0.0),
         console=Console(Terminal(quiet=True)),
     )

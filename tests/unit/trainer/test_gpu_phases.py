@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
@@ -236,7 +235,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         goal=Goal(1),
         stream=PromptStream(1, seed=0, shuffle=False),
         estimator=get_estimator("gae" if critic else "grpo"),
-        kl_controller=make_kl_controller(whole.algorithm.kl_ctrl),
         progress=Progress(),
         saving=BackgroundCheckpoint(
             CheckpointFolder(folder, 1),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
@@ -74,7 +73,6 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         progress=Progress(kl_coef=1e-3),
         iterations_skipped=0,
         estimator=get_estimator("gae"),
-        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         console=Console(),
     )
 
