@@ -57,6 +57,16 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
     return rollout.model_copy(update={"dtype": dtype, "num_engines": engines, "enforce_eager": eager})
 
 
+def resolve_inference_rollout(
+    rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
+) -> Rollout:
+    """Like resolve_rollout, with the engines' threads, for a run without trainer: engines never sleep."""
+    rollout = resolve_rollout(rollout, model, device, num_gpus)
+    threads = engine_threads(rollout, num_cores, nnodes, own_cores=False)
+    alone = {"colocate": False, "free_cache_engine": False, "router_replay": False}
+    return rollout.model_copy(update=alone | {"cpu_threads": threads})
+
+
 def chosen_attention(model: Model) -> Attention:
     """The attention kernel of a resolved section."""
     assert model.attention != "auto", "resolve_model comes first"
