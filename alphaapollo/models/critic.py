@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from alphaapollo.models.decoder import decoder_layers, hidden_states
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import FsdpRoot
+from alphaapollo.models.ulysses import gather
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -42,4 +43,4 @@ class ValueModel(FsdpRoot):
         """Value of the state before each response token, float32 (float64 stays) [n]."""
         states = hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
-        return micro.gather(values.t(), micro.states)[0].clone()  # not a view, because FSDP hooks the output
+        return gather(values.t(), micro.states, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output

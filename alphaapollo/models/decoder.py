@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from alphaapollo.models.attention.backends import decoder_arguments
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.ulysses import TokenPositions
+from alphaapollo.models.ulysses import LocalTokens
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def hidden_states(decoder: nn.Module, micro: MicroBatch, positions: TokenPositions) -> Tensor:
-    """Hidden states of this rank's tokens of `positions`, after all layers. -> [m, H]"""
+def hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) -> Tensor:
+    """Hidden states of this rank's tokens of `tokens`, after all layers. -> [m, H]"""
     output: Any = decoder(
         input_ids=micro.token_ids,
         position_ids=micro.position_ids,
@@ -23,7 +23,7 @@ def hidden_states(decoder: nn.Module, micro: MicroBatch, positions: TokenPositio
         **decoder_arguments(micro),
     )
     states: Tensor = output[0]
-    return states.flatten(0, 1).index_select(0, positions.local)
+    return states.flatten(0, 1).index_select(0, tokens.local)
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -11,7 +11,7 @@ columns, mask and matrices are complete on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -20,10 +20,8 @@ from torch import Tensor
 
 from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
-from alphaapollo.models.ulysses import SequenceGroup, TokenPositions, gather, local_positions
+from alphaapollo.models.ulysses import LocalTokens, SequenceGroup, local_positions
 from alphaapollo.utils.heartbeat import HEARTBEAT
-
-ALIGNMENT = 16  # bytes, of each array in a device copy
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,6 @@ class SegmentKeys:
     cu_seqlens: Tensor  # int32 [s + 1]
     index: Tensor  # int64 [sum lengths]: flat positions of these tokens, segment after segment
 
-    @property
-    def max_length(self) -> int:
-        return max(self.lengths)
-
 
 @dataclass(frozen=True, eq=False)
 class Packing:
@@ -47,10 +41,6 @@ class Packing:
     cu_seqlens: Tensor  # int32 [s + 1]
     lengths: list[int]  # [s]
     keys: SegmentKeys | None = None  # None: a segment attends to itself only
-
-    @property
-    def max_length(self) -> int:
-        return max(self.lengths)
 
 
 @dataclass(frozen=True)
@@ -66,8 +56,8 @@ class MicroBatch:
     is_real: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
     packing: Packing | None  # of complete segments; None: padded
-    states: TokenPositions  # n: tokens before the response tokens, with the states that predict them
-    ends: TokenPositions  # b: last token of each row
+    states: LocalTokens  # n: tokens before the response tokens, with the states that predict them
+    ends: LocalTokens  # b: last token of each row
     targets: Tensor  # int64 [m]: response tokens that this rank's states predict
     cells: Tensor  # int64 [n]: cell of each response token in the flattened response-aligned matrix [b, L]
     mask: Tensor  # float32 [n]: 1 on action tokens
@@ -81,10 +71,6 @@ class MicroBatch:
         """Scatter a flat column [n] into a response-aligned matrix [b, L], zero beyond each response."""
         shape = len(self.rows), int(self.rows.response_lengths.max())
         return flat.new_zeros(shape[0] * shape[1]).index_copy(0, self.cells, flat).view(shape)
-
-    def gather(self, local: Tensor, positions: TokenPositions) -> Tensor:
-        """Gather results at `positions` (states or ends) from the sequence-parallel group. [k, m] -> [k, p]"""
-        return gather(local, positions, self.sequence)
 
     def without_dummy(self, flat: Tensor) -> Tensor:
         """Drop the dummy's entries from a computed flat column [n]."""
@@ -100,215 +86,137 @@ class MicroBatchBuilder:
     sequence: SequenceGroup | None = None  # ranks that share every micro-batch
 
     def build(self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None) -> MicroBatch:
-        """Build the micro-batch of the rows at `positions`, with their part of `columns`."""
-        return build_micro_batch(rows, positions, self.padded, self.device, columns, self.sequence)
+        """Build the micro-batch of the rows at `positions` (the dummy if there are none), with their part of `columns`.
 
+        Copies to a GPU are asynchronous.
+        """
+        HEARTBEAT.tick()
+        is_dummy = not len(positions)
+        chosen = _DUMMY if is_dummy else rows.select(positions)
+        layout = _lay_out(chosen, self.padded, self.sequence.size if self.sequence else 1)
+        width = layout.token_ids.shape[1]
+        part = self.sequence.part(width) if self.sequence else slice(None)
+        responses = chosen.response_lengths
+        token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _counting(responses)
+        states = self._find_tokens(layout, token_index - 1)
+        targets = self._copy(chosen.token_ids[token_index])
+        cells = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _counting(responses)
+        experts = None if rows.routed_experts is None else _routed_experts(rows.routed_experts, chosen, layout)
+        return MicroBatch(
+            token_ids=self._copy(layout.token_ids[:, part]),
+            position_ids=self._copy(layout.position_ids[None, part]),
+            is_real=self._copy(layout.is_real[:, part] & (not is_dummy)),
+            routed_experts=None if experts is None else self._copy(experts[:, part]),
+            packing=self._packing(layout),
+            states=states,
+            ends=self._find_tokens(layout, chosen.token_offsets[1:] - 1),
+            targets=targets if states.own is None else targets[states.own],
+            cells=self._copy(cells),
+            mask=self._copy(chosen.action_mask.astype(np.float32)),
+            rollout_logprobs=self._copy(chosen.rollout_logprobs.astype(np.float32)),
+            columns=self._columns(columns or Columns(), rows, positions),
+            rows=chosen,
+            is_dummy=is_dummy,
+            sequence=self.sequence,
+        )
 
-def build_micro_batch(
-    rows: Rows,
-    positions: Sequence[int],
-    padded: bool,
-    device: torch.device,
-    columns: Columns[np.ndarray] | None = None,
-    sequence: SequenceGroup | None = None,
-) -> MicroBatch:
-    """Build the micro-batch of the rows at `positions` (the dummy if there are none), with one asynchronous copy.
+    def _copy(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()  # torch keeps it until the copy is complete
+        return tensor.to(self.device, non_blocking=True)
 
-    Args:
-        columns: columns of `rows`; the micro-batch gets those of its own rows.
-        sequence: ranks that share the micro-batch.
-    """
-    HEARTBEAT.tick()
-    is_dummy = not len(positions)
-    chosen = _DUMMY if is_dummy else rows.select(positions)
-    columns = columns or Columns()
-    given = _zero_columns(columns) if is_dummy else columns.select(rows, positions)
-    layout = _lay_out(chosen, padded, sequence)
-    responses = chosen.response_lengths
-    token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _counting(responses)
-    states, own_states = layout.find_tokens(token_index - 1)
-    ends, own_ends = layout.find_tokens(chosen.token_offsets[1:] - 1)
-    targets = chosen.token_ids[token_index]
-    arrays = {
-        "token_ids": layout.token_ids[:, layout.part],
-        "position_ids": layout.position_ids[None, layout.part],
-        "is_real": layout.is_real[:, layout.part] & (not is_dummy),
-        "cu_seqlens": segment_offsets(layout.lengths).astype(np.int32),
-        **layout.keys(),
-        "states": states,
-        "own_states": own_states,
-        "ends": ends,
-        "own_ends": own_ends,
-        "targets": targets[own_states],
-        "cells": np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _counting(responses),
-        "mask": chosen.action_mask.astype(np.float32),
-        "rollout_logprobs": chosen.rollout_logprobs.astype(np.float32),
-    }
-    if rows.routed_experts is not None:
-        arrays["routed_experts"] = layout.place(_routed_experts(rows, chosen))[:, layout.part]
-    tensors = copy_to_device(arrays | _columns_to_copy(given), device)
-    return MicroBatch(
-        token_ids=tensors["token_ids"],
-        position_ids=tensors["position_ids"],
-        is_real=tensors["is_real"],
-        routed_experts=tensors.get("routed_experts"),
-        packing=None if layout.is_padded else layout.packing(tensors),
-        states=TokenPositions(tensors["states"], tensors["own_states"] if sequence else None, len(targets)),
-        ends=TokenPositions(tensors["ends"], tensors["own_ends"] if sequence else None, len(chosen)),
-        targets=tensors["targets"],
-        cells=tensors["cells"],
-        mask=tensors["mask"],
-        rollout_logprobs=tensors["rollout_logprobs"],
-        columns=Columns(**{name: tensor for name, tensor in tensors.items() if name not in arrays}),
-        rows=chosen,
-        is_dummy=is_dummy,
-        sequence=sequence,
-    )
+    def _find_tokens(self, layout: _Layout, token_index: np.ndarray) -> LocalTokens:
+        """Find the tokens with these indices into the rows."""
+        flat = layout.flat[token_index]
+        if self.sequence is None:
+            return LocalTokens(self._copy(flat), None, len(flat))
+        local, own = local_positions(flat, layout.token_ids.shape[1], self.sequence.rank, self.sequence.size)
+        return LocalTokens(self._copy(local), self._copy(own), len(flat))
+
+    def _packing(self, layout: _Layout) -> Packing | None:
+        lengths, prefixes, keys = layout.lengths, layout.prefixes, None
+        if lengths is None:
+            return None
+        offsets = segment_offsets(lengths)
+        if prefixes is not None:
+            before = np.where(prefixes == np.arange(len(prefixes)), 0, lengths[prefixes])
+            starts = np.stack([offsets[prefixes], offsets[:-1]], axis=1).ravel()
+            sizes = np.stack([before, lengths], axis=1).ravel()
+            keys = SegmentKeys(
+                prefixes=prefixes.tolist(),
+                lengths=(before + lengths).tolist(),
+                cu_seqlens=self._copy(segment_offsets(before + lengths).astype(np.int32)),
+                index=self._copy(np.repeat(starts, sizes) + _counting(sizes)),
+            )
+        return Packing(self._copy(offsets.astype(np.int32)), lengths.tolist(), keys)
+
+    def _columns(self, columns: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[Tensor]:
+        """Columns as float32 (float64 stays), zeros for the dummy; trajectory ids stay integers and are left out if no
+        rows share one."""
+        given, copied = columns.select(rows, positions), {}
+        for name in (one.name for one in fields(given)):
+            column = getattr(given, name)
+            if column is None or (name == "trajectory_ids" and len(np.unique(column)) == len(column)):
+                continue
+            if name != "trajectory_ids":
+                column = column.astype(np.promote_types(column.dtype, np.float32))
+            copied[name] = self._copy(column if len(positions) else np.zeros(1, column.dtype))
+        return Columns(**copied)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Token layout of a micro-batch, and this rank's part of it."""
+    """Token layout of a micro-batch, complete."""
 
-    token_ids: np.ndarray  # int64 [b, T] or [1, T], complete
+    token_ids: np.ndarray  # int64 [b, T] or [1, T]
     position_ids: np.ndarray  # int64 [T]
     is_real: np.ndarray  # bool, shape of token_ids
     flat: np.ndarray  # int64 [sum T of the rows]: flat position of each token of the rows
-    lengths: np.ndarray  # int64 [s], of segments; packed: one more if T was padded
-    prefixes: np.ndarray | None  # int64 [s], index of each segment's prefix, if rows share prefixes
-    is_padded: bool
-    sequence: SequenceGroup | None
-
-    @property
-    def part(self) -> slice:
-        width = self.token_ids.shape[1]
-        return self.sequence.part(width) if self.sequence else slice(0, width)
-
-    def place(self, values: np.ndarray) -> np.ndarray:
-        """Arrange per-token values like token_ids, zero on padding. [sum T, ..] -> [b, T, ..]"""
-        placed = np.zeros((self.token_ids.size, *values.shape[1:]), dtype=values.dtype)
-        placed[self.flat] = values
-        return placed.reshape(*self.token_ids.shape, *values.shape[1:])
-
-    def find_tokens(self, token_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Flat positions of those tokens (indices into the rows) that this rank has, and which of them it has."""
-        flat = self.flat[token_index]
-        if self.sequence is None:
-            return flat, np.arange(len(flat))
-        return local_positions(flat, self.token_ids.shape[1], self.sequence.rank, self.sequence.size)
-
-    def keys(self) -> dict[str, np.ndarray]:
-        """Arrays of SegmentKeys; empty if rows share no prefixes."""
-        if self.prefixes is None:
-            return {}
-        starts, before = segment_offsets(self.lengths)[:-1], self._prefix_lengths(self.prefixes)
-        ranges = np.stack([starts[self.prefixes], starts], axis=1).ravel()
-        sizes = np.stack([before, self.lengths], axis=1).ravel()
-        return {
-            "key_index": np.repeat(ranges, sizes) + _counting(sizes),
-            "key_cu_seqlens": segment_offsets(before + self.lengths).astype(np.int32),
-        }
-
-    def packing(self, tensors: dict[str, Tensor]) -> Packing:
-        """Packing with its tensors on the device."""
-        keys = None
-        if self.prefixes is not None:
-            key_lengths = (self._prefix_lengths(self.prefixes) + self.lengths).tolist()
-            keys = SegmentKeys(self.prefixes.tolist(), key_lengths, tensors["key_cu_seqlens"], tensors["key_index"])
-        return Packing(tensors["cu_seqlens"], self.lengths.tolist(), keys)
-
-    def _prefix_lengths(self, prefixes: np.ndarray) -> np.ndarray:
-        """int64 [s]"""
-        return np.where(prefixes == np.arange(len(prefixes)), 0, self.lengths[prefixes])
+    lengths: np.ndarray | None = None  # int64 [s], of segments, one more if T was padded; None: padded rows
+    prefixes: np.ndarray | None = None  # int64 [s], index of each segment's prefix, if rows share prefixes
 
 
-def _lay_out(rows: Rows, padded: bool, sequence: SequenceGroup | None) -> _Layout:
-    size = sequence.size if sequence else 1
+def _lay_out(rows: Rows, padded: bool, multiple: int) -> _Layout:
+    """Lay out rows with T padded to a multiple of `multiple`. Packed: shared prefixes, then row remainders."""
+    if padded and rows.prefixes is None:
+        width = -(-int(rows.lengths.max()) // multiple) * multiple
+        is_real = np.arange(width) < rows.lengths[:, None]
+        token_ids = np.zeros(is_real.shape, dtype=np.int64)
+        token_ids[is_real] = rows.token_ids
+        return _Layout(token_ids, np.arange(width), is_real, np.flatnonzero(is_real))
+    lengths, segments, flat = rows.lengths, None, np.arange(len(rows.token_ids))
     if rows.prefixes is not None:
-        return _lay_out_shared(rows, rows.prefixes, size, sequence)
-    lengths = rows.lengths
-    needed = int(lengths.max() if padded else lengths.sum())
-    width = -(-needed // size) * size
-    if padded:
-        token_ids = np.zeros((len(lengths), width), dtype=np.int64)
-        is_real = np.arange(width) < lengths[:, None]
-        position_ids, flat = np.arange(width), np.flatnonzero(is_real)
-    else:
-        lengths = np.append(lengths, width - needed) if width > needed else lengths
-        token_ids = np.zeros((1, width), dtype=np.int64)
-        is_real = np.arange(width)[None] < needed
-        position_ids, flat = _counting(lengths), np.arange(needed)
-    token_ids[is_real] = rows.token_ids
-    return _Layout(token_ids, position_ids, is_real, flat, lengths, None, padded, sequence)
-
-
-def _lay_out_shared(rows: Rows, prefixes: Prefixes, size: int, sequence: SequenceGroup | None) -> _Layout:
-    """Prefixes, then row remainders. The width is padded to a multiple of `size`."""
-    _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
-    shared, own = prefixes.lengths[first], rows.lengths - prefixes.lengths
-    lengths = np.concatenate([shared, own])
+        lengths, segments, flat = _share_prefixes(rows, rows.prefixes)
     needed = int(lengths.sum())
-    width = -(-needed // size) * size
+    width = -(-needed // multiple) * multiple
+    token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
+    token_ids[0, flat], position_ids[flat] = rows.token_ids, _counting(rows.lengths)
+    if width > needed:
+        lengths = np.append(lengths, width - needed)
+        segments = None if segments is None else np.append(segments, len(segments))
+    return _Layout(token_ids, position_ids, np.arange(width)[None] < needed, flat, lengths, segments)
+
+
+def _share_prefixes(rows: Rows, prefixes: Prefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths and prefixes of the segments, and the flat position of each token of the rows: see _Layout."""
+    _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
+    lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
     starts = segment_offsets(lengths)[:-1]
     within = _counting(rows.lengths)  # position of each token in its row
     before = np.repeat(prefixes.lengths, rows.lengths)
     remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
     flat = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
-    token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
-    token_ids[0, flat], position_ids[flat] = rows.token_ids, within
-    segments = np.concatenate([np.arange(len(first)), family])
-    if width > needed:
-        lengths, segments = np.append(lengths, width - needed), np.append(segments, len(segments))
-    is_real = np.arange(width)[None] < needed
-    return _Layout(token_ids, position_ids, is_real, flat, lengths, segments, False, sequence)
+    return lengths, np.concatenate([np.arange(len(first)), family]), flat
 
 
-def _routed_experts(rows: Rows, chosen: Rows) -> np.ndarray:
-    """Experts of the chosen rows, zeros for the dummy; int32 instead of uint16, which torch hardly supports."""
-    assert rows.routed_experts is not None
-    experts = chosen.routed_experts
-    if experts is None:
-        experts = np.zeros((2, *rows.routed_experts.shape[1:]), dtype=rows.routed_experts.dtype)
-    return experts.astype(np.int32) if experts.dtype == np.uint16 else experts
-
-
-def _present(columns: Columns[np.ndarray]) -> dict[str, np.ndarray]:
-    named = {one.name: getattr(columns, one.name) for one in fields(columns)}
-    return {name: column for name, column in named.items() if column is not None}
-
-
-def _columns_to_copy(columns: Columns[np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns as float32 (float64 stays); trajectory ids stay integers and are left out if no rows share one."""
-    named = _present(columns)
-    ids = named.pop("trajectory_ids", np.zeros(0))
-    arrays = {name: column.astype(np.promote_types(column.dtype, np.float32)) for name, column in named.items()}
-    return arrays | ({"trajectory_ids": ids} if len(np.unique(ids)) < len(ids) else {})
-
-
-def _zero_columns(columns: Columns[np.ndarray]) -> Columns[np.ndarray]:
-    """A zero in each column that is present."""
-    return Columns(**{name: np.zeros(1, column.dtype) for name, column in _present(columns).items()})
-
-
-def copy_to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """Copy arrays to `device` in one transfer; the tensors are views of one buffer.
-
-    From pinned memory to a GPU, asynchronously: torch keeps the host buffer until the copy is done.
-    """
-    starts, total = {}, 0
-    for name, array in arrays.items():
-        starts[name] = total
-        total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    host = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for name, array in arrays.items():
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        host.numpy()[starts[name] : starts[name] + array.nbytes] = raw
-    buffer = host.to(device, non_blocking=True)
-    tensors = {}
-    for name, array in arrays.items():
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        tensors[name] = buffer[starts[name] : starts[name] + array.nbytes].view(dtype).view(array.shape)
-    return tensors
+def _routed_experts(given: np.ndarray, chosen: Rows, layout: _Layout) -> np.ndarray:
+    """Experts in the layout of token_ids, zeros for padding and the dummy. int32 instead of uint16, which torch hardly
+    supports."""
+    experts = np.zeros((layout.token_ids.size, *given.shape[1:]), np.int32 if given.dtype == np.uint16 else given.dtype)
+    if chosen.routed_experts is not None:
+        experts[layout.flat] = chosen.routed_experts
+    return experts.reshape(*layout.token_ids.shape, *given.shape[1:])
 
 
 def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: Prefixes | None = None) -> Rows:

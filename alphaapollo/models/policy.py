@@ -26,6 +26,7 @@ from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.sharding import FsdpRoot, shard
+from alphaapollo.models.ulysses import gather
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -61,7 +62,7 @@ class PolicyModel(FsdpRoot):
         if micro.sequence is None:
             return own
         present = {name: column for name, column in own._asdict().items() if column is not None}
-        gathered = micro.gather(torch.stack(list(present.values())), micro.states)
+        gathered = gather(torch.stack(list(present.values())), micro.states, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
         return own._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from alphaapollo.models.decoder import decoder_layers, hidden_states
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import FsdpRoot
+from alphaapollo.models.ulysses import gather
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,4 +28,4 @@ class ScoreModel(FsdpRoot):
     def forward(self, micro: MicroBatch) -> Tensor:
         """Score at the last token of each row, float32 [b]."""
         scores: Tensor = self.score(hidden_states(self.model, micro, micro.ends).float())
-        return micro.gather(scores.t(), micro.ends)[0].clone()  # not a view, because FSDP hooks the output
+        return gather(scores.t(), micro.ends, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output

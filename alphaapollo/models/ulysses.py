@@ -41,7 +41,7 @@ class SequenceGroup:
 
 
 @dataclass(frozen=True)
-class TokenPositions:
+class LocalTokens:
     """p tokens of a micro-batch, and the m of them that this rank has."""
 
     local: Tensor  # int64 [m]: flat positions in the rank's part of the micro-batch
@@ -81,14 +81,14 @@ def tokens_of_all_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
     return exchanged
 
 
-def gather(local: Tensor, positions: TokenPositions, sequence: SequenceGroup | None) -> Tensor:
+def gather(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -> Tensor:
     """Gather the columns of p tokens on every rank of the group. [k, m] -> [k, p]
 
     Differentiable if every rank computes the same from the result; a rank gets the gradient of its own columns.
     """
     if sequence is None:
         return local
-    gathered: Tensor = _Gather.apply(local, positions.own, positions.count, sequence)
+    gathered: Tensor = _Gather.apply(local, tokens.own, tokens.count, sequence)
     return gathered
 
 

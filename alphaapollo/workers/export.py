@@ -13,7 +13,7 @@ from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.export.hf_folder import export_critic, export_model
 from alphaapollo.models.export.verification import Kind, check_outputs, probe_tokens, transformers_outputs
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch, make_rows
+from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.reward_model import ScoreModel
 from alphaapollo.models.sharding import shard
@@ -64,13 +64,9 @@ def _write(
             export_model(output, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
         probe = probe_tokens(config.vocab_size, config.pad_token_id)
-        micro = probe_batch(probe)
+        builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
+        micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # all tokens but the first are its response
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)
         return probe, [float(value) for value in values]
     finally:
         leave_ranks()
-
-
-def probe_batch(token_ids: list[int]) -> MicroBatch:
-    """Micro-batch of one row, with all tokens but the first as its response."""
-    return build_micro_batch(make_rows([np.array(token_ids)], [1]), [0], padded=True, device=torch.device("cpu"))

@@ -28,7 +28,7 @@ from alphaapollo.data.batch import Rows  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
 from alphaapollo.engines.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.models.load import load_causal_lm  # noqa: E402
-from alphaapollo.models.micro_batch import build_micro_batch  # noqa: E402
+from alphaapollo.models.micro_batch import MicroBatchBuilder  # noqa: E402
 from alphaapollo.models.policy import PolicyModel  # noqa: E402
 from alphaapollo.rollout.context import append_context_rows  # noqa: E402
 from alphaapollo.types import Row, Sampling, Turn  # noqa: E402
@@ -75,7 +75,7 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
     """Mismatch metrics of trainer and engine, and the share of engine experts that the trainer would not choose."""
     columns, differs, chosen = [], 0.0, 0.0
     for row in range(len(rows)):
-        columns.append(policy(build_micro_batch(rows, [row], True, torch.device("cpu")), 1.0).logprobs.numpy())
+        columns.append(policy(MicroBatchBuilder(True, torch.device("cpu")).build(rows, [row]), 1.0).logprobs.numpy())
         assert policy.routers is not None and policy.routers.current is not None
         differs += float(policy.routers.current.num_changed)
         chosen += float(policy.routers.current.counts.sum())

@@ -17,7 +17,7 @@ from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
@@ -54,7 +54,7 @@ def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
     for own in ("padded", kind):
         model = load_causal_lm(Model(path=str(folder)), own, torch.bfloat16).to(device)
         policy = PolicyModel(model)
-        logprobs = policy(build_micro_batch(rows, list(range(6)), own == "padded", device), 1.0).logprobs
+        logprobs = policy(MicroBatchBuilder(own == "padded", device).build(rows, list(range(6))), 1.0).logprobs
         logprobs.sum().backward()
         results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
     check_near(*results)
@@ -76,7 +76,7 @@ def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
     results = []
     for layout in (replace(rows, prefixes=None), rows):
         policy.zero_grad()
-        logprobs = policy(build_micro_batch(layout, range(len(rows)), kind == "padded", device), 1.0).logprobs
+        logprobs = policy(MicroBatchBuilder(kind == "padded", device).build(layout, range(len(rows))), 1.0).logprobs
         logprobs.sum().backward()
         results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
     check_near(*results)
@@ -126,14 +126,14 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
 
 
 def test_a_micro_batch_goes_up_without_waiting(folder: Path):
-    """Rows and columns in one copy from pinned memory; a blocking one would raise."""
+    """Copies are asynchronous, from pinned memory; a blocking one would raise."""
     rows, device = Rows.from_rows(some_rows(6)), torch.device("cuda")
     columns = Columns(advantages=np.ones(rows.response_offsets[-1]), loss_weights=np.ones(6))
-    build_micro_batch(rows, [0, 1], False, device, columns)
+    MicroBatchBuilder(False, device).build(rows, [0, 1], columns)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        micro = build_micro_batch(rows, list(range(6)), False, device, columns)
+        micro = MicroBatchBuilder(False, device).build(rows, list(range(6)), columns)
         matrix = micro.to_matrix(micro.columns.advantages)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -17,7 +17,7 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.liger import ARCHITECTURES
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
@@ -47,7 +47,7 @@ def test_kernels_are_the_plain_layers(tmp_path: Path, name: str, attention: Any,
         model = load_causal_lm(Model(path=folder, use_liger=fused), attention, torch.bfloat16).to(device)
         policy = PolicyModel(model)
         assert ("Liger" in repr(model)) is fused
-        logprobs = policy(build_micro_batch(rows, list(range(6)), padded, device), 1.0).logprobs
+        logprobs = policy(MicroBatchBuilder(padded, device).build(rows, list(range(6))), 1.0).logprobs
         logprobs.sum().backward()
         results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
     check_near(*results)

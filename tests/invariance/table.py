@@ -21,7 +21,7 @@ from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import take_segments
 from alphaapollo.models.lm_head import TokenStats
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.metric_sums import MAX_SUFFIX
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
 from tests.invariance.views import Prepared, View
@@ -86,7 +86,7 @@ def micro_batches(prepared: Prepared, step: int, padded: bool):
     ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
     for rank, columns, flat in ranks:
         for positions in rank.mini_batches[step].micro_batches:
-            micro = build_micro_batch(rank.rows, positions, padded, torch.device("cpu"), columns)
+            micro = MicroBatchBuilder(padded, torch.device("cpu")).build(rank.rows, positions, columns)
             tokens = take_segments(flat, rank.rows.response_offsets, positions)
             yield micro, np.full(1, -1) if micro.is_dummy else tokens
 

@@ -68,8 +68,8 @@ def decoder_arguments(micro: MicroBatch) -> dict[str, Any]:
         "packing": packing,
         "cu_seq_lens_q": packing.cu_seqlens,
         "cu_seq_lens_k": packing.cu_seqlens,
-        "max_length_q": packing.max_length,
-        "max_length_k": packing.max_length,
+        "max_length_q": max(packing.lengths),
+        "max_length_k": max(packing.lengths),
     }
 
 
@@ -237,7 +237,7 @@ def _packed_arguments(call: AttentionCall) -> tuple[Any, ...]:
     rows, (key, value) = call.rows, call.segment_keys()
     keys = rows.keys or rows
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
-    return *tensors, rows.cu_seqlens, keys.cu_seqlens, rows.max_length, keys.max_length
+    return *tensors, rows.cu_seqlens, keys.cu_seqlens, max(rows.lengths), max(keys.lengths)
 
 
 def _flex(call: AttentionCall) -> Tensor:
@@ -296,7 +296,7 @@ def _for_sdpa(call: AttentionCall) -> AttentionCall:
     if call.softcap is not None or call.sinks is not None:
         return call.ungrouped()
     packing = call.packing
-    longest = call.query.shape[2] if packing is None else (packing.keys or packing).max_length
+    longest = call.query.shape[2] if packing is None else max((packing.keys or packing).lengths)
     has_mask = (call.window is not None and call.window < longest) or (packing is not None and packing.keys is not None)
     return call if sdpa_supports_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
 

@@ -8,7 +8,7 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.models.test_policy_model import some_rows
 from tests.unit.tiny import ARCHITECTURES
@@ -22,7 +22,7 @@ def computed(folder, layouts: list[list[int]], padded: bool) -> tuple[torch.Tens
     policy = PolicyModel(
         load_causal_lm(Model(path=str(folder), enable_gradient_checkpointing=False), attention, torch.float64)
     )
-    passes = [policy(build_micro_batch(some_rows(), rows, padded, CPU), 0.8).logprobs for rows in layouts]
+    passes = [policy(MicroBatchBuilder(padded, CPU).build(some_rows(), rows), 0.8).logprobs for rows in layouts]
     logprobs = torch.cat(passes)
     logprobs.sum().backward()
     return logprobs.detach(), torch.cat([one.grad.flatten() for one in policy.parameters() if one.grad is not None])

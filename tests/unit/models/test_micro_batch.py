@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from alphaapollo.data.batch import Columns, Rows
-from alphaapollo.models.micro_batch import build_micro_batch, copy_to_device
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.ulysses import SequenceGroup
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_padded_layout_by_hand():
         action_mask=rows.action_mask[:4],
         rollout_logprobs=rows.rollout_logprobs[:4],
     )
-    micro = build_micro_batch(short, [0, 1], True, CPU)
+    micro = MicroBatchBuilder(True, CPU).build(short, [0, 1])
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
     assert micro.states.local.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
@@ -40,7 +40,7 @@ def test_padded_layout_by_hand():
 
 
 def test_packed_layout_by_hand():
-    micro = build_micro_batch(two_rows(), [1, 0], False, CPU)
+    micro = MicroBatchBuilder(False, CPU).build(two_rows(), [1, 0])
     assert micro.token_ids.tolist() == [[9, 2, 3, 4, 5, 6, 7, 8]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert micro.packing is not None
@@ -50,7 +50,7 @@ def test_packed_layout_by_hand():
 
 
 def test_matrix_is_response_aligned_and_differentiable():
-    micro = build_micro_batch(two_rows(), [0, 1], True, CPU)
+    micro = MicroBatchBuilder(True, CPU).build(two_rows(), [0, 1])
     flat = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)
     matrix = micro.to_matrix(flat)
     assert matrix.tolist() == [[1.0, 2.0, 0.0], [3.0, 4.0, 5.0]]
@@ -62,7 +62,7 @@ def test_matrix_is_response_aligned_and_differentiable():
 def test_without_rows_there_is_a_dummy_of_weight_zero():
     for padded in (True, False):
         given = Columns(advantages=np.ones(5), loss_weights=np.ones(2), trajectory_ids=np.array([0, 0]))
-        micro = build_micro_batch(two_rows(), [], padded, CPU, given)
+        micro = MicroBatchBuilder(padded, CPU).build(two_rows(), [], given)
         assert micro.is_dummy
         assert micro.token_ids.shape == (1, 2)
         assert micro.to_matrix(torch.ones(1)).shape == (1, 1)
@@ -77,7 +77,7 @@ def test_columns_keep_their_values(dtype: type, there: torch.dtype):
     column = np.array([1, 2, 3, 4, 5], dtype=dtype)
     column.flags.writeable = False  # as arrays from Ray are
     given = Columns(returns=column, sequence_weights=np.array([0.5, 2.0]), trajectory_ids=np.array([7, 7]))
-    micro = build_micro_batch(two_rows(), [1, 0], True, CPU, given)
+    micro = MicroBatchBuilder(True, CPU).build(two_rows(), [1, 0], given)
     assert micro.to_matrix(micro.columns.returns).tolist() == [[3.0, 4.0, 5.0], [1.0, 2.0, 0.0]]
     assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
     assert micro.columns.returns.dtype == there
@@ -88,29 +88,15 @@ def test_columns_keep_their_values(dtype: type, there: torch.dtype):
 
 def test_rows_of_different_trajectories_need_no_ids():
     given = Columns(trajectory_ids=np.array([7, 7, 8])[[0, 2]])
-    assert build_micro_batch(two_rows(), [0, 1], True, CPU, given).columns.trajectory_ids is None
-
-
-def test_arrays_of_any_type_are_copied_at_once():
-    arrays = {
-        "a": np.arange(6).reshape(2, 3)[:, 1:],
-        "b": np.array([1, 2, 3], dtype=np.int32),
-        "none": np.zeros(0, dtype=np.int64),
-        "c": np.array([0.5], dtype=np.float32),
-    }
-    there = copy_to_device(arrays, CPU)
-    for name, array in arrays.items():
-        assert there[name].tolist() == array.tolist()
-        assert there[name].dtype == torch.from_numpy(array.copy()).dtype
-    assert len({tensor.untyped_storage().data_ptr() for tensor in there.values()}) == 1
+    assert MicroBatchBuilder(True, CPU).build(two_rows(), [0, 1], given).columns.trajectory_ids is None
 
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
     """Rows of 4 and 4 tokens over 3 ranks: padded to 6 per row, or packed into 9 with a last row of one."""
-    whole = build_micro_batch(two_rows(), [0, 1], padded, CPU)
+    whole = MicroBatchBuilder(padded, CPU).build(two_rows(), [0, 1])
     parts = [
-        build_micro_batch(two_rows(), [0, 1], padded, CPU, sequence=SequenceGroup(None, rank, 3)) for rank in range(3)
+        MicroBatchBuilder(padded, CPU, SequenceGroup(None, rank, 3)).build(two_rows(), [0, 1]) for rank in range(3)
     ]
     tokens = torch.cat([part.token_ids for part in parts], dim=1)
     assert tokens.tolist() == ([[5, 6, 7, 8, 0, 0], [9, 2, 3, 4, 0, 0]] if padded else [[5, 6, 7, 8, 9, 2, 3, 4, 0]])

@@ -8,7 +8,7 @@ import transformers
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder, build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertSizes, Routers, check_routers, load_balancing_loss
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from tests.unit.tiny import build_model, some_rows
@@ -90,7 +90,7 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
         router.norm_topk_prob = norm
     rows = Rows.from_rows(some_rows(3))
     forced = with_experts(rows, some_experts(rows, dtype=np.uint8 if padded else np.uint16))
-    stats = policy(build_micro_batch(forced, [2, 0, 1], padded, CPU), 1.0)
+    stats = policy(MicroBatchBuilder(padded, CPU).build(forced, [2, 0, 1]), 1.0)
     expected = []
     for row in (2, 0, 1):
         span = slice(rows.token_offsets[row], rows.token_offsets[row + 1])
@@ -103,7 +103,7 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     routing = policy.routers.current
     assert routing.counts.sum() == 2 * 2 * rows.lengths.sum()
     assert 0.1 < routing.num_changed / routing.counts.sum() < 0.9
-    own = policy(build_micro_batch(rows, [2, 0, 1], padded, CPU), 1.0)
+    own = policy(MicroBatchBuilder(padded, CPU).build(rows, [2, 0, 1]), 1.0)
     assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_changed == 0
     assert check_logprobs(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
 
@@ -116,7 +116,7 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
         assert policy.routers is not None
         policy.routers.needs_probabilities = True
         rows = Rows.from_rows(some_rows(3))
-        stats = policy(build_micro_batch(with_experts(rows, some_experts(rows)), [0, 1, 2], True, CPU), 1.0)
+        stats = policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), [0, 1, 2]), 1.0)
         routing = policy.routers.current
         assert routing is not None and routing.probabilities is not None
         tokens = routing.counts.sum() / 2
@@ -129,7 +129,7 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
 def test_the_dummy_and_padding_do_not_count(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
     rows = Rows.from_rows(some_rows(3))
-    policy(build_micro_batch(with_experts(rows, some_experts(rows)), [], True, CPU), 1.0)
+    policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), []), 1.0)
     assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_changed
 
 
@@ -138,7 +138,7 @@ def test_experts_of_another_shape_are_refused(model_folder):
     rows = Rows.from_rows(some_rows(1))
     other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
     with pytest.raises(ValueError, match=r"returned experts of shape \[3, 2\] .* but the model has \[2, 2\]"):
-        policy(build_micro_batch(other, [0], True, CPU), 1.0)
+        policy(MicroBatchBuilder(True, CPU).build(other, [0]), 1.0)
 
 
 SHAPE = {

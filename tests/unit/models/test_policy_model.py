@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder, build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
 from tests.unit.tiny import ARCHITECTURES
 
@@ -51,7 +51,7 @@ def test_logprobs_and_gradients_equal_the_plain_forward(model_folder, name: str,
     (weights * expected).sum().backward()
 
     policy = PolicyModel(load_causal_lm(Model(path=str(folder)), attention, torch.float32))
-    micro = build_micro_batch(rows, [0, 1, 2], attention == "padded", CPU)
+    micro = MicroBatchBuilder(attention == "padded", CPU).build(rows, [0, 1, 2])
     logprobs = policy(micro, 0.8).logprobs
     torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-5)
     (weights * logprobs).sum().backward()
@@ -66,7 +66,7 @@ def test_flex_gives_the_same_numbers_without_gradient(model_folder, name: str):
     expected, _ = plain_logprobs(folder, rows, 1.0)
     policy = PolicyModel(load_causal_lm(Model(path=str(folder)), "flex", torch.float32))
     with torch.no_grad():
-        logprobs = policy(build_micro_batch(rows, [0, 1, 2], False, CPU), 1.0).logprobs
+        logprobs = policy(MicroBatchBuilder(False, CPU).build(rows, [0, 1, 2]), 1.0).logprobs
     torch.testing.assert_close(logprobs, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         layer, "forward", lambda **kwargs: (seen.append(kwargs["attention_mask"]), forward(**kwargs))[1]
     )
-    policy(build_micro_batch(some_rows(), [0, 1, 2], False, CPU), 1.0)
+    policy(MicroBatchBuilder(False, CPU).build(some_rows(), [0, 1, 2]), 1.0)
     assert seen == [None]
 
 
@@ -91,7 +91,7 @@ def test_gradient_checkpointing_changes_nothing(model_folder):
         calls = []
         attention = policy.model.model.layers[0].self_attn
         attention.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        policy(build_micro_batch(rows, [0, 1, 2], True, CPU), 1.0).logprobs.sum().backward()
+        policy(MicroBatchBuilder(True, CPU).build(rows, [0, 1, 2]), 1.0).logprobs.sum().backward()
         assert len(calls) == (2 if checkpointing else 1)
         assert not attention.training  # no dropout
         gradients.append([p.grad for p in policy.parameters()])
@@ -145,7 +145,7 @@ def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.Monk
         model = Model(path=folder, enable_gradient_checkpointing=True, use_torch_compile=compiled)
         policy = PolicyModel(load_causal_lm(model, "sdpa", torch.float32))
         for positions in ([0, 1, 2], [0, 2]):
-            logprobs = policy(build_micro_batch(some_rows(), positions, False, CPU), 0.8).logprobs
+            logprobs = policy(MicroBatchBuilder(False, CPU).build(some_rows(), positions), 0.8).logprobs
             (torch.linspace(-1, 1, len(logprobs)) * logprobs).sum().backward()
         found.append([logprobs.detach(), *(parameter.grad for parameter in policy.parameters())])
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]

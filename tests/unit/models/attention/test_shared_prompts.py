@@ -21,7 +21,7 @@ from alphaapollo.models.attention.shared_prompts import causal_mask
 from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import Packing, build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.types import Row
 from tests.unit.tiny import ARCHITECTURES
@@ -46,7 +46,7 @@ def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Ro
 
 def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, reference=None) -> tuple[Tensor, list[Tensor]]:
     """All statistics [3, n], and the gradients of a weighted sum of them, flat."""
-    micro = build_micro_batch(rows, range(len(rows)), padded, CPU)
+    micro = MicroBatchBuilder(padded, CPU).build(rows, range(len(rows)))
     other = None
     if reference is not None:
         with torch.no_grad():
@@ -90,7 +90,7 @@ def test_flex_gives_the_same_numbers_without_gradient(model_folder):
     rows = draw_rows(2, 9, 9)
     with torch.no_grad():
         shared, plain = (
-            policy(build_micro_batch(one, range(len(rows)), False, CPU), 1.0).logprobs
+            policy(MicroBatchBuilder(False, CPU).build(one, range(len(rows))), 1.0).logprobs
             for one in (rows, replace(rows, prefixes=None))
         )
     torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-5)
@@ -100,7 +100,8 @@ def test_values_are_those_of_the_plain_layout(model_folder):
     critic = ValueModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32), seed=0)
     rows = draw_rows(3, 9, 9)
     shared, plain = (
-        critic(build_micro_batch(one, range(len(rows)), True, CPU)) for one in (rows, replace(rows, prefixes=None))
+        critic(MicroBatchBuilder(True, CPU).build(one, range(len(rows))))
+        for one in (rows, replace(rows, prefixes=None))
     )
     torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-5)
 
@@ -118,7 +119,7 @@ def three_rows() -> Rows:
 
 
 def test_shared_layout_by_hand():
-    micro = build_micro_batch(three_rows(), [0, 1, 2], True, CPU)
+    micro = MicroBatchBuilder(True, CPU).build(three_rows(), [0, 1, 2])
     assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
     assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
     assert micro.is_real.all()
@@ -134,13 +135,13 @@ def test_shared_layout_by_hand():
 
 
 def test_a_micro_batch_with_part_of_a_group():
-    micro = build_micro_batch(three_rows(), [1, 2], True, CPU)
+    micro = MicroBatchBuilder(True, CPU).build(three_rows(), [1, 2])
     assert micro.token_ids.tolist() == [[5, 6, 4, 9, 3, 2]]
 
 
 def test_packed_kernels_get_the_prefixes_as_keys(monkeypatch: pytest.MonkeyPatch):
     """varlen gets each segment's prefix and the segment itself as keys."""
-    packing = build_micro_batch(three_rows(), [0, 1, 2], False, CPU).packing
+    packing = MicroBatchBuilder(False, CPU).build(three_rows(), [0, 1, 2]).packing
     assert packing is not None
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
@@ -170,7 +171,7 @@ def _spans(offsets: Tensor) -> list[tuple[int, int]]:
 def test_windows_caps_and_sinks(extra: dict[str, Any]):
     """Each row by itself compared with its tokens in the shared layout."""
     rows = three_rows()
-    micro = build_micro_batch(rows, [0, 1, 2], True, CPU)
+    micro = MicroBatchBuilder(True, CPU).build(rows, [0, 1, 2])
     flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # where each row's tokens stand
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
