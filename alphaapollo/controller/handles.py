@@ -13,16 +13,16 @@ They are the same over Ray actors and in one process (ranks.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
-from alphaapollo.controller.ranks import Ranks, WorkerDied, resolve
+from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.data.batch import Columns, FinetuningBatch, FinetuningStep, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
@@ -40,23 +40,55 @@ if TYPE_CHECKING:  # the driver never imports the workers, which import torch mo
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 T = TypeVar("T")
-W = TypeVar("W", bound="TrainingWorker")
-L = TypeVar("L", bound="PolicyWorker | CriticWorker")
+W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
+M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")
+L = TypeVar("L", bound="TrainingWorker")
+R = TypeVar("R", bound="PolicyWorker | CriticWorker")
 B = TypeVar("B", bound=FinetuningBatch)
 
 
-class TrainedGroup(Generic[W]):
-    """A model that is trained. Each group of `sequence_parallel` consecutive ranks shares rows and gets one batch."""
+class WorkerGroup(Generic[W]):
+    """The workers of one role."""
 
-    name: str  # in traces
-
-    def __init__(self, ranks: Ranks[W], sequence_parallel: int = 1):
+    def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
+
+    async def memory(self) -> dict[str, float]:
+        """GiB, the maximum over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
+        every = await self.ranks.call(lambda worker: worker.memory())
+        return {name: max(own[name] for own in every) for name in every[0]}
+
+    async def close(self) -> None:
+        """End the workers' processes."""
+        await self.ranks.close()
+
+
+class ModelGroup(WorkerGroup[M]):
+    """A model on the training ranks. Each group of `sequence_parallel` consecutive ranks shares rows and gets one
+    batch."""
+
+    def __init__(self, ranks: Ranks[M], sequence_parallel: int = 1):
+        super().__init__(ranks)
         self.sequence_parallel = sequence_parallel
 
     async def offload(self) -> None:
         """End the model's phase on the GPUs: move what is offloaded to host memory and free cached memory."""
         await self.ranks.call(lambda worker: worker.offload())
+
+    async def _call_each(self, function: Callable[[M, T], Any], items: Sequence[T]) -> list[Any]:
+        """Call the function with each item on the ranks that share it. Returns one result per item."""
+        own = [item for item in items for _ in range(self.sequence_parallel)]
+        return (await self.ranks.call_each(function, own))[:: self.sequence_parallel]
+
+    async def _call(self, function: Callable[[M], Any]) -> list[Any]:
+        """Call the function on every rank. Returns one result per batch."""
+        return (await self.ranks.call(function))[:: self.sequence_parallel]
+
+
+class TrainedGroup(ModelGroup[L]):
+    """A model that is trained."""
+
+    name: str  # in traces
 
     async def save(self, folder: str) -> None:
         """Begin to write a checkpoint of the present weights, optimizer and schedule, each rank its part."""
@@ -69,6 +101,10 @@ class TrainedGroup(Generic[W]):
     async def load(self, folder: str) -> None:
         """Load a checkpoint, written by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def export(self, folder: str, form: LoraForm) -> None:
+        """Write a Hugging Face folder. form=adapter, with LoRA: peft's folder with the adapters only."""
+        await self.ranks.call(lambda worker: worker.export(folder, form))
 
     async def fingerprint(self) -> dict[str, tuple[str, float]]:
         """Digest and norm of the trained weights, and of each of their optimizer moments."""
@@ -86,38 +122,10 @@ class TrainedGroup(Generic[W]):
         name = self.name
         return flatten(await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}")))
 
-    async def memory(self) -> dict[str, float]:
-        """GiB, the maximum over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
-        return maximum(await self.ranks.call(lambda worker: worker.memory()))
-
-    async def close(self) -> None:
-        await self.ranks.close()
-
 
 async def wait_for_save(worker: TrainingWorker) -> float:
     """Seconds of the worker's last save, once it is written."""
     return await asyncio.wrap_future(worker.written())
-
-
-def probe_and_offload(worker: PolicyWorker, token_ids: list[int]) -> list[float]:
-    """Log-probs of the probe; the policy is offloaded afterwards."""
-    logprobs = worker.probe(token_ids)
-    worker.offload()
-    return logprobs
-
-
-def release_and_offload(worker: PolicyWorker) -> None:
-    """Free the buffers of the last weight sync, and offload the policy."""
-    worker.release_weights()
-    worker.offload()
-
-
-async def receive_and_confirm(worker: RolloutWorker, version: int, folder: str) -> WeightReceipt:
-    """The weights that an engine has, after it has loaded those in `folder` (if one is given)."""
-    if folder:
-        await resolve(worker.receive_weights(folder))
-    receipt: WeightReceipt = await resolve(worker.confirm_weights(version))
-    return receipt
 
 
 class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
@@ -132,20 +140,14 @@ class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
     async def step(self, batches: Sequence[B], skip_bad: bool) -> FinetuningStep:
         """One optimizer step over all ranks. skip_bad: leave out a step with a non-finite gradient instead of raising
         FloatingPointError."""
-        own = repeat_per_rank(batches, self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, batch: worker.step(batch, skip_bad), own))[0]
+        return (await self._call_each(lambda worker, batch: worker.step(batch, skip_bad), batches))[0]
 
     async def evaluate(self, batches: Sequence[B]) -> dict[str, float]:
         """The sums over all ranks that a step would report for these batches."""
-        own = repeat_per_rank(batches, self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, batch: worker.evaluate(batch), own))[0]
-
-    async def export(self, folder: str, form: LoraForm) -> None:
-        """Write a Hugging Face folder. form=adapter, with LoRA: peft's folder with the adapters only."""
-        await self.ranks.call(lambda worker: worker.export(folder, form))
+        return (await self._call_each(lambda worker, batch: worker.evaluate(batch), batches))[0]
 
 
-class RLGroup(TrainedGroup[L]):
+class RLGroup(TrainedGroup[R]):
     """A model trained on rollouts, which gets its rows once per iteration. Columns (flat float32 arrays [sum
     responses]) are one per batch."""
 
@@ -155,12 +157,7 @@ class RLGroup(TrainedGroup[L]):
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send each rank its rows, once per iteration."""
-        own = repeat_per_rank(batches, self.sequence_parallel)
-        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
-
-    def _per_batch(self, results: list[np.ndarray]) -> list[np.ndarray]:
-        """One result per batch: ranks that share rows return the same one."""
-        return results[:: self.sequence_parallel]
+        await self._call_each(lambda worker, batch: worker.load_batch(batch), batches)
 
 
 class PolicyGroup(RLGroup["PolicyWorker"]):
@@ -174,32 +171,29 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the current weights."""
-        return self._per_batch(await self.ranks.call(lambda worker: worker.compute_log_probs()))
+        return await self._call(lambda worker: worker.compute_log_probs())
 
     async def compute_ref_log_probs(self, batches: Sequence[RankBatch] | None = None) -> list[np.ndarray]:
         """Log-probs under the reference, of the loaded rows or of `batches`."""
         if batches is None:
-            columns = await self.ranks.call(lambda worker: worker.compute_ref_log_probs())
-        else:
-            own = repeat_per_rank(batches, self.sequence_parallel)
-            columns = await self.ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), own)
-        return self._per_batch(columns)
+            return await self._call(lambda worker: worker.compute_ref_log_probs())
+        return await self._call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
 
     async def compute_teacher_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the teacher."""
-        return self._per_batch(await self.ranks.call(lambda worker: worker.compute_teacher_log_probs()))
+        return await self._call(lambda worker: worker.compute_teacher_log_probs())
 
     async def update(
         self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]], skip_bad: bool = False
     ) -> dict[str, float]:
         """Run the optimizer steps of one iteration over the loaded rows that `steps` name. Returns metrics over all
         ranks. skip_bad: leave out steps with a non-finite gradient instead of raising FloatingPointError."""
-        each = repeat_per_rank(list(zip(columns, steps, strict=True)), self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, own: worker.update(*own, skip_bad), each))[0]
+        each = list(zip(columns, steps, strict=True))
+        return (await self._call_each(lambda worker, own: worker.update(*own, skip_bad), each))[0]
 
     async def old_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows that the last update used as the sampling policy's."""
-        return self._per_batch(await self.ranks.call(lambda worker: worker.old_log_probs()))
+        return await self._call(lambda worker: worker.old_log_probs())
 
     async def hard_reset(self) -> None:
         """Copy the policy to the reference and reset the optimizer."""
@@ -211,15 +205,14 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
 
     async def release_weights(self) -> None:
         """Free the buffers of the last weight sync, after the engines have confirmed it, and offload the policy."""
-        await self.ranks.call(lambda worker: release_and_offload(worker))
+        await self.ranks.call(lambda worker: worker.release_weights())
+        await self.offload()
 
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1. Offloads the policy afterwards."""
-        return (await self.ranks.call(lambda worker: probe_and_offload(worker, token_ids)))[0]
-
-    async def export(self, folder: str, form: LoraForm) -> None:
-        """Write a Hugging Face folder. form=adapter, with LoRA: peft's folder with the adapters only."""
-        await self.ranks.call(lambda worker: worker.export(folder, form))
+        logprobs: list[float] = (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
+        await self.offload()
+        return logprobs
 
 
 class CriticGroup(RLGroup["CriticWorker"]):
@@ -229,47 +222,29 @@ class CriticGroup(RLGroup["CriticWorker"]):
 
     async def compute_values(self) -> list[np.ndarray]:
         """Values of the loaded rows' response tokens under the current weights."""
-        return self._per_batch(await self.ranks.call(lambda worker: worker.compute_values()))
+        return await self._call(lambda worker: worker.compute_values())
 
     async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad: bool = False) -> dict[str, float]:
         """Run the optimizer steps of one iteration, as PolicyGroup.update does."""
-        each = repeat_per_rank(columns, self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, own: worker.update(own, skip_bad), each))[0]
+        return (await self._call_each(lambda worker, own: worker.update(own, skip_bad), columns))[0]
 
 
-class RewardModelGroup:
-    """The trained reward model; its weights never change. Batches as in TrainedGroup."""
-
-    def __init__(self, ranks: Ranks[RewardModelWorker], sequence_parallel: int = 1):
-        self.ranks = ranks
-        self.sequence_parallel = sequence_parallel
+class RewardModelGroup(ModelGroup["RewardModelWorker"]):
+    """The trained reward model; its weights never change."""
 
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
         """The score of each row's last token, float32 [R] per batch."""
-        own = repeat_per_rank(batches, self.sequence_parallel)
-        scores = await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), own)
-        return scores[:: self.sequence_parallel]
-
-    async def offload(self) -> None:
-        """As TrainedGroup.offload."""
-        await self.ranks.call(lambda worker: worker.offload())
-
-    async def memory(self) -> dict[str, float]:
-        return maximum(await self.ranks.call(lambda worker: worker.memory()))
-
-    async def close(self) -> None:
-        await self.ranks.close()
+        return await self._call_each(lambda worker, batch: worker.compute_scores(batch), batches)
 
 
-class EngineGroup:
+class EngineGroup(WorkerGroup["RolloutWorker"]):
     """The rollout workers. All samples of a group run on one engine, where they share their prompt's prefill."""
 
     def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
-        self.ranks = ranks
+        super().__init__(ranks)
         self.samples_in_flight = samples_in_flight  # maximum per engine; more would queue inside it
         self.dead: set[int] = set()  # indices of dead engines that have not been replaced
         self._balancer = LoadBalancer(ranks.size, samples_in_flight)
-        self._hold_weights: bool | None = None
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         """Generate one group on the least loaded engine, once it has capacity."""
@@ -306,9 +281,9 @@ class EngineGroup:
             for task in tasks:
                 task.cancel()
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         """Pause every engine between two tokens. Requests continue after `resume`, under the weights at that time."""
-        await self.ranks.call(lambda worker: worker.pause(keep_cache))
+        await self.ranks.call(lambda worker: worker.pause())
 
     async def resume(self) -> None:
         """Resume every engine."""
@@ -316,9 +291,7 @@ class EngineGroup:
 
     async def hold_weights(self) -> bool:
         """Whether the engines have weights; fake engines do not."""
-        if self._hold_weights is None:  # the answer never changes
-            self._hold_weights = all(await self.ranks.call(lambda worker: worker.holds_weights))
-        return self._hold_weights
+        return all(await self.ranks.call(lambda worker: worker.holds_weights))
 
     async def log_probs(self, token_ids: list[int]) -> list[list[float]]:
         """Log-prob of each token after the first, from each engine."""
@@ -327,7 +300,9 @@ class EngineGroup:
     async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]:
         """Wait until each engine has all weights of this version, and return their digests. folder: shared memory from
         which the engine loads them first, written by a training rank on its node."""
-        return await self.ranks.call(lambda worker: receive_and_confirm(worker, version, folder))
+        if folder:
+            await self.ranks.call(lambda worker: worker.receive_weights(folder))
+        return await self.ranks.call(lambda worker: worker.confirm_weights(version))
 
     async def sleep(self) -> None:
         """Free the GPUs for the trainers until the next publish. No effect on a CPU."""
@@ -356,9 +331,6 @@ class EngineGroup:
         """Stop recording, and return the spans of all workers."""
         return flatten(await self.ranks.call(lambda _: take_spans()))
 
-    async def memory(self) -> dict[str, float]:
-        return maximum(await self.ranks.call(lambda worker: worker.memory()))
-
     async def close(self, cleanup: Sequence[str] = ()) -> None:
         """Shut down the engines (their cores are separate processes), then the workers. cleanup: folders that each
         worker removes on its node."""
@@ -367,16 +339,6 @@ class EngineGroup:
         await self.ranks.close()
 
 
-def repeat_per_rank(items: Sequence[T], sequence_parallel: int) -> list[T]:
-    """One item per rank: ranks that share rows get the same one."""
-    return [item for item in items for _ in range(sequence_parallel)]
-
-
 def flatten(lists: Sequence[list[T]]) -> list[T]:
     """The items of all ranks in one list."""
     return [item for own in lists for item in own]
-
-
-def maximum(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The maximum of each metric over the ranks."""
-    return {name: max(own[name] for own in metrics) for name in metrics[0]}

@@ -88,7 +88,7 @@ class FakeEngine(InProcessEngine):
         while self._gate:
             await asyncio.shield(self._gate)
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         if self._gate is None:
             self._gate = asyncio.get_running_loop().create_future()
         for nap in self._running:

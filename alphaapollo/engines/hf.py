@@ -95,7 +95,7 @@ class HFEngine(InProcessEngine):
             unfinished = [request for request in batch if not (request.done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         self._paused = True  # takes effect after the current token
         if self._serving is not None:
             await asyncio.wait((self._serving,))

@@ -76,11 +76,11 @@ class Engine(Protocol):
         """Return the log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         """Pause between two tokens. Idempotent.
 
         Running requests keep their tokens and continue after `resume` with the weights received by then; new requests
-        wait. keep_cache: keep the KV cache of running requests instead of recomputing it.
+        wait. The KV cache of running requests is recomputed.
         """
         ...
 

@@ -170,10 +170,10 @@ class RolloutWorker:
         """Return the engine's log-prob of each token after the first, at temperature 1."""
         return await self.engine.log_probs(token_ids)
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         """Pause the engine between two tokens (engines/protocol.py) and the time limits of environments."""
         pause_time_limits()
-        await self.engine.pause(keep_cache)
+        await self.engine.pause()
 
     async def resume(self) -> None:
         """Continue after `pause`."""

@@ -38,7 +38,7 @@ class Engines(Protocol):
 
     async def hold_weights(self) -> bool: ...
 
-    async def pause(self, keep_cache: bool = False) -> None: ...
+    async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
 
@@ -60,7 +60,6 @@ class WeightPublisher:
     probe: list[int]  # token ids
     tolerance: float
     in_flight: bool = False  # requests may be running; they are paused
-    keep_cache: bool = False  # of the paused requests
     _before: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 
     async def publish(self, version: int) -> dict[str, float]:
@@ -95,7 +94,7 @@ class WeightPublisher:
 
     async def _pause(self) -> None:
         if self.in_flight:
-            await self.engines.pause(self.keep_cache)
+            await self.engines.pause()
 
     async def _resume(self) -> None:
         if self.in_flight:

@@ -68,8 +68,8 @@ class FakeEngineWorker:
         factory, services = get_environment("single_turn"), Services(score, Env())
         return await run_group(request, self.runner, lambda _: factory(services))
 
-    async def pause(self, keep_cache: bool = False) -> None:
-        await self.engine.pause(keep_cache)
+    async def pause(self) -> None:
+        await self.engine.pause()
 
     async def resume(self) -> None:
         await self.engine.resume()

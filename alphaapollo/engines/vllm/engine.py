@@ -45,7 +45,6 @@ class VllmEngine:
         self._asleep: set[str] = set()  # parts whose memory is freed: weights, kv_cache
         self._stale = False  # weights were freed and not received since
         self._paused = False
-        self._keeps_cache = False  # of running requests while paused
         self._adapter: LoRARequest | None = None  # LoRA adapter of all requests, with transport=adapter
 
     # start and end
@@ -232,7 +231,7 @@ class VllmEngine:
 
         adapter = self.spec.transport == "adapter"
         parts = await self._on_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
-        if not self._keeps_cache and not await self._await_core(self._llm.reset_prefix_cache()):
+        if not await self._await_core(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name}: the prefix cache could not be reset because requests were running")
         await self._await_core(self._llm.update_weight_version(str(version)))
         self._stale = False
@@ -276,15 +275,15 @@ class VllmEngine:
 
     # In-flight weight updates: vLLM keeps running requests and their tokens in its queue.
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         if not self._paused:
-            await self._await_core(self._llm.pause_generation(mode="keep", clear_cache=not keep_cache))
-            self._paused, self._keeps_cache = True, keep_cache
+            await self._await_core(self._llm.pause_generation(mode="keep", clear_cache=True))
+            self._paused = True
 
     async def resume(self) -> None:
         if self._paused:
             await self._await_core(self._llm.resume_generation())
-            self._paused = self._keeps_cache = False
+            self._paused = False
 
     # GPU memory shared with the trainer: running requests are kept, their cache is recomputed.
 

@@ -166,8 +166,8 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ho
     calls: list[str] = []
 
     class Recorder(Engine):
-        async def pause(self, keep_cache: bool) -> None:
-            calls.append(f"pause {keep_cache}")
+        async def pause(self) -> None:
+            calls.append("pause")
 
         async def resume(self) -> None:
             calls.append("resume")
@@ -182,8 +182,8 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ho
 
     engine = Recorder()
     engine.holds_weights = holds_weights
-    asyncio.run(replace(publisher(engine), in_flight=True, keep_cache=True).publish(1))
-    assert calls == ["pause True", "confirm", "resume", *["probe"] * holds_weights]
+    asyncio.run(replace(publisher(engine), in_flight=True).publish(1))
+    assert calls == ["pause", "confirm", "resume", *["probe"] * holds_weights]
     calls.clear()
     asyncio.run(publisher(engine).publish(1))
     assert calls == ["confirm", *["probe"] * holds_weights]

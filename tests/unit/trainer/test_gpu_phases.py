@@ -137,7 +137,7 @@ class Engine:
         self.gpu.note("log_probs", "weights", "cache")
         return [-1.0]
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         self.gpu.note("pause")
 
     async def resume(self) -> None:

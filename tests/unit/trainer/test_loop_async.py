@@ -60,7 +60,7 @@ class Engines:
         for index, request in enumerate(requests):
             yield index, await self.generate_group(request)
 
-    async def pause(self, keep_cache: bool = False) -> None:
+    async def pause(self) -> None:
         self.calls.append("pause")
 
     async def sleep(self) -> None:
