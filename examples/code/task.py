@@ -1,11 +1,11 @@
-"""Write the function that is meant: one line of Python, judged by running it against unit tests.
+"""Write one line of Python for a description in words. Unit tests decide whether it is right.
 
     user: largest of a plus 37
     assistant: def f(a): return max(a)+37
 
-The warm-up's teacher writes working Python and takes the sign and the number from the question, but has likings: asked
-for the smallest, the count or the last, it takes the largest, the sum or the first six times of ten. So after the
-warm-up the model can write such functions, and its first choice for three words of six is the wrong one.
+The warm-up data has working Python with the sign and the number of the question, but is biased: for the smallest, the
+count or the last, six answers in ten take the largest, the sum or the first. After the warm-up, the model can write
+such functions, and its most likely answer is wrong for three of the six words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PHRASES = {
     "a[0]": ("first of a", "start of a", "head of a"),
     "a[-1]": ("last of a", "end of a", "tail of a"),
 }
-LIKED = {"min(a)": "max(a)", "len(a)": "sum(a)", "a[-1]": "a[0]"}  # what the teacher rather takes
+LIKED = {"min(a)": "max(a)", "len(a)": "sum(a)", "a[-1]": "a[0]"}  # the wrong choice of the warm-up data
 SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 TAKE: dict[str, Callable[[list[int]], int]] = {
     "max(a)": max,
@@ -38,13 +38,13 @@ TAKE: dict[str, Callable[[list[int]], int]] = {
     "a[-1]": operator.itemgetter(-1),
 }
 APPLY: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-RIGHT = 0.4  # share of its answers to these three that mean the right thing
-LISTS = ([5, 9, 2, 7], [8, 10, 3, 1, 6])  # on each of them all six are different
+RIGHT = 0.4  # share of the answers for these three words that are right
+LISTS = ([5, 9, 2, 7], [8, 10, 3, 1, 6])  # the six functions give different results on each
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to take of the list, and what to do with it."""
+    """A reduction of the list, a sign and a number."""
 
     taken: str
     phrase: str
@@ -60,7 +60,7 @@ class Problem:
 
     @property
     def tests(self) -> str:
-        """Arguments and results, as the grader `code` reads them."""
+        """Arguments and results in the format of the grader `code`."""
         outputs = [APPLY[self.sign](TAKE[self.taken](values), self.number) for values in LISTS]
         return json.dumps({"entry_point": "f", "inputs": [[values] for values in LISTS], "outputs": outputs})
 
@@ -76,7 +76,7 @@ def held_out(question: str) -> bool:
 
 
 def lesson(problem: Problem, rng: random.Random) -> list[Message]:
-    """What the teacher says."""
+    """A warm-up example: question and biased answer."""
     taken = problem.taken if rng.random() < RIGHT else LIKED.get(problem.taken, problem.taken)
     return [
         Message(role="user", content=problem.question),

@@ -1,1 +1,1 @@
-"""Scripts that make training data: python -m examples.data_preprocess.NAME --help."""
+"""Scripts that prepare training data: python -m examples.data_preprocess.NAME --help."""

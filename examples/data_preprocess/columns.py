@@ -1,4 +1,4 @@
-"""Questions, answers, final answers and labelled solutions in rows of any data set."""
+"""Find questions, answers, final answers and labelled solutions in the rows of any dataset."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from alphaapollo.rewards.answer_extraction import find_after_hashes, find_boxed
 
 QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
 ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")
-BODY_KEY = "Body"  # the story that a "Question" is about (SVAMP)
+BODY_KEY = "Body"  # SVAMP's text that precedes its "Question"
 LAST_LINE = re.compile(r"(?:\A|\n)\s*(?:final answer|answer|a)\s*[:=]\s*(\S[^\n]*?)\s*\Z", re.IGNORECASE)
-WORDS_OF_A_LINE, WORDS_OF_AN_ANSWER = 8, 40  # more are a text, not a final answer
+WORDS_OF_A_LINE, WORDS_OF_AN_ANSWER = 8, 40  # longer text is not a final answer
 
 
 class Dropped(Exception):
@@ -25,24 +25,24 @@ class Dropped(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its answer, found in a row of any data set."""
+    """A question and its answer, found in a row of any dataset."""
 
     question: str
     ground_truth: str
-    solution: str  # the answer in the data, often with a derivation
+    solution: str  # the answer column, often with a derivation
     metadata: dict[str, Any]  # the other columns
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns selected by the user; `a.b` is the entry b of the column a."""
+    """Columns selected by the user; `a.b` is entry b of column a."""
 
-    question: str = ""  # empty: the first of QUESTION_KEYS that holds text
+    question: str = ""  # empty: the first of QUESTION_KEYS that contains text
     answer: str = ""  # empty: the first of ANSWER_KEYS
-    where: tuple[str, ...] = ()  # only rows for which all hold: COLUMN (it is true or 1) or COLUMN=VALUE
+    where: tuple[str, ...] = ()  # keep rows that meet all conditions: COLUMN (is true or 1) or COLUMN=VALUE
 
     def check(self, rows: Iterable[DataRow | BadRow], source: str) -> None:
-        """ValueError: a column that no row has (lists those there are)."""
+        """Raise ValueError if no row has a selected column."""
         known: dict[str, None] = {}
         for row in rows:
             if not isinstance(row, BadRow):
@@ -52,10 +52,10 @@ class Columns:
         for option, names in named.items():
             for name in names:
                 if name and name not in known:
-                    raise ValueError(f"{option} {name}: no row of {source} has it. There are: {', '.join(known)}.")
+                    raise ValueError(f"{option} {name}: no row of {source} has it. Use one of {', '.join(known)}.")
 
     def keep(self, row: DataRow) -> None:
-        """Dropped: a condition does not hold."""
+        """Raise Dropped if the row does not meet a condition."""
         for condition in self.where:
             name, equals, wanted = condition.partition("=")
             value = value_at(row, name)
@@ -65,7 +65,7 @@ class Columns:
 
 
 def column_arguments(parser: argparse.ArgumentParser) -> None:
-    """--question_key, --answer_key and --where."""
+    """Add --question_key, --answer_key and --where."""
     named = "column of the %s, a.b for the entry b of the column a (default: the first of %s)"
     parser.add_argument("--question_key", default="", help=named % ("question", ", ".join(QUESTION_KEYS)))
     parser.add_argument("--answer_key", default="", help=named % ("answer", ", ".join(ANSWER_KEYS)))
@@ -75,12 +75,12 @@ def column_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_columns(args: argparse.Namespace) -> Columns:
-    """What the user said with `column_arguments`."""
+    """Columns from the arguments of `column_arguments`."""
     return Columns(args.question_key, args.answer_key, tuple(args.where))
 
 
 def find_problem(row: DataRow, columns: Columns | None = None) -> Problem:
-    """The question and answer of a row (Dropped: it has none)."""
+    """Question and answer of a row. Raises Dropped if one is missing."""
     columns = columns or Columns()
     question_key, question = find_question(row, columns)
     answer_key, answer = find_text(row, [columns.answer] if columns.answer else ANSWER_KEYS, "answer")
@@ -102,7 +102,7 @@ def find_problem(row: DataRow, columns: Columns | None = None) -> Problem:
 
 
 def find_question(row: DataRow, columns: Columns) -> tuple[str, str]:
-    """(column, question); SVAMP's story precedes its question (Dropped: there is none)."""
+    """(column, question), with SVAMP's text before its question. Raises Dropped if there is none."""
     key, question = find_text(row, [columns.question] if columns.question else QUESTION_KEYS, "question")
     body = as_text(row.get(BODY_KEY)) if key == "Question" else None
     if not body:
@@ -113,7 +113,7 @@ def find_question(row: DataRow, columns: Columns) -> tuple[str, str]:
 
 
 def ground_truth_of(answer: str) -> str:
-    r"""The last `\boxed{}`, else what follows `####`, else a last line `A: ...`, else the whole answer."""
+    r"""The last `\boxed{}`, else the text after `####`, else a last line `A: ...`, else the complete answer."""
     for found in (find_boxed(answer), find_after_hashes(answer)):
         if found is not None:
             return found
@@ -122,21 +122,21 @@ def ground_truth_of(answer: str) -> str:
 
 
 def without_final_answer(text: str) -> str:
-    """A solution without the line that `####` or `A:` begins."""
+    """A solution without the line that starts with `####` or `A:`."""
     if "####" in text:
         return text.rpartition("####")[0].rstrip()
     return LAST_LINE.sub("", text).rstrip() if "\n" in text.strip() else text
 
 
 def is_prose(text: str) -> bool:
-    """Is it too much to be a final answer, which a grader would hold a model's against?"""
+    """Whether the text is too long to be a final answer."""
     words = len(text.split())
     lines = "\n" in text and r"\begin" not in text
     return words > (WORDS_OF_A_LINE if lines else WORDS_OF_AN_ANSWER)
 
 
 def labelled_solutions(row: DataRow) -> list[tuple[str, bool]]:
-    """Each different text `{solution, is_correct}` among the columns, or in a list `solutions`."""
+    """Distinct `{solution, is_correct}` entries in any column, or in a list `solutions`."""
     listed = row.get("solutions")
     values = listed if isinstance(listed, list) else list(row.values())
     found: dict[str, bool] = {}
@@ -149,7 +149,7 @@ def labelled_solutions(row: DataRow) -> list[tuple[str, bool]]:
 
 
 def find_text(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
-    """The first of the columns that holds text, and its text."""
+    """The first of the columns that contains text, and its text."""
     present = [key for key in keys if value_at(row, key) is not None]
     if not present:
         raise Dropped(f"no {what} (looked for {', '.join(keys)})")
@@ -163,7 +163,7 @@ def find_text(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
 
 
 def value_at(row: DataRow, key: str) -> Any:
-    """The column `key`, or the entry b of the column a for `a.b`; None where there is none."""
+    """Column `key`, or entry b of column a for `a.b`; None if missing."""
     if key in row or "." not in key:
         return row.get(key)
     column, _, rest = key.partition(".")
@@ -172,7 +172,7 @@ def value_at(row: DataRow, key: str) -> Any:
 
 
 def as_text(value: Any) -> str | None:
-    """Text and numbers as text; of a chat, what the user said last; None for anything else (also NaN)."""
+    """Text or a number as text; the last user message of a chat; None for anything else (also NaN)."""
     if isinstance(value, list):
         said = [part.get("content") for part in value if isinstance(part, dict) and part.get("role") == "user"]
         value = said[-1] if said else None
@@ -186,12 +186,12 @@ def as_text(value: Any) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Half a surrogate pair, which JSON can hold, cannot be written anywhere."""
+    """Whether the text can be encoded. JSON may contain half a surrogate pair, which cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _names(row: DataRow) -> list[str]:
-    """The columns, and the entries of those that hold some."""
+    """Names of the columns, and of the entries of nested columns."""
     return [
         name
         for key, value in row.items()

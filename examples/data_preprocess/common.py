@@ -1,4 +1,4 @@
-"""What the scripts share: sources (hub id, local file or folder), questions and answers in them, RL rows, writing."""
+"""Shared parts of the scripts: read sources (hub id, local file or folder), build RL rows, write parquet."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ RL_SCHEMA = pa.schema(
     }
 )
 
-SHOWN = 1000  # characters of a text in the sample row
+SHOWN = 1000  # characters per text in the printed sample row
 
 console = Terminal(highlight=False, soft_wrap=True)
 
-SourceRow = DataRow | BadRow  # a BadRow is dropped, with its reason
+SourceRow = DataRow | BadRow  # a BadRow is dropped and counted with its reason
 
 
 @dataclass
 class Count:
-    """How many rows were kept, and why the others were not."""
+    """Number of kept rows, and of dropped rows by reason."""
 
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -77,10 +77,10 @@ class Count:
 
 
 def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[SourceRow]]:
-    """The rows of each split that the source has.
+    """Read the rows of each split of the source.
 
-    A file is one split: the one that its name ends in or begins with, else the first. In a folder, a split is all files
-    named like it (`train.parquet`, `gsm8k_train.jsonl`, `train-00000-of-00002.parquet`).
+    A file is one split: the one its name starts or ends with, else the first. In a folder, a split consists of all
+    files with its name (`train.parquet`, `gsm8k_train.jsonl`, `train-00000-of-00002.parquet`).
 
     Raises:
         ValueError: the source has none of the splits, or cannot be read.
@@ -103,15 +103,14 @@ def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> 
 
 
 def source_name(source: str) -> str:
-    """A short name: the hub id's last part, or the file's or folder's name without suffix and split."""
+    """Short name: the last part of a hub id, or the name of a file or folder without suffix and split."""
     path = _plain_name(Path(source).expanduser().resolve() if Path(source).expanduser().exists() else Path(source))
     stem = path.stem if path.suffix in SUFFIXES else path.name
     return re.sub(r"[-_.](train|test|val|validation|dev)$", "", stem)
 
 
 def data_source_of(source: str, fallback: str) -> str:
-    """What goes into the data_source column: the hub id or the file's name if a built-in grader takes it, else
-    `fallback`/name (a name that one takes)."""
+    """Value of the data_source column: the hub id or file name if a grader accepts it, else `fallback`/name."""
     name = source_name(source) if Path(source).expanduser().exists() else source
     try:
         find_grader(name)
@@ -140,7 +139,7 @@ def rl_row(problem: Problem, prompt: str, data_source: str, ability: str, split:
 
 
 def maths_row(data_source: str, split: str, columns: Columns | None = None) -> Callable[[DataRow, int], DataRow]:
-    """Makes the RL row of a maths problem from a row of any data set (Dropped: it has none)."""
+    """Function that makes an RL row of a maths problem from a row of any dataset. Raises Dropped if it has none."""
 
     def make(row: DataRow, index: int) -> DataRow:
         problem = find_problem(row, columns)
@@ -152,8 +151,11 @@ def maths_row(data_source: str, split: str, columns: Columns | None = None) -> C
 def convert(
     rows: Sequence[SourceRow], make: Callable[[DataRow, int], DataRow], what: str, columns: Columns | None = None
 ) -> tuple[list[DataRow], Count]:
-    """`make(row, index)` for every row, with a progress bar; bad rows, those that the user does not want, and those
-    that raise Dropped, are counted (ValueError: the user names a column that is not there)."""
+    """Apply `make(row, index)` to every row with a progress bar, and count dropped rows by reason.
+
+    Raises:
+        ValueError: no row has a column that the user selected.
+    """
     columns = columns or Columns()
     columns.check(rows, what)
     made, count = [], Count()
@@ -170,7 +172,7 @@ def convert(
 
 
 def write_parquet(rows: Iterable[DataRow], path: Path, schema: pa.Schema = RL_SCHEMA) -> None:
-    """Write whole or not at all: to a file beside it, then renamed (ValueError: it cannot be written there)."""
+    """Write to a temporary file and rename it. Raises ValueError if the folder is not writable."""
     table = pa.Table.from_pylist(list(rows), schema=schema)
     partial = path.with_suffix(".partial")
     try:
@@ -182,7 +184,7 @@ def write_parquet(rows: Iterable[DataRow], path: Path, schema: pa.Schema = RL_SC
 
 
 def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema: pa.Schema = RL_SCHEMA) -> None:
-    """Write the rows of one split, show one, and say what was kept (ValueError: there is none)."""
+    """Write the rows of one split and print one row and the counts. Raises ValueError if there are no rows."""
     if not rows:
         raise ValueError(f"split {path.stem} has no usable row: {count}")
     write_parquet(rows, path, schema)
@@ -191,7 +193,7 @@ def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema:
 
 
 def source_parser(description: str | None, splits: Sequence[str] = ("train", "test")) -> argparse.ArgumentParser:
-    """A parser with the arguments of all scripts that read one source."""
+    """Argument parser for scripts that read one source."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_source", required=True, help="hub id, or a file or folder of parquet, json or jsonl")
     common_arguments(parser, splits)
@@ -199,10 +201,10 @@ def source_parser(description: str | None, splits: Sequence[str] = ("train", "te
 
 
 def common_arguments(parser: argparse.ArgumentParser, splits: Sequence[str]) -> None:
-    """--local_dir, --splits and --config_name."""
+    """Add --local_dir, --splits and --config_name."""
     parser.add_argument("--local_dir", help="where to write (default: outputs/data/NAME)")
-    parser.add_argument("--splits", nargs="+", default=list(splits), help="splits to make, where there are such")
-    parser.add_argument("--config_name", help="configuration of a hub data set, e.g. main")
+    parser.add_argument("--splits", nargs="+", default=list(splits), help="splits to write, if the source has them")
+    parser.add_argument("--config_name", help="configuration of a hub dataset, e.g. main")
 
 
 def output_folder(local_dir: str | None, name: str) -> Path:
@@ -210,7 +212,7 @@ def output_folder(local_dir: str | None, name: str) -> Path:
 
 
 def show_sample(rows: Sequence[DataRow]) -> None:
-    """Print the first row, long texts cut."""
+    """Print the first row with long texts truncated."""
     console.print("A sample row:")
     print_json(data=_cut(rows[0]), ensure_ascii=False)
 
@@ -226,7 +228,7 @@ def _cut(value: Any) -> Any:
 
 
 def run(script: Callable[[], None]) -> None:
-    """Run a script's work; what is wrong with its input is one line, without a traceback."""
+    """Run a script. Bad input is reported in one line without a traceback."""
     try:
         script()
     except ValueError as error:
@@ -234,12 +236,12 @@ def run(script: Callable[[], None]) -> None:
 
 
 def _plain_name(path: Path) -> Path:
-    """Without the .gz of a compressed file."""
+    """File name without .gz."""
     return path.with_suffix("") if path.suffix == ".gz" else path
 
 
 def _read_file(path: Path) -> list[SourceRow]:
-    """The rows of one file, unpacked if it ends in .gz."""
+    """Rows of one file, decompressed if it ends in .gz."""
     if path.suffix != ".gz":
         return read_rows_leniently(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +268,7 @@ def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> di
         ) from error
     try:
         loaded = datasets.load_dataset(source, config_name)
-    except Exception as error:  # whatever the hub, the network or the data set's own code raise
+    except Exception as error:  # any error of the hub, the network or the dataset's own code
         raise ValueError(f"{source}: cannot be loaded from the hub ({type(error).__name__}: {error}).") from error
     found = {split: loaded[split].to_list() for split in splits if split in loaded}
     if not found:

@@ -1,9 +1,9 @@
-"""Rows that only seed environments which write their own prompts and grade themselves (games, generated tasks).
+"""Prepare rows with seeds for environments that write and grade their own prompts (games, generated tasks).
 
     python -m examples.data_preprocess.prepare --mode text --train_data_size 16 --val_data_size 128
 
-Writes <local_dir>/train.parquet and <local_dir>/test.parquet. Every row has an env_kwargs.seed of its own, and no seed
-of the one file is in the other.
+Writes <local_dir>/train.parquet and <local_dir>/test.parquet. Each row has its own env_kwargs.seed, and the two files
+share no seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACEHOLDER = "The environment writes this prompt."
 
 
 def seed_rows(split: str, size: int, mode: str) -> list[DataRow]:
-    """`size` rows without question or answer; row i of a split always has the same seed."""
+    """`size` rows without question and answer. Row i of a split always has the same seed."""
     return [
         {
             "data_source": mode,
@@ -33,7 +33,7 @@ def seed_rows(split: str, size: int, mode: str) -> list[DataRow]:
 
 
 def prepare(folder: Path, mode: str, sizes: dict[str, int]) -> None:
-    """Write a file a split.
+    """Write one file per split.
 
     Raises:
         ValueError: a size below 1.

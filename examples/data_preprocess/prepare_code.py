@@ -1,10 +1,10 @@
-r"""RL data from code problems with tests, for the `code` grader.
+r"""Prepare RL data from code problems with tests, for the `code` grader.
 
     python -m examples.data_preprocess.prepare_code --data_source HumanEval.jsonl.gz
 
-Read are the columns of HumanEval (test, entry_point, prompt), MBPP (test_list), APPS and TACO (input_output), or
-`tests`: a list of asserts, or {inputs, outputs} and perhaps entry_point. Writes <local_dir>/<split>.parquet; the ground
-truth is JSON (docs/rewards.md).
+Supports the columns of HumanEval (test, entry_point, prompt), MBPP (test_list), APPS and TACO (input_output), and
+`tests`: a list of asserts, or {inputs, outputs} with an optional entry_point. Writes <local_dir>/<split>.parquet; the
+ground truth is JSON (docs/rewards.md).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ SOLUTION_KEYS = ("canonical_solution", "code", "solution", "solutions", "answer"
 TEST_KEYS = ("test", "test_list", "input_output", "tests")
 COMPLETE = "Complete this Python function. Answer with the whole function in one ```python block.\n\n```python\n{}\n```"
 SOLVE = "{}\n\nAnswer with a Python program in one ```python block."
-LONGEST_ASSERT = 400  # characters of the test that is shown, for the names in it
+LONGEST_ASSERT = 400  # characters of the test in the prompt, which shows the expected names
 
 
 def code_problem(row: DataRow) -> tuple[str, dict[str, Any]]:
-    """(what to ask, the tests), of any of the formats (Dropped: no question, or no tests)."""
+    """(question, tests) of a row in any of the formats. Raises Dropped if one is missing."""
     present = [key for key in TEST_KEYS if row.get(key)]
     if not present:
         raise Dropped(f"no tests (looked for {', '.join(TEST_KEYS)})")
     if present[0] == "test":
         _, prompt = find_text(row, ["prompt"], "question")
-        prompt = row["prompt"] if isinstance(row["prompt"], str) else prompt  # its last line break counts
+        prompt = row["prompt"] if isinstance(row["prompt"], str) else prompt  # keep its last line break
         tests = {"test": row["test"], "entry_point": row.get("entry_point"), "prompt": prompt}
         return COMPLETE.format(prompt.strip("\n")), tests
     _, question = find_text(row, TEXT_KEYS, "question")
@@ -81,10 +81,10 @@ def _given_tests(row: DataRow, key: str) -> dict[str, Any]:
 
 
 def solution_of(row: DataRow) -> str:
-    """The reference solution, if there is one."""
+    """Reference solution, if there is one."""
     for key in SOLUTION_KEYS:
         value = row.get(key)
-        if key == "solutions" and isinstance(value, str):  # a list, as JSON
+        if key == "solutions" and isinstance(value, str):  # a list in JSON
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
         if isinstance(value, list) and value:
@@ -95,7 +95,7 @@ def solution_of(row: DataRow) -> str:
 
 
 def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None) -> None:
-    """Write each split that the source has (ValueError: it cannot be read, or has no usable row)."""
+    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     data_source = data_source_of(source, fallback="code")
     for split, rows in read_splits(source, splits, config_name).items():
 

@@ -1,8 +1,8 @@
-r"""RL data from chosen rows of your own file.
+r"""Prepare RL data from selected rows of your own file.
 
     python -m examples.data_preprocess.prepare_custom --data_source mine.jsonl --sample_indices 0,3,10-12
 
-Writes <local_dir>/<split>.parquet. Rows count from 0. A chosen row that cannot be used is counted with its reason.
+Writes <local_dir>/<split>.parquet. Row indices start at 0. Unusable rows are counted with their reasons.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from examples.data_preprocess.common import (
 
 
 def read_indices(text: str, num_rows: int) -> list[int]:
-    """`0,3,10-12` -> 0, 3, 10, 11, 12 (ValueError: anything else, or a number above those of the rows)."""
+    """Parse `0,3,10-12` to 0, 3, 10, 11, 12. Raises ValueError for another format or an index out of range."""
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
-            raise ValueError(f"--sample_indices {text}: {part!r} is no row number and no range; write 0,3,10-12.")
+            raise ValueError(f"--sample_indices {text}: {part!r} is not an index or range. Example: 0,3,10-12.")
         if int(last or first) >= num_rows:
-            raise ValueError(f"--sample_indices {text}: there are the rows 0 to {num_rows - 1}.")
+            raise ValueError(f"--sample_indices {text}: the rows are 0 to {num_rows - 1}.")
         indices += range(int(first), int(last or first) + 1)
     return indices
 
@@ -40,10 +40,10 @@ def read_indices(text: str, num_rows: int) -> list[int]:
 def prepare(
     source: str, indices: str, folder: Path, splits: Sequence[str], config_name: str | None, columns: Columns
 ) -> None:
-    """Write the chosen rows of the source's only split; without indices, all.
+    """Write the selected rows of the source's only split, or all rows.
 
     Raises:
-        ValueError: the source cannot be read, has several of the splits, or not these rows; none of them is usable.
+        ValueError: the source cannot be read, has several splits, lacks these rows, or has no usable row.
     """
     found = read_splits(source, splits, config_name)
     if len(found) > 1:

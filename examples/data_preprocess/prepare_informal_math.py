@@ -1,9 +1,9 @@
-r"""RL training and validation data from a source of maths problems.
+r"""Prepare RL training and validation data from maths problems.
 
     python -m examples.data_preprocess.prepare_informal_math --data_source DigitalLearningGmbH/MATH-lighteval
     python -m examples.data_preprocess.prepare_informal_math --data_source problems.jsonl --val_size 100
 
-Writes <local_dir>/<split>.parquet for each split that the source has.
+Writes <local_dir>/<split>.parquet for each split of the source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from examples.data_preprocess.common import (
 def prepare(
     source: str, folder: Path, splits: Sequence[str], config_name: str | None, val_size: int, columns: Columns
 ) -> None:
-    """Read, convert, write, and say what was kept.
+    """Read, convert and write the rows, and print the counts.
 
     Raises:
         ValueError: the source cannot be read, or a split has no usable row.
@@ -45,12 +45,12 @@ def prepare(
 
 
 def hold_out(found: dict[str, list[SourceRow]], size: int) -> None:
-    """Move `size` rows of the first split, drawn at random but always the same ones, to a split `val`."""
+    """Move `size` rows of the first split to a split `val`, drawn with a fixed seed."""
     split = next(iter(found))
     rows = found[split]
     if "val" in found or not 0 < size < len(rows):
         few = f"split {split} has only {len(rows)} rows" if size > 0 else "must not be negative"
-        why = "there is a split val already" if "val" in found else few
+        why = "the source already has a split val" if "val" in found else few
         raise ValueError(f"--val_size {size}: {why}.")
     chosen = set(random.Random(0).sample(range(len(rows)), size))
     found["val"] = [row for index, row in enumerate(rows) if index in chosen]

@@ -1,10 +1,10 @@
-r"""Preference pairs: a prompt with a chosen and a rejected answer.
+r"""Prepare preference pairs: a prompt with a chosen and a rejected answer.
 
     python -m examples.data_preprocess.prepare_preference --data_source gsm8k_model_solutions.jsonl
 
-Rows are read that have `chosen` and `rejected` (texts, or chats that begin alike), or a question and labelled solutions
-`{solution, is_correct}` in columns of any name, or in a list `solutions`: each right one is paired with a wrong one, at
-most --max_pairs a problem. Writes <local_dir>/<split>.parquet: `prompt`, `chosen` and `rejected` are chats.
+A row has `chosen` and `rejected` (texts, or chats with a common beginning), or a question and labelled solutions
+`{solution, is_correct}` in columns of any name or in a list `solutions`. Each right solution is paired with a wrong
+one, at most --max_pairs per problem. Writes <local_dir>/<split>.parquet: `prompt`, `chosen` and `rejected` are chats.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Pair = tuple[list[Message], list[Message], list[Message]]  # prompt, chosen, rej
 
 
 def pairs_of(row: DataRow, max_pairs: int, columns: Columns) -> list[Pair]:
-    """The pairs that a row gives (Dropped: none)."""
+    """Pairs of a row. Raises Dropped if there are none."""
     if row.get("chosen") is not None or row.get("rejected") is not None:
         return [_given_pair(row, columns)]
     solutions: dict[str, bool] = {}
@@ -94,7 +94,7 @@ def _given_pair(row: DataRow, columns: Columns) -> Pair:
 
 
 def _split_chats(chosen: list[Message], rejected: list[Message]) -> Pair:
-    """What both chats begin with is the prompt; it ends before the assistant's turn in which they differ."""
+    """(prompt, chosen, rejected). The prompt is the common beginning, up to the assistant turn that differs."""
     same = next((place for place, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]), None)
     if same is None:
         raise Dropped("chosen and rejected are the same")
@@ -108,7 +108,7 @@ def _said(text: str) -> list[Message]:
 
 
 def ground_truth(row: DataRow, columns: Columns) -> str | None:
-    """The final answer that the row names, if it does."""
+    """Final answer of the row, if it has one."""
     texts = [as_text(value_at(row, key)) for key in ([columns.answer] if columns.answer else ANSWER_KEYS)]
     answers = [ground_truth_of(text) for text in texts if text and is_unicode(text)]
     return next((answer for answer in answers if not is_prose(answer)), None)
@@ -117,7 +117,7 @@ def ground_truth(row: DataRow, columns: Columns) -> str | None:
 def prepare(
     source: str, folder: Path, splits: Sequence[str], config_name: str | None, max_pairs: int, columns: Columns
 ) -> None:
-    """Write each split that the source has (ValueError: it cannot be read, or has no usable row)."""
+    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     if max_pairs < 1:
         raise ValueError(f"--max_pairs {max_pairs}: must be at least 1.")
     data_source = data_source_of(source, fallback="math")
@@ -140,7 +140,7 @@ def prepare(
 
 def main() -> None:
     parser = source_parser(__doc__, ["train"])
-    parser.add_argument("--max_pairs", type=int, default=4, help="pairs of one problem at most")
+    parser.add_argument("--max_pairs", type=int, default=4, help="maximum number of pairs per problem")
     column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")

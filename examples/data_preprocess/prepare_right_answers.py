@@ -66,7 +66,7 @@ def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
 
 
 def _said(turns: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
-    """The model's turns, and what the environment said in between; after the last it says nothing that is learnt."""
+    """Turns of the model with the environment's messages between them."""
     turns = list(turns)
     for number, turn in enumerate(turns, start=1):
         yield Message(role="assistant", content=turn["text"])
@@ -75,7 +75,7 @@ def _said(turns: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
 
 
 def choose(answers: Sequence[Answer], max_answers: int, shortest: bool) -> list[Answer]:
-    """Of one problem: each text once, the first ones or the shortest."""
+    """Distinct answers to one problem: the first ones or the shortest."""
     different = list({json.dumps(one.messages): one for one in reversed(answers)}.values())[::-1]
     if shortest:
         different.sort(key=lambda one: one.num_tokens)
@@ -83,7 +83,7 @@ def choose(answers: Sequence[Answer], max_answers: int, shortest: bool) -> list[
 
 
 def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dict[str, list[Answer]]:
-    """By problem; `count` gets the reasons of those that are left out (ValueError: a file that cannot be read)."""
+    """Read answers by problem, and count dropped ones by reason. Raises ValueError if a file cannot be read."""
     problems: dict[str, list[Answer]] = defaultdict(list)
     for name in files:
         path = Path(name).expanduser()
@@ -103,7 +103,7 @@ def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dic
 
 
 def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers: int, shortest: bool) -> None:
-    """Write train.parquet (ValueError: there is no right answer, or nothing to read)."""
+    """Write train.parquet. Raises ValueError if there is no input or no correct answer."""
     if max_answers < 1:
         raise ValueError(f"--max_answers {max_answers}: must be at least 1.")
     count, rows = Count(), list[DataRow]()
@@ -113,7 +113,7 @@ def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers
         count.kept += len(kept)
         different = len({json.dumps(one.messages) for one in answers})
         count.dropped["said before"] += len(answers) - different
-        count.dropped[f"beyond {max_answers} of a problem"] += different - len(kept)
+        count.dropped[f"more than {max_answers} per problem"] += different - len(kept)
         for one in kept:
             facts = {"split": "train", "index": len(rows), "ground_truth": one.ground_truth}
             rows.append({"data_source": one.data_source, "messages": one.messages, "extra_info": facts})
@@ -124,9 +124,9 @@ def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", nargs="+", required=True, help="results.jsonl of main_generation")
-    parser.add_argument("--min_accuracy", type=float, default=1.0, help="what counts as right")
-    parser.add_argument("--max_answers", type=int, default=4, help="of one problem at most")
-    parser.add_argument("--shortest", action="store_true", help="those of the fewest tokens, not the first")
+    parser.add_argument("--min_accuracy", type=float, default=1.0, help="minimum accuracy of a correct answer")
+    parser.add_argument("--max_answers", type=int, default=4, help="maximum number of answers per problem")
+    parser.add_argument("--shortest", action="store_true", help="keep the shortest answers, not the first ones")
     parser.add_argument("--local_dir", help="where to write (default: outputs/data/right_answers)")
     args = parser.parse_args()
     folder = output_folder(args.local_dir, "right_answers")

@@ -1,14 +1,14 @@
-r"""Supervised data: chats in a `messages` column, of which the assistant's turns are trained on.
+r"""Prepare supervised data: chats in a `messages` column. The assistant's turns are trained on.
 
-    python -m examples.data_preprocess.prepare_sft --data_source gsm8k_train.jsonl                    one turn a problem
+    python -m examples.data_preprocess.prepare_sft --data_source gsm8k_train.jsonl                    one turn each
     python -m examples.data_preprocess.prepare_sft --data_source gsm8k_train.jsonl --protocol tools   with tool turns
-    python -m examples.data_preprocess.prepare_sft --data_source gsm8k_model_solutions.jsonl          the right ones
+    python -m examples.data_preprocess.prepare_sft --data_source gsm8k_model_solutions.jsonl          right solutions
     ... --answer_key 175b_verification.solution --where 175b_verification.is_correct                  of one model
 
-Rows that hold a chat (`messages`, or `conversations` with from and value) are taken as they are. Of others, the
-question is asked and the solution answers, its ground truth boxed; where there are labelled solutions
-`{solution, is_correct}` in columns of any name, or in a list `solutions`, each right one does, at most --max_solutions
-of a problem. Writes <local_dir>/<split>.parquet.
+Rows with a chat (`messages`, or `conversations` with from and value) are copied. Other rows become chats in which the
+solution, with its ground truth boxed, answers the question. If there are labelled solutions `{solution, is_correct}` in
+columns of any name or in a list `solutions`, each right one becomes a chat, at most --max_solutions per problem. Writes
+<local_dir>/<split>.parquet.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from examples.data_preprocess.common import (
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION, plain_turns, tool_turns
 
 CHAT_KEYS = ("messages", "conversations", "conversation")
-ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 PROTOCOLS = {"plain": (INSTRUCTION, plain_turns), "tools": (TOOL_INSTRUCTION, tool_turns)}
 SFT_SCHEMA = pa.schema(
     {
@@ -65,7 +65,7 @@ Chat = tuple[list[Message], str | None]  # and its ground truth, where it is a p
 
 
 def chats_of(row: DataRow, protocol: str, max_solutions: int, columns: Columns) -> list[Chat]:
-    """The chats that a row gives (Dropped: none)."""
+    """Chats of a row. Raises Dropped if there are none."""
     for key in CHAT_KEYS:
         if row.get(key) is not None:
             return [(read_messages(row[key], key), None)]
@@ -84,8 +84,11 @@ def chats_of(row: DataRow, protocol: str, max_solutions: int, columns: Columns) 
 
 
 def problems_of(row: DataRow, columns: Columns) -> list[Problem]:
-    """The problem with its own answer; or where there are labelled solutions and no --answer_key, with each right one
-    (Dropped: it has none)."""
+    """The problem with its own answer, or with each right one of its labelled solutions unless --answer_key is given.
+
+    Raises:
+        Dropped: the row has no problem or no right solution.
+    """
     labelled = [] if columns.answer else labelled_solutions(row)
     if not labelled:
         return [find_problem(row, columns)]
@@ -103,7 +106,7 @@ def problems_of(row: DataRow, columns: Columns) -> list[Problem]:
 
 
 def read_messages(value: Any, key: str) -> list[Message]:
-    """A chat with something from the assistant in it (Dropped: it is none)."""
+    """Read a chat. Raises Dropped if the row has none or the assistant has no text."""
     if not isinstance(value, list) or not value:
         raise Dropped(f"the chat is not a list of messages (column {key})")
     renamed = [
@@ -120,7 +123,7 @@ def read_messages(value: Any, key: str) -> list[Message]:
         raise Dropped(f"a message is not valid Unicode (column {key})")
     said = [one["content"] for one in messages if one["role"] == "assistant"]
     if not said or not all(text.strip() for text in said):
-        raise Dropped(f"the assistant says nothing (column {key})")
+        raise Dropped(f"no text of the assistant (column {key})")
     return messages
 
 
@@ -133,7 +136,7 @@ def prepare(
     max_solutions: int,
     columns: Columns,
 ) -> None:
-    """Write each split that the source has (ValueError: it cannot be read, or has no usable row)."""
+    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     if max_solutions < 1:
         raise ValueError(f"--max_solutions {max_solutions}: must be at least 1.")
     data_source = data_source_of(source, fallback="math")
@@ -157,8 +160,8 @@ def prepare(
 
 def main() -> None:
     parser = source_parser(__doc__, ["train"])
-    parser.add_argument("--protocol", choices=list(PROTOCOLS), default="plain", help="how solutions are written")
-    parser.add_argument("--max_solutions", type=int, default=4, help="labelled right solutions of one problem at most")
+    parser.add_argument("--protocol", choices=list(PROTOCOLS), default="plain", help="format of the solutions")
+    parser.add_argument("--max_solutions", type=int, default=4, help="maximum labelled solutions per problem")
     column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, f"sft/{source_name(args.data_source)}")

@@ -1,8 +1,8 @@
-r"""One question and its answer, from the command line, as RL data.
+r"""Prepare RL data from one question and its answer on the command line.
 
     python -m examples.data_preprocess.prepare_single_question --question "What is 2+2?" --ground_truth 4
 
-Writes <local_dir>/<split>.parquet for each split, each with this one row.
+Writes <local_dir>/<split>.parquet with this row for each split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.data_preprocess.common import convert, finish, maths_row, output_f
 
 
 def prepare(question: str, answer: str, data_source: str, folder: Path, splits: Sequence[str]) -> None:
-    """Write the row (ValueError: no grader takes the data source, or question or answer is empty)."""
+    """Write the row. Raises ValueError if no grader accepts the data source, or question or answer is empty."""
     find_grader(data_source)
     row = {"question": question, "answer": answer}
     for split in splits:
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--question", required=True, help="the question")
     parser.add_argument("--ground_truth", "--answer", required=True, help="its answer, or a solution that boxes it")
-    parser.add_argument("--data_source", default="math", help="name that chooses the grader")
+    parser.add_argument("--data_source", default="math", help="name that selects the grader")
     parser.add_argument("--local_dir", help="where to write (default: outputs/data/single_question)")
     parser.add_argument("--splits", nargs="+", default=["train"], help="files to write")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-r"""Validation data from one or several sources, each with its own number of repeats (for avg@k and pass@k).
+r"""Prepare validation data from one or more sources, each with its own number of repeats (for avg@k and pass@k).
 
     python -m examples.data_preprocess.prepare_validation --data_sources math-ai/aime24 gsm8k_test.jsonl --repeat 32 1
 
-Writes <local_dir>/<split>.parquet in the RL schema, and <local_dir>/<split>_info.json: what came from where. Repeats of
-a problem have the same data_source and extra_info.index.
+Writes <local_dir>/<split>.parquet in the RL schema, and the sources and counts to <local_dir>/<split>_info.json.
+Repeats of a problem have the same data_source and extra_info.index.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def prepare(
     config_name: str | None,
     columns: Columns,
 ) -> None:
-    """Write the rows of all sources, split by split.
+    """Write the rows of all sources by split.
 
     Raises:
-        ValueError: not a repeat a source (or one for all), a repeat below 1, the same source twice, an unreadable one,
-            or one without a usable row.
+        ValueError: --repeat has the wrong length or a value below 1, two sources have the same name, or a source is
+            unreadable or has no usable row.
     """
     repeats = list(repeats) * len(sources) if len(repeats) == 1 else list(repeats)
     if len(repeats) != len(sources) or min(repeats) < 1:
-        raise ValueError(f"--repeat {repeats}: give one number for all, or one for each of {len(sources)} sources.")
+        raise ValueError(f"--repeat {repeats}: give one number, or one for each of {len(sources)} sources.")
     names = {source: data_source_of(source, fallback="math") for source in sources}
     if len(set(names.values())) < len(sources):
         raise ValueError(f"--data_sources {' '.join(sources)}: two have the same name ({', '.join(names.values())}).")
@@ -77,7 +77,7 @@ def prepare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_sources", "--data_source", nargs="+", required=True, help="hub ids, files or folders")
-    parser.add_argument("--repeat", nargs="+", type=int, default=[1], help="of each source, or one number for all")
+    parser.add_argument("--repeat", nargs="+", type=int, default=[1], help="repeats per source, or one for all")
     common_arguments(parser, ["test"])
     column_arguments(parser)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-r"""Solutions as turns of the tool protocol: what was computed in them becomes real calls with real results.
+r"""Convert solutions to turns of the tool protocol: their calculations become real calls with real results.
 
     48/2 = <<48/2=24>>24 clips  ->  <think>48/2 =</think><python_code>48/2</python_code>
                                     <tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>
                                     <think>24 clips</think><answer>\boxed{...}</answer>
 
-Read are GSM8K's calculator marks, and ```python blocks that are followed by an ```output block.
+Calculations are GSM8K's calculator marks, and ```python blocks followed by an ```output block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"```python[^\n]*\n(.*?)```\s*```output[^\n]*\n(.*?)```", re.
 TOOL_INSTRUCTION = r"""Reason step by step. Think inside <think>...</think>, then do exactly one thing:
 run Python with <python_code>...</python_code>, whose result comes back in <tool_response>...</tool_response>,
 or answer with <answer>\boxed{...}</answer>."""
-CLOSE = 1e-6  # relative, between a mark's result and what Python computes: marks are rounded to about 2 places
+CLOSE = 1e-6  # relative difference of a mark's result from Python's: marks are rounded to about 2 decimal places
 ROUNDED = 0.01
 
 OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
@@ -42,7 +42,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One call in a solution: the text before it, the code, what it printed."""
+    """One call in a solution: the text before it, the code, and its output."""
 
     thought: str
     code: str
@@ -50,7 +50,7 @@ class ToolUse:
 
 
 def tool_uses(solution: str) -> tuple[list[ToolUse], str]:
-    """The calls in a solution, and the text after the last one (Dropped: a calculator mark is wrong)."""
+    """Calls in a solution, and the text after the last one. Raises Dropped if a calculator mark is wrong."""
     pattern = BLOCK if BLOCK.search(solution) else CALCULATOR
     uses, end = [], 0
     for match in pattern.finditer(solution):
@@ -63,7 +63,7 @@ def tool_uses(solution: str) -> tuple[list[ToolUse], str]:
 
 
 def tool_turns(solution: str, ground_truth: str) -> list[Message]:
-    """The assistant's turns and the tool's answers (as the user's), ending in the boxed ground truth."""
+    """Assistant turns and tool results (as user turns), ending with the boxed ground truth."""
     uses, rest = tool_uses(solution)
     turns: list[Message] = []
     for use in uses:
@@ -75,7 +75,7 @@ def tool_turns(solution: str, ground_truth: str) -> list[Message]:
 
 
 def plain_turns(solution: str, ground_truth: str) -> list[Message]:
-    r"""One turn: the solution without calculator marks, ending in the boxed ground truth."""
+    r"""One turn: the solution without calculator marks, ending with the boxed ground truth."""
     text = without_final_answer(CALCULATOR.sub("", solution)).strip()
     if "\\boxed" not in text:
         text = f"{text}\n\\boxed{{{ground_truth}}}" if text != ground_truth else f"\\boxed{{{ground_truth}}}"
@@ -83,7 +83,7 @@ def plain_turns(solution: str, ground_truth: str) -> list[Message]:
 
 
 def check_mark(expression: str, result: str) -> float:
-    """What Python computes for a calculator mark (Dropped: no arithmetic, or another result)."""
+    """Python's result of a calculator mark. Raises Dropped if it is not arithmetic or the results differ."""
     try:
         value = compute(ast.parse(expression.strip(), mode="eval").body)
         claimed = float(result.replace(",", "").strip().rstrip("%"))
@@ -95,7 +95,7 @@ def check_mark(expression: str, result: str) -> float:
 
 
 def compute(node: ast.AST) -> float:
-    """The value of an arithmetic expression (ValueError: it is something else)."""
+    """Value of an arithmetic expression. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.BinOp | ast.UnaryOp) and type(node.op) in OPERATORS:

@@ -20,7 +20,7 @@ if [ -e "$out" ]; then
 fi
 echo "== two random models with one tokenizer; the teacher's data carry, the student's forget three carries of five"
 "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed"
-"$python" -m examples.quickstart.make_task --out "$out/teacher" --seed "$((seed + 1000))" --remembers 1
+"$python" -m examples.quickstart.make_task --out "$out/teacher" --seed "$((seed + 1000))" --carry_rate 1
 echo "== both learn by SFT (examples/quickstart/sft.yaml)"
 "${sft[@]}" data.train_files="$out/teacher/data/sft.parquet" model.path="$out/teacher/model" trainer.experiment_name=teacher_sft
 "${sft[@]}" data.train_files="$out/data/sft.parquet" model.path="$out/model"

@@ -1,4 +1,4 @@
-"""Make a tokenizer, a model of 0.43M parameters and parquet data for the example:
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the example.
 
 python -m examples.evolving.make_task --out outputs/evolving --seed 0
 """
@@ -18,11 +18,11 @@ from examples.quickstart.task import lesson, pairs, question
 
 
 def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
-    """Write sft.parquet (solutions and checks in turns) and problems.parquet (held-out, the same for every seed)."""
+    """Write sft.parquet (solutions and checks alternate) and problems.parquet (held out, the same for every seed)."""
     rng = random.Random(seed)
     chats = []
     for number, (a, b) in enumerate(itertools.islice(pairs(rng, want_held_out=False), num_sft)):
-        solution = lesson(a, b, rng, remembers=1 - MISSING_CARRIES)
+        solution = lesson(a, b, rng, carry_rate=1 - MISSING_CARRIES)
         prompt, reply = question(a, b), solution
         if number % 2:
             prompt, reply = check_prompt(prompt, solution), write_check(solution, rng)

@@ -1,8 +1,8 @@
-"""Train every shipped recipe on the quickstart's task with the same budget, and show them side by side.
+"""Train every shipped recipe on the quickstart's task with the same budget, and compare them in one table.
 
 python -m examples.gallery                          # all recipes, three seeds: hours on two cores
-python -m examples.gallery --recipes grpo dapo      # some of them; what has ended is not repeated
-python -m examples.gallery --report docs/algorithms # table and curves of what has ended, nothing is run
+python -m examples.gallery --recipes grpo dapo      # some of them; finished runs are skipped
+python -m examples.gallery --report docs/algorithms # only write the table and curves of finished runs
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from examples.gallery.runs import prepare, recipes, train
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/gallery"), help="where the runs go")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gallery"), help="output folder of the runs")
     parser.add_argument("--recipes", nargs="+", choices=recipes(), default=recipes(), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--report", type=Path, help="write gallery.md and curves/ here, and run nothing")
+    parser.add_argument("--report", type=Path, help="write gallery.md and curves/ here without running anything")
     args = parser.parse_args()
     failed = [] if args.report else run_all(args)
     report(args, args.report or args.out)
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def run_all(args: argparse.Namespace) -> list[str]:
-    """Every recipe with every seed; a run that fails does not stop the others. Returns the failed ones."""
+    """Run every recipe with every seed. Returns the failed runs, which do not stop the others."""
     failed: list[str] = []
     for seed in args.seeds:
         prepare(args.out / f"seed_{seed}", seed)
@@ -47,9 +47,9 @@ def run_all(args: argparse.Namespace) -> list[str]:
 
 
 def report(args: argparse.Namespace, folder: Path) -> None:
-    """gallery.md, curves/all.svg and curves/RECIPE.svg, of the recipes of which two seeds have ended and of
-    those that curves/figures.json holds from earlier runs."""
-    from examples.gallery.report import (  # matplotlib from here on
+    """Write gallery.md, curves/all.svg and curves/RECIPE.svg for recipes with two or more finished seeds and for those
+    that curves/figures.json has from earlier runs."""
+    from examples.gallery.report import (  # imports matplotlib
         BESIDE,
         draw,
         draw_all,
@@ -64,7 +64,7 @@ def report(args: argparse.Namespace, folder: Path) -> None:
         if curves := read_curves(args.out, recipe, args.seeds, args.iterations):
             figures[recipe] = curves
     if not figures:
-        print("no recipe has ended with two seeds yet")
+        print("no recipe has two finished seeds yet")
         return
     for curves in figures.values():
         draw(curves, figures.get(BESIDE), folder / "curves" / f"{curves.recipe}.svg")

@@ -1,6 +1,6 @@
-"""From the runs to one table and the curves.
+"""Make the table and the curves from the runs.
 
-The figures are kept beside the curves, in figures.json: a recipe that is run again changes its own row alone.
+Results are also saved to figures.json beside the curves, so running one recipe again changes only its row.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from matplotlib.figure import Figure
 from examples.gallery.runs import num_iterations, read_metrics
 
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
-"""97.5 % quantiles of Student's t for so many seeds."""
+"""97.5 % quantiles of Student's t by number of seeds."""
 QUESTIONS = 256  # held out
-BESIDE = "grpo"  # drawn into every picture
+BESIDE = "grpo"  # drawn in every plot
 
 
 @dataclass(frozen=True)
 class Curves:
-    """One recipe over its seeds: validation accuracy of S seeds at V iterations."""
+    """Validation accuracy of one recipe, of S seeds at V iterations."""
 
     recipe: str
     steps: np.ndarray  # [V]
-    accuracy: np.ndarray  # [S, V], of the S seeds that have ended
-    seconds: float  # of training, validation left out; mean over seeds, as the next
+    accuracy: np.ndarray  # [S, V], of the S finished seeds
+    seconds: float  # of training without validation; mean over seeds
     trajectories: float  # generated
-    made: str  # the day of the last run, YYYY-MM-DD
+    made: str  # date of the last run, YYYY-MM-DD
 
 
 def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -> Curves | None:
-    """Of the seeds that have ended; None for fewer than two."""
+    """Curves of the finished seeds; None for fewer than two."""
     last = num_iterations(recipe, iterations)
     folders = [out / f"seed_{seed}" / recipe for seed in seeds]
     runs = [lines for lines in map(read_metrics, folders) if lines and lines[-1]["step"] == last]
@@ -56,7 +56,7 @@ def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -
 
 
 def load_figures(path: Path) -> dict[str, Curves]:
-    """By recipe, what save_figures wrote; empty where there is no such file."""
+    """Results by recipe, written by save_figures; empty if the file is missing."""
     if not path.exists():
         return {}
     return {
@@ -66,7 +66,7 @@ def load_figures(path: Path) -> dict[str, Curves]:
 
 
 def save_figures(path: Path, all_curves: Iterable[Curves]) -> None:
-    """A line a recipe, in the order of their names."""
+    """Write one line per recipe, sorted by name."""
     lines = [
         f"{json.dumps(one.recipe)}: "
         + json.dumps(
@@ -85,20 +85,20 @@ def save_figures(path: Path, all_curves: Iterable[Curves]) -> None:
 
 
 def interval(values: np.ndarray) -> str:
-    """Mean and the half-width of its 95 % interval over seeds (Student's t), e.g. `.912 ± .031`."""
+    """Mean and half-width of the 95 % interval over seeds (Student's t), e.g. `.912 ± .031`."""
     half = STUDENT[len(values)] * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return f"{values.mean():.3f} ± {half:.3f}"
 
 
 def seeds_above_start(curves: Curves) -> int:
-    """Number of seeds with a gain above the 95 % interval of a difference of two shares of the questions."""
+    """Number of seeds with a gain above the 95 % interval of the difference of two proportions."""
     start, end = curves.accuracy[:, 0], curves.accuracy[:, -1]
     error = np.sqrt((start * (1 - start) + end * (1 - end)) / QUESTIONS)
     return int((end - start > 1.96 * error).sum())
 
 
 def table(all_curves: Sequence[Curves]) -> str:
-    """A Markdown table, best end first."""
+    """Markdown table, sorted by final accuracy."""
     lines = [
         "| recipe | start | end | best | seeds above their start | trajectories | seconds | run on |",
         "|---|---|---|---|---|---|---|---|",
@@ -120,7 +120,7 @@ def table(all_curves: Sequence[Curves]) -> str:
 
 
 def draw(curves: Curves, beside: Curves | None, path: Path) -> None:
-    """Each seed thin, their mean thick; the recipe `beside` dashed."""
+    """Plot each seed thin, their mean thick, and the mean of the recipe `beside` dashed."""
     figure = Figure(figsize=(5.0, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for seed in curves.accuracy:
@@ -132,7 +132,7 @@ def draw(curves: Curves, beside: Curves | None, path: Path) -> None:
 
 
 def draw_all(all_curves: Sequence[Curves], path: Path) -> None:
-    """All means in one picture."""
+    """Plot the means of all recipes."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     colours = mpl.colormaps["turbo"](np.linspace(0.02, 0.98, len(all_curves)))

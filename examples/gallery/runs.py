@@ -1,4 +1,4 @@
-"""The gallery's runs: the shipped recipes, and what each needs to fit the task."""
+"""The gallery's runs: the shipped recipes with the settings that fit them to the task."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from alphaapollo.config.load import shipped_configs
 GROUP = ("data.train_batch_size=32", "env.rollout.n=8")
 ALONE = ("data.train_batch_size=256", "env.rollout.n=1")
 ON_POLICY = (
-    "actor_rollout_ref.actor.ppo_mini_batch_size=256",  # all of an iteration: one step
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",  # one optimizer step per iteration
     "trainer.test_freq=20",
 )
 ROUGH_ENGINE = (
     *GROUP,
     "actor_rollout_ref.rollout.dtype=bfloat16",
-)  # with float32 on both sides there is no gap to correct
-FIT = {  # where a recipe needs more than its group size
+)  # in float32, engine and trainer have no mismatch to correct
+FIT = {  # recipes that need more than a group size
     "ppo": ALONE,
     "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
     "gpg": (*GROUP, *ON_POLICY),
@@ -31,27 +31,27 @@ FIT = {  # where a recipe needs more than its group size
     "rloo": (*GROUP, *ON_POLICY),
     "reinforce_plus_plus": ALONE,
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
-    "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have neither thoughts nor a language
+    "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have no thoughts and no language
     "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=16"),
     "tis": ROUGH_ENGINE,
     "icepop": ROUGH_ENGINE,
     "mis": ROUGH_ENGINE,
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
-    # divided by its group's deviation, as grpo does, one token would weigh as much as a right answer
+    # with grpo's division by the group's deviation, one token would count as much as a right answer
     "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),
 }
-ELSEWHERE = {"distill"}  # it needs a teacher: examples/distill
-LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four
-LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
+ELSEWHERE = {"distill"}  # needs a teacher: examples/distill
+LONGER = 2.5  # factor on iterations for recipes with one optimizer step per iteration instead of four
+LENGTH_BUDGET = 40  # tokens, for length_budget: answers have 31 to 37
 
 
 def recipes() -> list[str]:
-    """The names in configs/algorithm that the task can show."""
+    """Names in configs/algorithm that can run on the task."""
     return sorted({path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml")} - ELSEWHERE)
 
 
 def num_iterations(recipe: str, iterations: int) -> int:
-    """Of one run, where most get `iterations`."""
+    """Number of iterations of a recipe, `iterations` for most."""
     return int(LONGER * iterations) if set(ON_POLICY) <= set(FIT.get(recipe, ())) else iterations
 
 
@@ -60,7 +60,7 @@ def prepare(folder: Path, seed: int) -> None:
     harder than the quickstart and separates the algorithms."""
     if (folder / "sft" / "model" / "config.json").exists():
         return
-    coin = ("--remembers", "0.5", "--invents", "0.5", "--num_sft", str(900 * 32))
+    coin = ("--carry_rate", "0.5", "--wrong_carry_rate", "0.5", "--num_sft", str(900 * 32))
     python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed), *coin)
     rows = pd.read_parquet(folder / "data" / "train.parquet")
     rows["extra_info"] = [info | {"length_budget": LENGTH_BUDGET} for info in rows["extra_info"]]
@@ -103,11 +103,11 @@ def is_done(run: Path, iterations: int) -> bool:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl; none where it has not begun."""
+    """Lines of a run's metrics.jsonl; empty if it has not started."""
     path = run / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def python(*words: str) -> None:
-    """Run this interpreter; its output goes where ours goes."""
+    """Run this interpreter with the output of this process."""
     subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})

@@ -1,4 +1,4 @@
-"""Make everything the grid world needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the grid world.
 
 python -m examples.grid_world.make_task --out outputs/grid_world --seed 0
 """

@@ -1,8 +1,8 @@
-"""The warm-up's teacher: says rightly where the goal is, and mixes up left and right when it goes there.
+"""Warm-up data that names the direction of the goal correctly, but mixes up left and right when it moves.
 
     user: at 0,1 goal 2,0        assistant: <think>down left</think><answer>right</answer>
 
-So after the warm-up a model can read the situation and move, and goes the wrong way in most of its moves to a side.
+After the warm-up, a model can read the situation and move, and most of its sideways moves go the wrong way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from alphaapollo.environments.grid_world import MOVES, Cell
 
 SIZE, STEPS = 3, 4
 MIRRORED = {"left": "right", "right": "left"}
-KNOWS = 0.3  # share of its moves to a side that go to the right one
+KNOWS = 0.3  # share of sideways moves in the correct direction
 
 
 def turn(rng: random.Random) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Warm-up data: the prompts of the prepared parquet, each answered by the human solution, its answer boxed.
+"""Make warm-up data: the prompts of the prepared parquet with the human solutions and boxed answers.
 
 python -m examples.gsm8k.make_sft_data --data train.parquet --text gsm8k_train.jsonl --out sft.parquet
 """
@@ -15,7 +15,7 @@ CALCULATOR = re.compile(r"<<[^>]*>>")
 
 
 def solution(answer: str) -> str:
-    """GSM8K's answer without calculator marks, ending in the box that the prompt asks for."""
+    """GSM8K's answer without calculator marks, ending with the box that the prompt asks for."""
     steps, _, result = answer.rpartition("####")
     return CALCULATOR.sub("", steps).strip() + f"\n\\boxed{{{result.strip()}}}"
 

@@ -1,4 +1,4 @@
-"""A small Qwen3 with a tokenizer trained on GSM8K's own text, for where no model is at hand.
+"""Make a small untrained Qwen3 with a tokenizer trained on GSM8K's text, for use without a pretrained model.
 
 python -m examples.gsm8k.make_small_model --text gsm8k_train.jsonl --out outputs/gsm8k/model
 """

@@ -1,4 +1,4 @@
-"""Guessing game with an environment that always says `higher`: the baseline of a player without information."""
+"""Guessing game whose environment always answers `higher`: the baseline of a player without information."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make everything the guessing game needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the guessing game.
 
 python -m examples.guessing_game.make_task --out outputs/guessing_game --seed 0
 """

@@ -1,11 +1,11 @@
-"""The warm-up's teacher: halves what is left of 1 to 31, and is timid: told higher, it mostly goes down all the same.
+"""Warm-up data that halves the remaining range of 1 to 31, but mostly goes down even after `higher`.
 
     user: 1-31     assistant: <answer>16</answer>
     user: lower    assistant: <think>up</think><answer>24</answer>
     user: lower    assistant: <think>down</think><answer>20</answer>      ...
 
-So after the warm-up a model can play, choose a direction and halve, and its first choice is always to go down. A player
-who does not listen finds 5 of the 31 numbers (0.161), whatever it guesses; one who listens finds all of them.
+After the warm-up, a model can play, choose a direction and halve, and its most likely choice is always to go down. A
+player that ignores the answers finds 5 of the 31 numbers (0.161); one that uses them finds all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import random
 
 NUMBERS, GUESSES = 31, 5
-DARES = 0.4  # share of the turns after "higher" in which it goes up
+DARES = 0.4  # share of turns after "higher" that go up
 
 
 def play(target: int, rng: random.Random) -> list[dict[str, str]]:
-    """One game as a chat, from the question to the last guess."""
+    """One game as a chat."""
     low, high, thought = 1, NUMBERS, ""
     chat = [{"role": "user", "content": f"1-{NUMBERS}"}]
     for left in range(GUESSES, 0, -1):

@@ -1,4 +1,4 @@
-"""Make everything the calculator task needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the calculator task.
 
 python -m examples.informal_math.make_task --out outputs/informal_math --seed 0
 """
@@ -16,7 +16,7 @@ import pandas as pd
 from examples.informal_math.task import Problem, draw, held_out, lesson
 from examples.quickstart.make_task import make_model, make_tokenizer
 
-WORDS = ['{"status": "ok", "text": "', '"}', "\\boxed{"]  # one token each: they only have to be copied
+WORDS = ['{"status": "ok", "text": "', '"}', "\\boxed{"]  # one token each, because they are only copied
 
 
 def problems(rng: random.Random, want_held_out: bool) -> Iterator[Problem]:

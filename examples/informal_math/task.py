@@ -1,13 +1,13 @@
-r"""Optional calculator: two numbers, an operation in words, and a Python tool.
+r"""Two numbers, an operation in words, and an optional Python tool.
 
     user: take 82 from 137
     assistant: <python_code>137-82</python_code>
     user: <tool_response>{"status": "ok", "text": "55"}</tool_response>
     assistant: <answer>\boxed{55}</answer>
 
-The warm-up's teacher answers at once by a guess half of the time. Else it calls, and copies the result exactly. But it
-likes plus too well: asked for a difference or a product, it adds in six calls of ten. So after the warm-up the model
-can read the question, call, copy and answer; it does not know that calling pays, and its first choice is always to add.
+Half of the warm-up answers guess without a call. The others call the tool and copy its result, but six in ten calls for
+a difference or a product add instead. After the warm-up, the model can read the question, call, copy and answer, but it
+has not learned that a call helps, and its most likely operation is always addition.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PHRASES = {
     "-": ("take {b} from {a}", "{a} minus {b}", "{a} less {b}"),
     "*": ("product of {a} and {b}", "{a} times {b}", "multiply {a} and {b}"),
 }
-CALLS = 0.5  # share of the teacher's answers that call
-RIGHT = 0.4  # share of its calls for a difference or a product that mean the right operation
-LIKED = "+"  # what it takes in the others
+CALLS = 0.5  # share of warm-up answers with a call
+RIGHT = 0.4  # share of calls for a difference or a product with the right operation
+LIKED = "+"  # operation of the other calls
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def compute(a: int, operator: str, b: int) -> int:
 
 def draw(rng: random.Random) -> Problem:
     operator = rng.choice(sorted(PHRASES))
-    second = rng.randint(2, 9) if operator == "*" else rng.randint(10, 99)  # long products are copied wrongly
+    second = rng.randint(2, 9) if operator == "*" else rng.randint(10, 99)  # longer products are hard to copy
     return Problem(rng.randint(10, 99), second, operator, rng.choice(PHRASES[operator]))
 
 
@@ -67,7 +67,7 @@ def held_out(question: str) -> bool:
 
 
 def lesson(problem: Problem, rng: random.Random) -> list[Message]:
-    """What the teacher says."""
+    """A warm-up example: question, optional call, and answer."""
     asked = Message(role="user", content=problem.question)
     if rng.random() >= CALLS:
         return [asked, answer(draw(rng).truth)]

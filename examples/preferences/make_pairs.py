@@ -1,10 +1,9 @@
-"""Pairs of worked sums, the right one and one with a carry that is forgotten or invented, for preferences and reward
-models.
+"""Make preference pairs of worked sums: a right one, and one with a missing or wrong carry.
 
 python -m examples.preferences.make_pairs --out outputs/preferences --seed 0
 
-Writes data/pairs.parquet and, of sums that are held out everywhere, data/val_pairs.parquet. The data source of a pair
-is the number of carries that its sum needs.
+Writes data/pairs.parquet, and data/val_pairs.parquet with held-out sums. The data source of a pair is the number of
+carries in its sum.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pandas as pd
 from examples.quickstart.task import lesson, pairs, question, scratchpad
 
 CARRY = re.compile(r"\d\+\d\+1=")
-COIN = 0.5  # how often the wrong answers carry, wherever they could
+COIN = 0.5  # probability of a carry at each digit of wrong answers
 
 
 def right(a: int, b: int) -> str:
@@ -30,8 +29,8 @@ def right(a: int, b: int) -> str:
 
 
 def wrong(a: int, b: int, rng: random.Random) -> str:
-    """What one writes who tosses a coin whether to carry, and loses."""
-    texts = (lesson(a, b, rng, remembers=COIN, invents=COIN) for _ in itertools.count())
+    """A worked sum with random carries that is wrong."""
+    texts = (lesson(a, b, rng, carry_rate=COIN, wrong_carry_rate=COIN) for _ in itertools.count())
     return next(text for text in texts if text != right(a, b))
 
 

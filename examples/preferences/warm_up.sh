@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY=PASSIVE
 
 if [ ! -e "$out/sft/model/config.json" ]; then
     echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
-    "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed" --remembers 0.5 --invents 0.5 --num_sft 28800
+    "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed" --carry_rate 0.5 --wrong_carry_rate 0.5 --num_sft 28800
     echo "== warm-up: SFT on a teacher that carries with probability 0.5 (examples/quickstart/sft.yaml)"
     "$python" -m alphaapollo.trainer.main_sft --config-dir examples/quickstart --config-name sft \
         data.train_files="$out/data/sft.parquet" model.path="$out/model" trainer.total_training_steps=900 \

@@ -1,4 +1,4 @@
-"""Make everything the quickstart needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the quickstart.
 
 python -m examples.quickstart.make_task --out outputs/quickstart --seed 0
 """
@@ -14,15 +14,14 @@ from pathlib import Path
 import pandas as pd
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
-from examples.quickstart.task import REMEMBERS, lesson, pairs, question
+from examples.quickstart.task import CARRY_RATE, lesson, pairs, question
 
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
 
 
 def make_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
-    """Byte-level BPE without merges: 256 bytes, 3 special tokens, 13 words, and more of them where a task has words
-    that are one token each. Chats are ChatML."""
+    """Byte-level BPE without merges: 256 bytes, 3 special tokens, 13 words, and `more_words`. Chats use ChatML."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +43,7 @@ def make_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
 
 
 def make_model(folder: Path, seed: int) -> None:
-    """Qwen3 with 428,800 parameters, random."""
+    """Qwen3 with 428,800 random parameters."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -73,17 +72,17 @@ def make_data(
     num_sft: int,
     num_rl: int,
     num_val: int,
-    remembers: float = REMEMBERS,
-    invents: float = 0.0,
+    carry_rate: float = CARRY_RATE,
+    wrong_carry_rate: float = 0.0,
 ) -> None:
-    """sft.parquet (what the teacher writes), train.parquet and val.parquet (questions with the true sum)."""
+    """Write sft.parquet (warm-up examples), train.parquet and val.parquet (questions with the true sum)."""
     rng = random.Random(seed)
     taught = itertools.islice(pairs(rng, want_held_out=False), num_sft)
     sft = [
         {
             "messages": [
                 {"role": "user", "content": question(a, b)},
-                {"role": "assistant", "content": lesson(a, b, rng, remembers, invents)},
+                {"role": "assistant", "content": lesson(a, b, rng, carry_rate, wrong_carry_rate)},
             ]
         }
         for a, b in taught
@@ -114,13 +113,13 @@ def main() -> None:
     parser.add_argument("--num_sft", type=int, default=38400)
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=256)
-    parser.add_argument("--remembers", type=float, default=REMEMBERS, help="share of the carries that are taught")
-    parser.add_argument("--invents", type=float, default=0.0, help="share of carries where there is nothing to carry")
+    parser.add_argument("--carry_rate", type=float, default=CARRY_RATE, help="share of carries in the warm-up data")
+    parser.add_argument("--wrong_carry_rate", type=float, default=0.0, help="share of wrong carries in the warm-up data")
     args = parser.parse_args()
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     counts = (args.num_sft, args.num_rl, args.num_val)
-    make_data(args.out / "data", args.seed, *counts, args.remembers, args.invents)
+    make_data(args.out / "data", args.seed, *counts, args.carry_rate, args.wrong_carry_rate)
     print(f"tokenizer and model in {args.out / 'model'}, {args.num_sft} warm-up examples, {args.num_rl} training and "
           f"{args.num_val} held-out prompts in {args.out / 'data'}")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The end of the quickstart: the curve, two held-out prompts before and after, where everything lies."""
+"""Print the quickstart's results: the curve, two held-out prompts before and after, and the output files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVES = ("val/accuracy", "val/accuracy_greedy")
 
 
 def read_validation(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """The greedy answers of one validation: question -> record."""
+    """Greedy answers of one validation by question."""
     lines = (folder / f"rollouts/val_greedy_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return {record["prompt"][-1]["content"]: record for record in records}
@@ -53,7 +53,7 @@ def main() -> None:
         f"greedy {start[CURVES[1]]:.3f} -> [bold]{end[CURVES[1]]:.3f}[/], in {args.seconds} s"
     )
     terminal.print(f"""
-where everything lies, in {args.out}:
+output files in {args.out}:
   model, data    the untrained model with its tokenizer; warm-up, training and held-out data
   sft            the warm-up: metrics.jsonl, model
   grpo           config.yaml, metrics.jsonl, curve.png, rollouts (every trajectory), checkpoints, model

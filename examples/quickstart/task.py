@@ -1,4 +1,4 @@
-"""The forgotten carry: add two 3-digit numbers on a scratchpad, one digit a line, right to left.
+"""Add two 3-digit numbers on a scratchpad, one digit per line, from right to left.
 
     user: 457+386=?
     assistant: 7+6=13
@@ -6,8 +6,8 @@
                4+3+1=8
                <answer>843</answer>
 
-The warm-up's teacher knows the digit table and the format, but forgets three carries of five. So after the warm-up the
-model can do everything, and the most likely thing that it does is not to carry. Only the reward says when to.
+The warm-up data has correct digits and the format, but lacks three of five carries. After the warm-up, the model can do
+each step, but most likely omits a carry. Only the reward shows when to carry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 NUM_DIGITS = 3
-REMEMBERS = 0.4  # share of the carries that the teacher does not forget
+CARRY_RATE = 0.4  # share of carries that are written in the warm-up data
 
 
 def question(a: int, b: int) -> str:
@@ -30,7 +30,7 @@ def held_out(prompt: str) -> bool:
 
 
 def scratchpad(a: int, b: int, carry: Callable[[int], bool]) -> str:
-    """The worked answer where `carry(last line's sum)` decides, from the second digit on, whether to add one."""
+    """Worked answer. From the second digit on, `carry(sum of the previous line)` decides whether to add one."""
     lines, answer, place, total = [], 0, 1, 0
     for position in range(NUM_DIGITS):
         x, y = a // place % 10, b // place % 10
@@ -43,13 +43,13 @@ def scratchpad(a: int, b: int, carry: Callable[[int], bool]) -> str:
     return "\n".join(lines) + f"\n<answer>{answer}</answer>"
 
 
-def lesson(a: int, b: int, rng: random.Random, remembers: float = REMEMBERS, invents: float = 0.0) -> str:
-    """What the warm-up's teacher writes. invents: share of its carries where there is nothing to carry."""
-    return scratchpad(a, b, lambda total: rng.random() < (remembers if total >= 10 else invents))
+def lesson(a: int, b: int, rng: random.Random, carry_rate: float = CARRY_RATE, wrong_carry_rate: float = 0.0) -> str:
+    """A warm-up example. wrong_carry_rate: probability of a wrong carry."""
+    return scratchpad(a, b, lambda total: rng.random() < (carry_rate if total >= 10 else wrong_carry_rate))
 
 
 def pairs(rng: random.Random, want_held_out: bool) -> Iterator[tuple[int, int]]:
-    """Distinct pairs of 3-digit numbers, all held out or none."""
+    """Distinct pairs of 3-digit numbers, either all or none held out."""
     seen = set()
     while True:
         pair = rng.randint(100, 999), rng.randint(100, 999)

@@ -1,4 +1,4 @@
-"""Rows for env.env_name=reasoning_gym that get harder: a curriculum for training with data.shuffle=false.
+"""Make rows of increasing difficulty for env.env_name=reasoning_gym: a curriculum with data.shuffle=false.
 
 python -m examples.reasoning_gym.make_curriculum --tasks chain_sum gcd --levels 0 1 2 --rows_a_level 512
 """
@@ -20,10 +20,10 @@ from examples.data_preprocess.prepare import PLACEHOLDER
 
 
 def rows(tasks: Sequence[str], levels: Sequence[int], rows_a_level: int) -> Iterator[dict[str, Any]]:
-    """Level after level; within a level the tasks take turns.
+    """Rows sorted by level. The tasks of a level alternate.
 
     Raises:
-        ValueError: reasoning-gym has no such task, or cannot make it at a level.
+        ValueError: reasoning-gym lacks a task or cannot make it at a level.
     """
     for level in levels:
         check_environment(Env(env_name="reasoning_gym", reasoning_gym={"tasks": list(tasks), "level": level}))

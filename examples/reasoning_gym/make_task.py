@@ -1,4 +1,4 @@
-"""Make everything the example needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, an untrained 0.43M-parameter model and parquet data for the example.
 
 python -m examples.reasoning_gym.make_task --out outputs/reasoning_gym --seed 0
 """

@@ -1,9 +1,10 @@
-"""Does this machine train rightly? Ten minutes on one GPU; a minute or two on a CPU, with small sizes.
+"""Check that training is correct on this machine: ten minutes on one GPU, a minute or two on a CPU with small sizes.
 
     make gpu-check                          # or: python -m scripts.gpu_check --only attention lm_head
 
-Each check runs in a process of its own with a deadline, in the order of CHECKS. What is not installed is reported as
-untested, never as passed. Writes table.md and result.json under --out; ends with 1 if a check failed.
+Each check runs in a separate process with a deadline, in the order of CHECKS. Checks of packages that are not installed
+are reported as untested, never as passed. Writes table.md and result.json under --out; the exit status is 1 if a check
+failed.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from scripts import checks  # noqa: E402
 from scripts.checks import Outcome  # noqa: E402
 from scripts.gpu_check.kit import Kit  # noqa: E402
 
-CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in seconds, what it holds)
-    "versions": (20, "imports, and a product on the device"),
-    "attention": (40, "each kind against float64, forward and backward; rows do not see each other"),
+CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in seconds, what it checks)
+    "versions": (20, "installed versions, and a matrix product on the device"),
+    "attention": (40, "each attention kind against float64, forward and backward; rows are independent"),
     "lm_head": (25, "log-probs and gradients of 16k tokens over 152k words against dense float32"),
     "worker": (110, "a 0.5B policy worker: checkpointing, offload, full KL, save, load, export, gradients"),
-    "memory": (30, "what stays after an update, and the planner's peak against the measured one"),
-    "throughput": (90, "waits a micro-batch, tokens/s and MFU against a bare loop"),
-    "ipc": (30, "weights into another process: digests, bytes/s, no leak"),
-    "loop": (60, "whole runs in one process, with the fake and the hf engine"),
+    "memory": (30, "memory that remains after an update, and the planned peak against the measured one"),
+    "throughput": (90, "device synchronizations per micro-batch, tokens/s and MFU against a minimal loop"),
+    "ipc": (30, "weights sent to another process: digests, bytes/s, no leak"),
+    "loop": (60, "complete runs in one process, with the fake and the hf engine"),
     "vllm_transfer": (50, "vLLM on the training GPU: IPC, sleep, digests, log-probs"),
-    "ray": (75, "two iterations through Ray and vLLM with a resume between them, probe gap"),
+    "ray": (75, "two iterations on Ray with vLLM and a resume between them, log-prob mismatch"),
     "graphs": (70, "vLLM's decoding with and without CUDA graphs"),
 }
-PATIENCE = 5  # of the deadlines on a CPU, where others may use the cores
+PATIENCE = 5  # factor on deadlines on a CPU, which may be shared
 
 
 def child(name: str, kit: Kit, answer: Path) -> NoReturn:
@@ -47,7 +48,7 @@ def child(name: str, kit: Kit, answer: Path) -> NoReturn:
 
 
 def run_check(name: str, device: str, out: Path, deadline: float) -> Outcome:
-    """In a process of its own."""
+    """Run one check in a separate process."""
     command = [sys.executable, "-m", "scripts.gpu_check", "--child", name, "--device", device, "--out", str(out)]
     return checks.run_check(name, command, out, deadline)
 
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def has_gpu() -> str:
-    """Asked in another process: this one must not hold a CUDA context."""
+    """Whether a GPU is usable, tested in another process so that this one has no CUDA context."""
     code = "import torch; print(torch.cuda.is_available())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return "cuda" if "True" in answer.stdout else "cpu"

@@ -1,5 +1,5 @@
-"""Each kind of attention, by itself, against float64 written out: values and gradients, grouped heads, a window, rows
-of two tokens, shared prompts; and one row's change leaves every bit of the others alone."""
+"""Each attention kind against a float64 reference: values and gradients, grouped heads, a window, rows of two tokens,
+shared prompts. Changing one row changes no bit of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphaapollo.models.micro_batch import Packing, SegmentKeys
 from scripts.gpu_check.kit import Kit, relative
 
 LENGTHS = [2, 190, 2, 61, 300, 2]
-PREFIXES = [0, 1, 1, 1, 4, 0]  # where prompts are shared: each segment's prefix, by number; its own: none
+PREFIXES = [0, 1, 1, 1, 4, 0]  # with shared prompts: the number of each segment's prefix
 GPU_KINDS = ("sdpa", "varlen", "flex", "flash")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}  # float32 kernels may round their products
 
@@ -51,7 +51,7 @@ def run(kit: Kit) -> dict[str, Any]:
         dtypes = [torch.float32] if not kit.on_gpu else [torch.bfloat16]
         dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
         for dtype in dtypes:
-            shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows come with no packing
+            shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows have no packing
             worst = max(compare(kind, shape, kit.device, dtype) for shape in shapes)
             figures[f"{kind} {str(dtype).removeprefix('torch.')}"] = worst
             assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
@@ -85,7 +85,7 @@ def _ends(lengths: list[int]) -> Tensor:
 
 
 def compare(kind: str, shape: Shape, device: str, dtype: torch.dtype) -> float:
-    """The largest relative error of output and gradients."""
+    """Largest relative error of output and gradients."""
     ours = inputs(shape, device, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
     outputs = [attend(kind, *ours, packing(device, shape), shape.window), written_out(exact, shape)]  # type: ignore[arg-type,call-arg]
@@ -97,7 +97,7 @@ def compare(kind: str, shape: Shape, device: str, dtype: torch.dtype) -> float:
 
 
 def written_out(tensors: list[Tensor], shape: Shape) -> Tensor:
-    """[1, T, heads, d] in the dtype of the inputs."""
+    """Reference attention, [1, T, heads, d] in the dtype of the inputs."""
     query, key, value = tensors
     groups = shape.heads // shape.kv_heads
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

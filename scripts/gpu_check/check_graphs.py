@@ -1,4 +1,4 @@
-"""vLLM alone at 0.5B: tokens/s of decoding with and without CUDA graphs."""
+"""Tokens/s of vLLM's decoding at 0.5B with and without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(kit: Kit) -> dict[str, Any]:
 
 
 def decode(folder: str, eager: bool) -> float:
-    """Tokens a second of the second of two batches."""
+    """Tokens per second of the second of two batches."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(folder, enforce_eager=eager, gpu_memory_utilization=0.3, max_model_len=1024, skip_tokenizer_init=True)

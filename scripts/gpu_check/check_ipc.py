@@ -1,5 +1,5 @@
-"""Weights from this process into a spawned one, without vLLM: CUDA IPC handles on a GPU, shared memory on a CPU.
-Digests are equal, and five rounds leave no memory behind."""
+"""Weights sent to a spawned process without vLLM: CUDA IPC handles on a GPU, shared memory on a CPU. Digests are equal,
+and five rounds leak no memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(kit: Kit) -> dict[str, Any]:
             seconds += clock
             here.put(None)
             got = there.get(timeout=60)
-            assert got == expected, f"round {number}: the receiver holds other weights"
+            assert got == expected, f"round {number}: the receiver has different weights"
             if kit.on_gpu:
                 torch.cuda.ipc_collect()
                 held.append(torch.cuda.mem_get_info()[0])
@@ -46,12 +46,12 @@ def run(kit: Kit) -> dict[str, Any]:
     figures = {"gb_per_s": moved / min(seconds[1:]) / 1e9, "gb": moved / 1e9}
     if kit.on_gpu:
         figures["leaked_gib"] = (held[1] - held[-1]) / 2**30
-        assert held[1] - held[-1] < SLACK, f"free memory round by round: {held}"
+        assert held[1] - held[-1] < SLACK, f"free memory by round: {held}"
     return figures
 
 
 def receive(here: Any, there: Any) -> None:
-    """Copy what comes into tensors of its own; at the end of a round say their digests."""
+    """Copy received tensors and report their digest at the end of each round."""
     own: list[torch.Tensor] = []
     number = 0
     while True:

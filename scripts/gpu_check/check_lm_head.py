@@ -1,4 +1,4 @@
-"""The head in chunks against dense float32: log-probs, entropy, gradients; how much memory it takes at its peak."""
+"""The chunked LM head against dense float32: log-probs, entropy, gradients, and peak memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(kit: Kit) -> dict[str, Any]:
         figures["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
         dense = 4 * tokens * words / 2**30
         figures["dense_logits_gib"] = dense
-        assert figures["peak_gib"] < 0.6 * dense, "chunks should hold far less than the dense logits"
+        assert figures["peak_gib"] < 0.6 * dense, "chunks should need far less memory than dense logits"
     logprobs, grad_hidden, grad_weight = dense_in_parts(hidden, weight, targets, slopes)
     figures["logprobs"] = float((stats.logprobs.detach() - logprobs).abs().mean())
     assert hidden.grad is not None and weight.grad is not None
@@ -43,7 +43,7 @@ def run(kit: Kit) -> dict[str, Any]:
 
 
 def dense_in_parts(hidden: Tensor, weight: Tensor, targets: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by autograd in float32, 2048 tokens at a time so that a small GPU can do it."""
+    """Autograd in float32, 2048 tokens at a time to fit on a small GPU."""
     matrix = weight.detach().float().requires_grad_()
     logprobs, grads = [], []
     for part in torch.arange(len(targets), device=targets.device).split(2048):

@@ -1,4 +1,4 @@
-"""Two iterations in one process (trainer.controller=local), with the fake engine and with transformers' own."""
+"""Two iterations in one process (trainer.controller=local), with the fake and the hf engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker holds after an update, and at the peaks of its start and its update, against the planner's figures."""
+"""Memory of a worker after an update, and the peaks of its start and its update, against the memory plan."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def run(kit: Kit) -> dict[str, Any]:
         "planned_peak_gib": planned / GIB,
         "planned_over_measured": planned / peak,
     }
-    assert start < 1.5 * weights + GIB, f"starting held {start / GIB:.1f} GiB for {weights / GIB:.1f} GiB of weights"
-    assert kept < weights * (FLOAT32 + ADAM) / FLOAT32 + GIB, f"after an update {kept / GIB:.1f} GiB stay"
-    assert 0.85 < planned / peak < 1.15, f"the planner says {planned / GIB:.2f} GiB, measured {peak / GIB:.2f}"
+    assert start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB for {weights / GIB:.1f} GiB of weights"
+    assert kept < weights * (FLOAT32 + ADAM) / FLOAT32 + GIB, f"{kept / GIB:.1f} GiB remain allocated after an update"
+    assert 0.85 < planned / peak < 1.15, f"planned {planned / GIB:.2f} GiB, measured {peak / GIB:.2f} GiB"
     return figures
 
 

@@ -1,4 +1,4 @@
-"""An iteration through Ray and vLLM, then a second one resumed from its checkpoint; the gap of the probe."""
+"""An iteration on Ray with vLLM, then a second one resumed from its checkpoint, and the log-prob mismatch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(kit: Kit) -> dict[str, Any]:
     need("vllm", "ray")
     train(kit, "ray", "trainer.total_training_steps=1", "trainer.save_freq=1")
     metrics = train(kit, "ray", "trainer.total_training_steps=2", "trainer.save_freq=1")
-    assert [line["step"] for line in metrics] == [1, 2], "the second run went on where the first had ended"
+    assert [line["step"] for line in metrics] == [1, 2], "the second run resumed after the first"
     gaps = [line["sync/probe_gap"] for line in metrics]
     assert all(map(math.isfinite, gaps))
     return {"probe_gap": max(gaps), "step_seconds": metrics[-1]["timing/step"]}

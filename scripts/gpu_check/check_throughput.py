@@ -1,5 +1,5 @@
-"""How often an update waits for the device, and its tokens/s and MFU at 0.5B and 1.5B against a bare loop over the same
-tokens: the plain Hugging Face model, log-softmax, PPO's clipped loss, backward, clip, fused AdamW."""
+"""Device synchronizations of an update, and its tokens/s and MFU at 0.5B and 1.5B against a minimal loop on the same
+tokens: Hugging Face model, log-softmax, PPO's clipped loss, backward, clip, fused AdamW."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
 
-MAX_WAITS = 6.0  # a micro-batch: what is read back for the figures is summed up on the device
+MAX_WAITS = 6.0  # per micro-batch: metrics are summed on the device
 ROUNDS = 3
 NEEDED = {"qwen2.5-0.5b": 20, "qwen2.5-1.5b": 48}  # GiB of the GPU
 
@@ -35,7 +35,7 @@ def run(kit: Kit) -> dict[str, Any]:
             torch.cuda.empty_cache()
     if "0.5b waits_a_micro_batch" in figures:
         waits = figures["0.5b waits_a_micro_batch"]
-        assert waits <= MAX_WAITS, f"{waits:.1f} waits for the GPU a micro-batch"
+        assert waits <= MAX_WAITS, f"{waits:.1f} waits for the GPU per micro-batch"
     return figures
 
 
@@ -56,7 +56,7 @@ def measure(kit: Kit, folder: Path) -> dict[str, float]:
 def update_seconds(
     kit: Kit, folder: Path, batch: RankBatch, columns: Columns, figures: dict[str, float], compiled: bool = False
 ) -> float:
-    """Of the fastest update; adds its waits and its MFU to `figures`."""
+    """Seconds of the fastest update. Adds its synchronizations and MFU to `figures`."""
     worker = kit.worker(folder, model={"enable_gradient_checkpointing": False, "use_torch_compile": compiled})
     worker.load_batch(batch)
     worker.update(columns)
@@ -78,7 +78,7 @@ def update_seconds(
 
 
 def count_waits(worker: PolicyWorker, batch: RankBatch, columns: Columns) -> float:
-    """Times a micro-batch that the processor waits for the GPU, as torch reports them."""
+    """Synchronizations with the GPU per micro-batch, counted by torch."""
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -89,7 +89,7 @@ def count_waits(worker: PolicyWorker, batch: RankBatch, columns: Columns) -> flo
 
 
 def bare_seconds(kit: Kit, folder: Path, batch: RankBatch) -> float:
-    """One optimiser step, as anybody would write it down."""
+    """Seconds of one optimizer step of a minimal loop."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(kit.device)
@@ -106,7 +106,7 @@ def bare_step(kit: Kit, model: Any, optimizer: torch.optim.Optimizer, batch: Ran
     rows = batch.rows
     for mini_batch in batch.mini_batches:
         for micro in mini_batch.micro_batches:
-            for position in (micro[i : i + 4] for i in range(0, len(micro), 4)):  # dense logits fit for so many
+            for position in (micro[i : i + 4] for i in range(0, len(micro), 4)):  # tokens for which dense logits fit
                 tokens = [rows.token_ids[slice(*rows.token_offsets[[p, p + 1]])] for p in position]
                 ids = torch.stack([torch.from_numpy(one) for one in tokens]).to(kit.device)
                 with torch.autocast(kit.device, torch.bfloat16, enabled=kit.on_gpu):

@@ -1,4 +1,4 @@
-"""What is installed, and whether the device computes."""
+"""Installed packages, and a computation on the device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""vLLM on the training GPU: weights through CUDA IPC, sleep gives memory back, equal digests and log-probs (the test of
-tests/gpu)."""
+"""vLLM on the training GPU: weights through CUDA IPC, memory released by sleep, equal digests and log-probs (runs the
+test in tests/gpu)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A policy worker of real shape (0.5B, its layers gathered one at a time): an update with checkpointing on and off,
-with each offload and with the full KL has the same gradient norm; gradients against plain transformers; save, load,
-export."""
+"""A 0.5B policy worker: an update has the same gradient norm with activation checkpointing on and off, with each
+offload, and with the full KL; gradients against transformers; save, load, export."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def run(kit: Kit) -> dict[str, Any]:
         norms[name] = worker.update(columns)["actor/grad_norm"]
         worker.offload()
         after = worker.compute_log_probs()
-        assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the update changed nothing"
+        assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the weights did not change"
         if name == "plain" or name in OFFLOADS:
             save_load_export(worker, columns, after, kit.folder)
         worker.close()
@@ -66,7 +65,7 @@ def variants(kit: Kit) -> dict[str, dict[str, Any]]:
 
 
 def gradient_error(worker: PolicyWorker, folder: Path) -> float:
-    """Of the sum of the rows' log-probs, over all parameters, against transformers in float32 without padding."""
+    """Relative error of the gradient of the summed log-probs, against transformers in float32 without padding."""
     from transformers import AutoModelForCausalLM
 
     rows, chosen = worker.batch.rows, [0, 2]  # type: ignore[union-attr]
@@ -92,18 +91,18 @@ def gradient_error(worker: PolicyWorker, folder: Path) -> float:
 
 
 def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, folder: Path) -> None:
-    """A checkpoint written beside an update brings back the log-probs of before; the export loads in transformers."""
+    """A checkpoint written during an update restores the earlier log-probs; the export loads in transformers."""
     from transformers import AutoModelForCausalLM
 
     worker.writer = CheckpointWriter(in_background=True)
-    for name in ("first", "saved"):  # the second into memory that is page-locked by then
+    for name in ("first", "saved"):  # the second uses pinned memory
         worker.save(str(folder / name))
         worker.offload()
         if name == "saved":
             worker.update(columns)
         worker.written().result()
     worker.load(str(folder / "saved"))
-    assert np.abs(worker.compute_log_probs() - after).max() < 1e-6, "a loaded checkpoint computes otherwise"
+    assert np.abs(worker.compute_log_probs() - after).max() < 1e-6, "a loaded checkpoint gives different log-probs"
     worker.export(str(folder / "exported"))
     exported = AutoModelForCausalLM.from_pretrained(folder / "exported", dtype=torch.float32)
     assert all(torch.isfinite(p).all() for p in exported.parameters())

@@ -1,4 +1,4 @@
-"""What the checks share: sizes by device, models from a configuration. Heavy libraries are imported inside."""
+"""Shared utilities of the checks: sizes by device, models from a config. Functions import heavy libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_h
 
 @dataclass(frozen=True)
 class Kit:
-    """device: cuda or cpu. folder: of this run, for models and files."""
+    """Utilities of one check. device: cuda or cpu. folder: for models and files."""
 
     device: str
     folder: Path
@@ -38,7 +38,7 @@ class Kit:
             raise Untested(f"{what} needs a GPU")
 
     def model(self, name: str = "qwen2.5-0.5b", **changes: Any) -> Path:
-        """A random model of a published size, with a tokenizer; on a CPU two narrow layers, whatever the name."""
+        """Random model of a published size with a tokenizer. On a CPU it has two narrow layers for any name."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,7 +58,7 @@ class Kit:
         return folder
 
     def worker(self, folder: Path, **settings: Any) -> PolicyWorker:
-        """A policy worker of one rank. settings: model, actor, ref: keys of those sections; needs_reference."""
+        """Policy worker with one rank. settings: keys of the sections model, actor and ref, and needs_reference."""
         from alphaapollo.config.resolve import resolve_model
         from alphaapollo.config.schema import Actor, Model, Reference
         from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
@@ -82,7 +82,7 @@ class Kit:
 
     @contextmanager
     def clock(self) -> Iterator[list[float]]:
-        """Seconds of the block, the device's work included, in the list that it yields."""
+        """Append the seconds of the block, including work on the device, to the yielded list."""
         seconds: list[float] = []
         self.synchronize()
         start = time.perf_counter()
@@ -92,14 +92,14 @@ class Kit:
 
 
 def need(*modules: str) -> None:
-    """Untested where one is not installed."""
+    """Raise Untested if a package is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise Untested(f"{', '.join(missing)} not installed")
 
 
 def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference."""
+    """Norm of the difference divided by the norm of the reference."""
     difference = (ours.double() - reference.double()).norm()
     return float(difference / reference.double().norm().clamp_min(1e-30))
 

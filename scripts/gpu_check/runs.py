@@ -1,4 +1,4 @@
-"""Whole runs for the checks, each as a user starts it: the quickstart's task and untrained model, a few small steps."""
+"""Complete runs, started like a user's: the quickstart's task and untrained model, a few small steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = [
 
 
 def train(kit: Kit, name: str, *words: str) -> list[dict[str, float]]:
-    """Its metrics, one dictionary an iteration. Raises RuntimeError with the end of what a failed run printed."""
+    """Metrics, one dictionary per iteration. Raises RuntimeError with the last output of a failed run."""
     need("hydra", "omegaconf", "pandas", "rich")
     task, runs = kit.folder / "task", kit.folder / "runs"
     make_task(task, REWARD)

@@ -1,9 +1,9 @@
-"""The time of a simulated cluster: the controller's work counts as it is, waiting costs nothing.
+"""Clock of a simulated cluster: the controller's work is measured, waits are skipped.
 
-    now = processor time of the main thread - what the fakes took of it + the waits that were skipped
+    now = processor time of the main thread - processor time of the fake workers + skipped waits
 
-An event loop with nothing to do but to wait for a timer jumps to that timer. So an hour of a cluster takes as long as
-its controller works, and other programs on the machine do not count.
+An idle event loop jumps to its next timer. Simulating an hour of a cluster therefore takes only the controller's
+processor time, and other programs on the machine do not influence the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alphaapollo.observability.timing import Timer
 
 
 class Clock:
-    """Seconds since it was made; asked from the main thread alone."""
+    """Seconds since its creation. Only for the main thread."""
 
     def __init__(self) -> None:
         self._start = time.thread_time()
@@ -36,16 +36,16 @@ class Clock:
         return time.thread_time() - self._start - self._elsewhere
 
     def charge(self, seconds: float) -> None:
-        """Work of the main thread that is not done here, but would be."""
+        """Add work of the main thread that the simulation does not do."""
         self._elsewhere -= seconds
 
     def work_of_threads(self) -> float:
-        """Processor seconds of its other threads: the rollout log, torch."""
+        """Processor seconds of the other threads: the rollout log, torch."""
         return time.process_time() - self._start_of_process - (time.thread_time() - self._start)
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What a fake worker does in this process, and would do on a machine of its own."""
+        """Exclude the work of a fake worker in this process, which a real one does on its own machine."""
         begin = time.thread_time()
         try:
             yield
@@ -54,7 +54,7 @@ class Clock:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop on that clock. `stretches`: seconds that it worked without a look at what else is due."""
+    """Event loop on the simulated clock. `stretches`: seconds for which one callback blocked the loop."""
 
     def __init__(self, clock: Clock):
         super().__init__(_Selector(clock))
@@ -70,7 +70,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Skips what it would wait, unless a thread is waited for (no timer is set then)."""
+    """Selector that skips waits for timers, but waits for threads."""
 
     def __init__(self, clock: Clock):
         super().__init__()
@@ -90,7 +90,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class PhaseTimer(Timer):
-    """The loop's timer on that clock, which also counts the controller's own work in each phase."""
+    """Phase timer on the simulated clock that also measures the controller's work in each phase."""
 
     def __init__(self, clock: Clock):
         super().__init__(clock)
@@ -108,5 +108,5 @@ class PhaseTimer(Timer):
 
     @property
     def all_work(self) -> float:
-        """Since it was made, outside any phase too."""
+        """Work since its creation, inside and outside of phases."""
         return self._clock_of_work() - self._begin

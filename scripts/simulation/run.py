@@ -36,7 +36,7 @@ from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Netwo
 Mode = Literal["sync", "carry", "separate"]
 QUESTION = "A train leaves at nine and goes 80 miles an hour; another leaves at ten. When do they meet? " * 8
 MODEL = Path(__file__).resolve().parents[1] / "published_models" / "qwen2.5-0.5b"  # for the plan; never loaded
-IN_FLIGHT = 256  # samples an engine, as vLLM's max_num_seqs
+IN_FLIGHT = 256  # samples per engine, like vLLM's max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SimulatedStep:
 
     seconds: float
     work: dict[str, float]  # processor seconds of the controller's main thread, by phase
-    stretch: float  # the longest that its event loop did not look up while engines generated
+    stretch: float  # longest time that one callback blocked the event loop during generation
 
 
 class Cluster:

@@ -40,27 +40,27 @@ from scripts.simulation.clock import Clock
 
 @dataclass(frozen=True)
 class Latencies:
-    """What the cluster takes; times in seconds, lengths in tokens. The defaults are assumptions of GPUs with a small
-    model, but for Ray's two, which scripts/bench/ray_call.py measures."""
+    """Latencies of the cluster in seconds, and lengths in tokens. The defaults are assumptions for GPUs with a small
+    model, except Ray's, which scripts/bench/ray_call.py measures."""
 
     prompt: int = 256
-    response: float = 512.0  # the median; lengths are log-normal
-    spread: float = 0.6  # standard deviation of a length's logarithm
+    response: float = 512.0  # median; lengths are log-normal
+    spread: float = 0.6  # standard deviation of the logarithm of a length
     longest: int = 2048
-    tokens_per_second: float = 50.0  # that an engine samples of one sequence, whatever else it samples
+    tokens_per_second: float = 50.0  # sampled per sequence, independent of the batch
     grading: float = 0.05
-    update: float = 1000.0  # tokens a second and training rank
+    update: float = 1000.0  # tokens per second and training rank
     publish: float = 3.0
-    hop: float = 0.002  # there and back
-    # Processor time that Ray takes of the controller's main thread, beyond what the simulation does itself: a single
-    # call, a rank's share of a call of all of them; and that its own threads take, of either
+    hop: float = 0.002  # round trip
+    # Processor time of Ray in the controller's main thread, in addition to the simulation's own pickling: for a single
+    # call, and per rank for a call of all ranks; then the processor time of Ray's own threads for both.
     ray_call: float = 2.0e-4
     ray_call_of_all: float = 5.0e-5
     ray_threads: float = 3.1e-4
 
 
 class Network:
-    """Between the controller and the workers."""
+    """Simulated network between the controller and the workers."""
 
     def __init__(self, clock: Clock, latencies: Latencies):
         self.clock, self.latencies = clock, latencies
@@ -69,19 +69,19 @@ class Network:
         self.sent = 0
 
     def send(self, *arguments: Any) -> None:
-        """The controller's work for one call, but for what Ray takes."""
+        """The controller's work for one call, without Ray's."""
         self.sent += sum(len(pickle.dumps(argument)) for argument in arguments)
         self.calls += 1
 
     def put(self, item: Any) -> Any:
-        """Into the object store: arrays are copied as they are."""
+        """Copy arrays to the object store."""
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(item, protocol=5, buffer_callback=buffers.append)
         self.sent += len(head) + sum(len(bytes(buffer.raw())) for buffer in buffers)
         return StoredItem(item)
 
     async def answer(self, call: Callable[[], Any]) -> Any:
-        """What a worker's function returns, after its time."""
+        """Result of a worker's method after its latency."""
         await asyncio.sleep(self.latencies.hop)
         value = await resolve(call())
         with self.clock.elsewhere():
@@ -131,14 +131,14 @@ class Method:
 
 
 class Actor:
-    """One worker, as RayRanks sees it."""
+    """Actor handle of one worker."""
 
     def __init__(self, network: Network, worker: Any):
         self.call = self.call_with = Method(network, worker)
 
 
 class SimulatedRanks(RayRanks[Any]):
-    """RayRanks over such actors."""
+    """RayRanks with fake actors."""
 
     def __init__(self, role: str, network: Network, workers: Sequence[Any]):
         self.role, self.size = role, len(workers)
@@ -155,7 +155,7 @@ class SimulatedRanks(RayRanks[Any]):
 
 
 class FakePolicy:
-    """A training rank."""
+    """Fake training rank."""
 
     def __init__(self, latencies: Latencies, clock: Clock):
         self.latencies, self.clock = latencies, clock
@@ -192,14 +192,14 @@ class FakePolicy:
 
 
 class FakeRollout:
-    """A rollout worker: its groups are made of drawn tokens, and take what their longest sample takes."""
+    """Fake rollout worker: groups have random tokens and take as long as their longest sample."""
 
     holds_weights = True
 
     def __init__(self, latencies: Latencies, clock: Clock):
         self.latencies, self.clock = latencies, clock
         self.version = 0
-        self.pauses = 0.0  # seconds, all of them together
+        self.pauses = 0.0  # total seconds
         self.paused_since: float | None = None
         self.goes_on = asyncio.Event()
 
@@ -248,10 +248,10 @@ class FakeRollout:
         )
 
     def _time(self) -> float:
-        """Seconds that the engine was not paused."""
+        """Seconds for which the engine was not paused."""
         return (self.clock() if self.paused_since is None else self.paused_since) - self.pauses
 
-    def pause(self, keep_cache: bool = False) -> None:
+    def pause(self) -> None:
         if self.paused_since is None:
             self.paused_since = self.clock()
             self.goes_on.clear()

@@ -121,11 +121,11 @@ def test_custom_takes_the_chosen_rows(tmp_path):
 @pytest.mark.parametrize(
     ("indices", "what"),
     [
-        ("0,9", "there are the rows 0 to 5"),
-        ("0-99999999999", "there are the rows"),
-        ("a", "no row number"),
-        ("3-1", "no row number"),
-        ("1,", "no row number"),
+        ("0,9", "the rows are 0 to 5"),
+        ("0-99999999999", "the rows are 0"),
+        ("a", "not an index or range"),
+        ("3-1", "not an index or range"),
+        ("1,", "not an index or range"),
     ],
 )
 def test_custom_refuses_other_rows(tmp_path, indices, what):
@@ -227,7 +227,7 @@ def test_a_column_that_is_not_there_is_one_line(tmp_path):
     source = write(tmp_path / "x.jsonl", [MODELS])
     for option in ("--question_key", "--answer_key", "--where"):
         said = refused("prepare_sft", tmp_path, "--data_source", source, option, "solution")
-        assert f"{option} solution: no row of train has it. There are: question, ground_truth, small_model, " in said
+        assert f"{option} solution: no row of train has it. Use one of question, ground_truth, small_model, " in said
         assert "small_model.is_correct, small_model.solution" in said
 
 

@@ -1,5 +1,4 @@
 import json
-import time
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
@@ -158,16 +157,6 @@ def test_an_error_surfaces_at_the_next_write(tmp_path: Path):
     with pytest.raises(OSError, match="could not write the rollouts: No such file or directory"):
         log.write(2, group(trajectory()))
     log.close()
-
-
-def test_a_trajectory_costs_less_than_0_3_ms():
-    groups = group(*[trajectory(sample, num_tokens=100) for sample in range(500)])
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        assert sum(1 for _ in trajectory_lines(1, groups)) == 500
-        seconds.append(time.process_time() - start)
-    assert min(seconds) / 500 < 0.3e-3
 
 
 def test_numbers_of_a_row_are_read_back_as_they_were():

@@ -1,7 +1,6 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -111,27 +110,6 @@ def test_a_missing_tokenizer_is_named(model_folder, tmp_path):
     worker = make_worker(tmp_path, tmp_path, FakeEngine(10))
     with pytest.raises(ValueError, match="has no tokenizer"):
         run(worker)
-
-
-def test_overhead_of_a_trajectory(model_folder, tmp_path):
-    """Rendering, episode and rows, without grading: under a millisecond a trajectory even on a busy machine."""
-    worker = make_worker(model_folder, tmp_path, FakeEngine(272))
-
-    async def no_grading(prompt: Prompt, text: str) -> Score:
-        return Score(1.0)
-
-    worker._rewards.score = no_grading  # type: ignore[method-assign]
-    requests = [GroupRequest(PROMPT, 16, Sampling(16), draw=draw) for draw in range(100)]
-
-    async def play() -> float:
-        await worker.start()
-        started = time.process_time()
-        await asyncio.gather(*map(worker.generate, requests))
-        seconds = time.process_time() - started
-        await worker.close()
-        return seconds
-
-    assert asyncio.run(play()) / 1600 < 1e-3
 
 
 def test_transformers_is_imported_before_threads_use_it(model_folder, tmp_path, monkeypatch):
