@@ -12,7 +12,6 @@ import time
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes import pool
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -149,20 +148,6 @@ def test_pool_closed_right_after_its_start_leaves_no_process():
     run(scenario, "")
 
 
-def test_job_fails_if_ending_its_process_raises(custom, monkeypatch):
-    async def broken(process, grace=0.0):
-        process.kill()
-        raise RuntimeError("a mistake of ours")
-
-    async def scenario(client):
-        with monkeypatch.context() as patch:
-            patch.setattr(pool._GraderProcess, "end", broken)
-            return await client.score(GSM8K, "exit")
-
-    failed = run(scenario, custom)
-    assert failed.outcome is Outcome.GRADER_FAILED and "its process died" in failed.reason
-
-
 def test_components_are_added_to_the_built_in_reward():
     text = "<think>2+2</think> \\boxed{4}"
     weights = {"task": 0.9, "format": 0.1, "language": 0.1}
@@ -284,16 +269,12 @@ def test_blocked_event_loop_does_not_kill_processes(custom):
     assert run(scenario, custom, timeout=0.5) == Score(1.0)
 
 
-def test_many_scores_at_once_cost_little():
-    text = "Let us think step by step. " * 20 + "#### 4"
-
+def test_many_concurrent_scores():
     async def scenario(client):
-        await client.score(GSM8K, text)
-        start = time.perf_counter()
-        await asyncio.gather(*(client.score(GSM8K, text) for _ in range(4096)))
-        return (time.perf_counter() - start) / 4096
+        return await asyncio.gather(*(client.score(GSM8K, f"#### {number % 8}") for number in range(4096)))
 
-    assert run(scenario) < 2e-3  # about 1e-4 on a quiet machine
+    rewards = [score.reward for score in run(scenario)]
+    assert rewards == [float(number % 8 == 4) for number in range(4096)]
 
 
 def test_a_function_that_does_not_import_stops_the_start(tmp_path):
@@ -324,7 +305,7 @@ def test_process_killed_during_startup_is_replaced_once(tmp_path):
     assert score.reward == 1.0
     (tmp_path / "my_reward.mark").unlink()
     path.write_text(KILLED.format(times=2))
-    with pytest.raises(ValueError, match=r"the grader process does not start \(SIGKILL\)"):
+    with pytest.raises(ValueError, match=r"the grader process does not start: its process died \(SIGKILL\)"):
         scores(["one"], str(path))
 
 
