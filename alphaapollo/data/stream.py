@@ -1,5 +1,5 @@
 """Order of prompts as a pure function of (seed, epoch, index). A position is one number, which a run's Progress
-saves (trainer/progress.py, finetuning/progress.py)."""
+saves (trainer/progress.py, finetuning/task.py)."""
 
 from __future__ import annotations
 

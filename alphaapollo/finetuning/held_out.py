@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
@@ -31,11 +30,10 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest, WeightReceipt
+from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.sft import SftWorker
 
 BURST = 0.02  # seconds; requests this close together are sampled as one batch
 
@@ -64,16 +62,16 @@ def prompt_data(config: SftConfig) -> GenerationData:
 
 @dataclass
 class _Request:
-    asked: SamplingRequest
-    answer: Completion | None = None
+    prompt: SamplingRequest
+    completion: Completion | None = None
 
 
 @dataclass
 class TrainerEngine(InProcessEngine):
-    """Engine that samples from the model being trained. Needs no weight sync."""
+    """Engine that samples from the model being trained, so it receives no weights and is never paused."""
 
-    ranks: Ranks[SftWorker]
-    batch_size: int  # answers sampled at a time on a rank
+    ranks: Ranks[Any]  # of SftWorker
+    batch_size: int  # completions sampled at a time on a rank
     step: int = 0  # of the current weights
     holds_weights = False
     _waiting: list[_Request] = field(default_factory=list)
@@ -82,11 +80,11 @@ class TrainerEngine(InProcessEngine):
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         request = _Request(SamplingRequest(token_ids, sampling))
         self._waiting.append(request)
-        while request.answer is None:
+        while request.completion is None:
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.ensure_future(self._serve())
             await asyncio.shield(self._serving)  # an error is raised in all waiting requests
-        return request.answer
+        return request.completion
 
     async def _serve(self) -> None:
         """Sample one batch on all ranks. Requests are sorted by length to reduce padding."""
@@ -94,45 +92,30 @@ class TrainerEngine(InProcessEngine):
         while len(self._waiting) > num_waiting and num_waiting < capacity:
             num_waiting = len(self._waiting)
             await asyncio.sleep(BURST)
-        self._waiting.sort(key=lambda request: -len(request.asked.token_ids))
+        self._waiting.sort(key=lambda request: -len(request.prompt.token_ids))
         batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
-        dealt = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
-        step, asked = self.step, [[request.asked for request in own] for own in dealt]
-        answers = await self.ranks.call_each(lambda worker, own: worker.generate(own, step), asked)
-        for own, given in zip(dealt, answers, strict=True):
-            for request, answer in zip(own, given, strict=True):
-                ids, logprobs = list(answer.token_ids), list(answer.logprobs)  # arrays if from another process
-                request.answer = replace(answer, token_ids=ids, logprobs=logprobs)
-
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
-        raise AssertionError("not used: this engine needs no weight sync")
-
-    async def pause(self, keep_cache: bool = False) -> None:
-        pass
-
-    async def resume(self) -> None:
-        pass
-
-    async def receive_weights(self, folder: str) -> None:
-        raise AssertionError("not used: this engine needs no weight sync")
-
-    async def confirm_weights(self, version: int) -> WeightReceipt:
-        raise AssertionError("not used: this engine needs no weight sync")
+        shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
+        step, prompts = self.step, [[request.prompt for request in share] for share in shares]
+        results = await self.ranks.call_each(lambda worker, own: worker.generate(own, step), prompts)
+        for share, completions in zip(shares, results, strict=True):
+            for request, one in zip(share, completions, strict=True):
+                ids, logprobs = list(one.token_ids), list(one.logprobs)  # arrays if from another process
+                request.completion = replace(one, token_ids=ids, logprobs=logprobs)
 
 
 class HeldOutEvaluation:
     """Environments and graders of the held-out prompts, in this process."""
 
-    def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[SftWorker], folder: Path):
-        self.config, self.prompts, self.folder = config, prompts, folder
+    def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
+        self.config, self.prompts = config, prompts
         self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
         self._worker: RolloutWorker | None = None
-        self._log = RolloutLog(folder / "rollouts")
+        self._log = RolloutLog(config.trainer.folder / "rollouts")
 
     async def start(self) -> None:
         from alphaapollo.rollout.worker import RolloutWorker
 
-        config = self.config
+        config, engine = self.config, cast(Any, self.engine)  # not an Engine: it is never paused and gets no weights
         self._worker = RolloutWorker(
             model=config.model,
             rollout=Rollout(),
@@ -141,8 +124,8 @@ class HeldOutEvaluation:
             reward=config.reward,
             custom_reward=config.custom_reward_function,
             device="cpu",
-            run_dir=str(self.folder.resolve()),
-            engine=self.engine,
+            run_dir=str(config.trainer.folder.resolve()),
+            engine=engine,
         )
         await start_worker(self._worker)
 

@@ -5,37 +5,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
-from alphaapollo.config.schema import TuningConfig
-from alphaapollo.data.batch import FinetuningBatch
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.utils.schedule import due
 
-C = TypeVar("C", bound=TuningConfig)
-E = TypeVar("E")
-B = TypeVar("B", bound=FinetuningBatch)
 
-
-async def train(run: FinetuningRun[C, E, B]) -> None:
+async def train(run: FinetuningRun) -> None:
     """Run the remaining steps. If it raises, the last complete checkpoint remains valid."""
-    plan, progress, saving = run.plan, run.progress, run.saving
+    plan, progress, saving, task = run.plan, run.progress, run.saving, run.plan.task
     trainer, size = plan.config.trainer, plan.config.data.train_batch_size
-    val = {source: run.make_batches(examples) for source, examples in plan.val.items()}
+    val = {source: task.make_batches(examples, plan.layout) for source, examples in plan.val.items()}
     begin, tokens = time.perf_counter(), 0
     while progress.step < plan.total_steps:
         step = progress.step + 1
         is_last = step == plan.total_steps
         indices = plan.stream.indices(progress.examples_consumed, size)
-        batches = run.make_batches([plan.train.examples[index] for index in indices])
+        batches = task.make_batches([plan.train.examples[index] for index in indices], plan.layout)
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = with_prefix("train", plan.task.metrics(stepped.sums) | stepped.metrics)
+        metrics = with_prefix("train", task.metrics(stepped.sums) | stepped.metrics)
         progress.validation = {}
         if due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val) if val else {}
-            progress.validation |= await plan.task.validate(run, step)
+            progress.validation |= await task.validate(run, step)
             saving.checkpoints.check_keep_best(progress.validation)
             metrics |= progress.validation
         progress.step, progress.examples_consumed = step, progress.examples_consumed + size
@@ -50,7 +44,7 @@ async def train(run: FinetuningRun[C, E, B]) -> None:
             await saving.save(progress)
 
 
-async def validate(run: FinetuningRun[C, E, B], val: Mapping[str, Sequence[B]]) -> dict[str, float]:
+async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """Compute the metrics of all validation examples, and of each source if there are several."""
     compute = run.plan.task.metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val.items()}

@@ -1,37 +1,39 @@
-"""Shared parts of preference and reward-model training: batches of pairs, shared prompts, accuracy."""
+"""Base of preference and reward-model training: batches of pairs, shared prompts, accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from alphaapollo.config.schema import PairData
 from alphaapollo.data.preference_batch import PreferenceBatch, distribute_examples
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.finetuning.layout import Layout
-
-if TYPE_CHECKING:
-    from alphaapollo.finetuning.task import FinetuningRun
+from alphaapollo.finetuning.task import FinetuningRun, FinetuningTask, Layout
 
 
-def make_batches(examples: Sequence[PreferenceExample], layout: Layout, share_prompts: bool) -> list[PreferenceBatch]:
-    """Build one batch per group of ranks. A pair is never split."""
-    return distribute_examples(examples, layout.groups, layout.max_tokens, layout.padded, share_prompts)
+class PairTask(FinetuningTask):
+    """Training on pairs of responses.
 
+    share_prompts: whether the model can compute the prompt of a pair once; determined at the start.
+    """
 
-async def can_share_prompts(run: FinetuningRun[Any, Any, Any]) -> bool:
-    """Decide whether the prompt of a pair is computed once. Raises ValueError if requested and not supported."""
-    config = run.plan.config
-    data: PairData = config.data
-    ranks: Any = run.trainer.ranks  # workers with a `sharing` check
-    problem: str | None = (await ranks.call(lambda worker: worker.sharing.problem))[0]
-    if problem is None and config.model.router_aux_loss_coef:
-        problem = "model.router_aux_loss_coef needs the prompt of each response"
-    if problem and data.use_prefix_grouper is True:
-        raise ValueError(f"data.use_prefix_grouper=true: {problem}. Set it to false or auto.")
-    if problem and data.use_prefix_grouper == "auto":
-        run.console.notice(f"prompts are computed separately for each response: {problem}.")
-    return data.use_prefix_grouper is not False and problem is None
+    share_prompts = False
+
+    def make_batches(self, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
+        """Build one batch per group of ranks. A pair is never split."""
+        return distribute_examples(examples, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
+
+    async def begin(self, run: FinetuningRun) -> None:
+        """Decide whether prompts are shared. Raises ValueError if that is required and not supported."""
+        wanted = self.config.data.use_prefix_grouper
+        ranks: Any = run.trainer.ranks  # workers with a `sharing` check
+        problem: str | None = (await ranks.call(lambda worker: worker.sharing.problem))[0]
+        if problem is None and self.config.model.router_aux_loss_coef:
+            problem = "model.router_aux_loss_coef needs the prompt of each response"
+        if problem and wanted is True:
+            raise ValueError(f"data.use_prefix_grouper=true: {problem}. Set it to false or auto.")
+        if problem and wanted == "auto":
+            run.console.notice(f"prompts are computed separately for each response: {problem}.")
+        self.share_prompts = wanted is not False and problem is None
 
 
 def pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:

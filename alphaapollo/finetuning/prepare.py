@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
+from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
-from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.batch import FinetuningBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
 from alphaapollo.data.sources import LoadedExamples, source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
-from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
+from alphaapollo.finetuning.dpo import DpoTask
+from alphaapollo.finetuning.reward_model import RewardModelTask
+from alphaapollo.finetuning.sft import SftTask
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask, Layout
 from alphaapollo.launch.cpu_threads import choose_tuning_threads
 from alphaapollo.launch.input_checks import (
     check_adapters,
@@ -23,60 +25,70 @@ from alphaapollo.launch.input_checks import (
     missing_cluster,
 )
 from alphaapollo.launch.memory.finetuning import fit_finetuning
-from alphaapollo.launch.memory.plan import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
 from alphaapollo.launch.resume import find_start
 from alphaapollo.models.folder_check import check_weights
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import check_trackers
 
-C = TypeVar("C", bound=TuningConfig)
-E = TypeVar("E")
-B = TypeVar("B", bound=FinetuningBatch)
-Stream = PromptStream | MixedStream
+TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
+    SftConfig: SftTask,
+    DpoConfig: DpoTask,
+    RmConfig: RewardModelTask,
+}
 
 
-def prepare(task: FinetuningTask[C, E, B], config: C) -> FinetuningPlan[C, E, B]:
-    """Check, read and measure everything. Raises ValueError for invalid input."""
+def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
+    """Check, read and measure everything, and print the plan. Raises ValueError for invalid input."""
     machine = find_machine(config.trainer)
-    notices = task.check(config, machine.num_gpus)
     config, kept_threads = choose_tuning_threads(config, machine)
+    task = TASKS[type(config)](config)
+    notices = task.check(machine.num_gpus) + kept_threads
     check_trackers(config.trainer.logger)
     start = find_start(config)
     trainer, data = config.trainer, config.data
     check_adapters(config.model, "model")
     check_experts(config.model, "model")
     check_weights(config.model, "model.path")
-    key = "ulysses_sequence_parallel_size"
     size = config.ulysses_sequence_parallel_size
-    check_sequence_parallel(size, trainer.num_ranks, key, {"model.path": config.model})
+    check_sequence_parallel(size, trainer.num_ranks, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
-    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs)
-    train, val, more = _read(task, config, renderer)
-    more += task.read_more(config)
+    train, val, more = _read(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
+    notices += more + task.read_more()
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
-    counts = _counts(config, machine)
-    model, memory, unmeasured = _fit(task, config, train, counts, machine)
+    placement = Placement(
+        device=resolve_device(trainer.device, machine.num_gpus),
+        num_nodes=trainer.nnodes,
+        ranks_per_node=trainer.n_gpus_per_node,
+        threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
+        sequence_parallel=size,
+    )
+    notices += unused_template_arguments(data.apply_chat_template_kwargs, tokenizer)
+    notices += filter(None, [missing_cluster(trainer)])
+    model, memory, unmeasured = _fit(task, config, train, placement, machine)
     stream = make_stream(config, train.sizes)
-    more += unused_template_arguments(data.apply_chat_template_kwargs, tokenizer)
-    more += filter(None, [missing_cluster(trainer)])
-    return FinetuningPlan(
+    plan = FinetuningPlan(
         task=task,
         config=config,
         model=model,
-        counts=counts,
-        layout=Layout(counts.data_parallel, data.max_token_len_per_gpu * size, model.attention == "padded"),
+        placement=placement,
+        layout=Layout(placement.data_parallel, data.max_token_len_per_gpu * size, model.attention == "padded"),
         train=train,
         val=val,
         stream=stream,
         total_steps=trainer.total_training_steps
         or max(1, stream.num_prompts * trainer.total_epochs // data.train_batch_size),
         start=start,
-        notices=[*notices, *kept_threads, *more, *unmeasured, *start.lines()],
+        notices=[*notices, *unmeasured, *start.lines()],
         memory=memory,
     )
+    print_tuning_plan(plan)
+    return plan
 
 
-def make_stream(config: TuningConfig, sizes: list[int]) -> Stream:
+def make_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedStream:
     """Build the stream of examples. sizes: number of examples of each source."""
     data = config.data
     if data.source_weights is None:
@@ -85,12 +97,12 @@ def make_stream(config: TuningConfig, sizes: list[int]) -> Stream:
 
 
 def _read(
-    task: FinetuningTask[C, E, B], config: C, renderer: Renderer
-) -> tuple[LoadedExamples[E], dict[str, list[E]], list[str]]:
+    task: FinetuningTask, config: TuningConfig, renderer: Renderer
+) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read training examples, and validation examples by source. Returns notices. Raises ValueError for an empty
     source."""
     data = config.data
-    train = task.read(config, data.train_files, data.train_max_samples, renderer)
+    train = task.read(data.train_files, data.train_max_samples, renderer)
     names = source_names(data.train_files)
     if data.source_weights is not None and 0 in train.sizes:
         raise ValueError(
@@ -98,34 +110,23 @@ def _read(
             "data.train_max_samples or data.max_length, or leave the file out."
         )
     notices = [f"data.train_files: {notice}" for notice in train.notices]
-    val: dict[str, list[E]] = {}
+    val: dict[str, list[Any]] = {}
     if data.val_files:
-        read = task.read(config, data.val_files, data.val_max_samples, renderer)
+        read = task.read(data.val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
         sources = zip(source_names(data.val_files), read.by_source(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
 
 
-def _counts(config: TuningConfig, machine: Machine) -> Placement:
-    trainer = config.trainer
-    return Placement(
-        device=resolve_device(trainer.device, machine.num_gpus),
-        num_nodes=trainer.nnodes,
-        ranks_per_node=trainer.n_gpus_per_node,
-        threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
-        sequence_parallel=config.ulysses_sequence_parallel_size,
-    )
-
-
 def _fit(
-    task: FinetuningTask[C, E, B], config: C, train: LoadedExamples[E], counts: Placement, machine: Machine
+    task: FinetuningTask, config: TuningConfig, train: LoadedExamples[Any], placement: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
     """Resolve the model and plan its memory. Returns a notice if it cannot be measured. Raises ValueError if it cannot
     fit."""
-    device = counts.device
+    device = placement.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
-    request = task.memory_request(config, train.examples)
+    request = task.memory_request(train.examples)
     try:
         model, memory = fit_finetuning(config, model, device, request, machine.memory_for(device), machine.memory)
     except UNMEASURED as error:
@@ -136,43 +137,32 @@ def _fit(
     return model, memory, []
 
 
-def print_plan(run: FinetuningPlan[C, E, B]) -> None:
-    """Print the plan."""
-    config, size = run.config, run.config.data.train_batch_size
+def print_tuning_plan(run: FinetuningPlan) -> None:
+    """Print what is trained, with which sizes and schedules, and all notices."""
+    trainer, memory, size = run.config.trainer, run.memory, run.config.data.train_batch_size
     epochs = run.total_steps * size / run.stream.num_prompts
-    print(
-        f"{config.trainer.folder}: {run.total_steps} steps of {size} examples ({len(run.train.examples)} examples, "
-        f"{epochs:.2f} epochs), {sum(map(len, run.val.values()))} for validation{run.model.lora_words}"
-    )
-    how = "in this process" if resolve_controller(config.trainer) == "local" else "over Ray"
-    print(f"ranks: {run.counts.describe_ranks()}, {how}")
-    if len(run.train.sizes) > 1:
-        _print_sources(run, epochs)
-    if run.memory:
-        _print_memory(run.memory, run.model, config.trainer)
-    for notice in run.notices:
-        print(f"note: {notice}")
+    how = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
+    rows = {
+        "model": f"{run.config.model.path}, {run.model.dtype}{run.model.lora_words}",
+        "data": f"{len(run.train.examples)} examples, {sum(map(len, run.val.values()))} for validation",
+        **(_describe_sources(run, epochs) if len(run.train.sizes) > 1 else {}),
+        "steps": f"{run.total_steps} of {size} examples, {epochs:.2f} epochs",
+        "ranks": f"{run.placement.describe_ranks()}, {how}",
+        "checkpoints": describe_schedule(trainer.save_freq, "steps", memory),
+        "memory": describe_peak(memory),
+        "gradient checkpointing": "on" if run.model.enable_gradient_checkpointing else "off",
+    }
+    terminal = Terminal(highlight=False, soft_wrap=True)
+    print_plan(trainer.folder, rows, memory if trainer.dry_run else None, run.notices, terminal)
 
 
-def _print_sources(run: FinetuningPlan[C, E, B], epochs: float) -> None:
-    """Print the examples, batch share and number of passes of each source."""
-    data, sizes = run.config.data, run.train.sizes
+def _describe_sources(run: FinetuningPlan, epochs: float) -> dict[str, str]:
+    """Examples, batch share and number of passes of each source."""
+    data, sizes, rows = run.config.data, run.train.sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
-        print(f"  {name}: {size} examples x {weight:g} per epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes")
-
-
-def _print_memory(memory: MemoryPlan, model: Model, trainer: Any) -> None:
-    moment, held = memory.peak
-    checkpointing = "on" if model.enable_gradient_checkpointing else "off"
-    print(
-        f"memory: {held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), calculated; gradient "
-        f"checkpointing {checkpointing}"
-    )
-    if trainer.save_freq > 0:
-        when = "in the background" if memory.saves_in_background else "between steps: a copy in memory does not fit"
-        print(f"checkpoints: every {trainer.save_freq} steps, written {when}")
-    for moment, held in memory.moments.items() if trainer.dry_run else ():
-        parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_kind().items() if size)
-        print(f"  {moment}: {parts}")
+        rows[f"  {name}"] = (
+            f"{size} examples x {weight:g} per epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes"
+        )
+    return rows

@@ -6,19 +6,18 @@ files --read--> examples --make_batches--> a batch per group of ranks --worker--
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Placement
-from alphaapollo.data.batch import FinetuningBatch
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import MixedStream, PromptStream
-from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.progress import Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.checkpoint_folder import read_progress, write_progress
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
@@ -28,53 +27,58 @@ from alphaapollo.observability.trackers import Tracker
 if TYPE_CHECKING:
     from alphaapollo.controller.handles import FinetuningGroup
     from alphaapollo.workers.finetuning_worker import FinetuningWorker
-    from alphaapollo.workers.process_group import RankPlacement
-
-C = TypeVar("C", bound=TuningConfig)
-E = TypeVar("E")
-B = TypeVar("B", bound=FinetuningBatch)
 
 
-class FinetuningTask(ABC, Generic[C, E, B]):
-    """One kind of fine-tuning; one object per run. C: its configuration; E: an example; B: a batch."""
+@dataclass(frozen=True)
+class Layout:
+    """Batch layout of a run, the same for all steps."""
+
+    groups: int  # groups of ranks that share rows; each gets one batch
+    max_tokens: int  # per micro-batch of a group
+    padded: bool  # whether micro-batches are padded to their longest row
+
+
+class FinetuningTask(ABC):
+    """One kind of fine-tuning, with examples and batches of its own types. One object per run."""
+
+    def __init__(self, config: Any):
+        self.config = config
 
     @abstractmethod
-    def check(self, config: C, num_gpus: int) -> list[str]:
+    def check(self, num_gpus: int) -> list[str]:
         """Return notices about keys without effect. Raises ConfigError for impossible combinations."""
 
     @abstractmethod
-    def read(self, config: C, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[E]:
+    def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
         """Read the examples of the files, in order. Raises ValueError for invalid rows."""
 
-    def read_more(self, config: C) -> list[str]:
+    def read_more(self) -> list[str]:
         """Read further inputs before the start. Returns notices."""
         return []
 
     @abstractmethod
-    def memory_request(self, config: C, examples: Sequence[E]) -> MemoryRequest:
+    def memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
         """Describe what a run on these examples needs."""
 
     @abstractmethod
-    def make_batches(self, config: C, examples: Sequence[E], layout: Layout) -> list[B]:
+    def make_batches(self, examples: Sequence[Any], layout: Layout) -> list[Any]:
         """Build the batches of one mini-batch, one per group of ranks."""
 
+    @staticmethod
     @abstractmethod
-    def worker_builder(
-        self, config: C, model: Model, optimizer_steps: int, saves_in_background: bool
-    ) -> Callable[[RankPlacement], FinetuningWorker[B]]:
-        """Return a function that builds a rank's worker in its process (workers are imported inside). model:
-        resolved."""
+    def worker_class(config: Any) -> type[FinetuningWorker[Any]]:
+        """Import and return the class of a rank's worker. Called in the worker's process."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Compute metrics from a batch's sums over all ranks, e.g. `loss` for train/loss, val/loss,
         val/loss/<source>."""
 
-    async def begin(self, run: FinetuningRun[C, E, B]) -> None:
+    async def begin(self, run: FinetuningRun) -> None:
         """Prepare the run. Called before the first step, while the workers still hold the initial model."""
         return
 
-    async def validate(self, run: FinetuningRun[C, E, B], step: int) -> dict[str, float]:
+    async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
         """Return validation metrics besides those of the validation examples."""
         return {}
 
@@ -83,17 +87,33 @@ class FinetuningTask(ABC, Generic[C, E, B]):
         return
 
 
+@dataclass
+class Progress:
+    """State of the driver after `step` optimizer steps, which a checkpoint saves."""
+
+    step: int = 0
+    examples_consumed: int = 0  # position in the stream of examples
+    validation: dict[str, float] = field(default_factory=dict)  # metrics of the step's validation, if it had one
+
+    def write(self, folder: Path) -> None:
+        write_progress(folder, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        return cls(**read_progress(folder))
+
+
 @dataclass(frozen=True)
-class FinetuningPlan(Generic[C, E, B]):
+class FinetuningPlan:
     """A run that has passed all checks."""
 
-    task: FinetuningTask[C, E, B]
-    config: C
+    task: FinetuningTask
+    config: TuningConfig
     model: Model  # with resolved dtype and attention
-    counts: Placement
+    placement: Placement
     layout: Layout
-    train: LoadedExamples[E]
-    val: dict[str, list[E]]  # by source
+    train: LoadedExamples[Any]
+    val: dict[str, list[Any]]  # by source
     stream: PromptStream | MixedStream
     total_steps: int
     start: StartPoint
@@ -105,7 +125,7 @@ class FinetuningPlan(Generic[C, E, B]):
         """Progress of the checkpoint, or of a new run."""
         return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
 
-    def resumed(self, config: Any, start: StartPoint) -> FinetuningPlan[C, E, B]:
+    def resumed(self, config: TuningConfig, start: StartPoint) -> Self:
         """Return the same plan with another starting point."""
         return replace(self, config=config, start=start)
 
@@ -122,16 +142,12 @@ class FinetuningPlan(Generic[C, E, B]):
 
 
 @dataclass
-class FinetuningRun(Generic[C, E, B]):
+class FinetuningRun:
     """A running fine-tuning. Its state is `progress` and what the workers hold."""
 
-    plan: FinetuningPlan[C, E, B]
-    trainer: FinetuningGroup[B]
+    plan: FinetuningPlan
+    trainer: FinetuningGroup[Any]
     progress: Progress
     saving: BackgroundCheckpoint[Progress]
     tracker: Tracker
     console: Console
-
-    def make_batches(self, examples: Sequence[E]) -> list[B]:
-        """Build the batches of one mini-batch, one per group of ranks."""
-        return self.plan.task.make_batches(self.plan.config, examples, self.plan.layout)

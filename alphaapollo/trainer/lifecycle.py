@@ -11,25 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, KLControl
-from alphaapollo.controller.launcher import launch_workers
-from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_threads
-from alphaapollo.launch.input_checks import find_machine, local_paths, missing_cluster
-from alphaapollo.launch.monitor import monitor_run
+from alphaapollo.launch.input_checks import find_machine
 from alphaapollo.launch.resume import StartPoint, find_start
-from alphaapollo.observability.console import Console
+from alphaapollo.launch.session import Session, open_session
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
+from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.trainer.loop import train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
@@ -37,7 +33,7 @@ from alphaapollo.trainer.progress import Progress, check_steps
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
-from alphaapollo.trainer.setup.plan_table import print_plan
+from alphaapollo.trainer.setup.plan_table import print_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
@@ -66,7 +62,7 @@ class PreparedRun:
         return replace(self, config=config, start=start)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no iteration remains and the model is written."""
         return self.inputs.goal.is_reached(self.progress) and (
             self.start.is_exported() or not self.config.trainer.export_hf
@@ -87,7 +83,7 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
     check_steps("trainer.profile_steps", trainer.profile_steps or [], inputs.total_steps)
     check_steps("trainer.record_steps", trainer.record_steps or [], inputs.total_steps)
     plan = add_memory_plan(plan, config, machine)
-    print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
+    print_run_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:
         raise ValueError(plan.memory.problem)
     return PreparedRun(config, plan, inputs, start)
@@ -95,46 +91,23 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
 
 async def run(prepared: PreparedRun, progress: Progress) -> None:
     """Train from `progress`, which is updated, to the last iteration. Every process that was started ends with it."""
-    config, plan, start = prepared.config, prepared.plan, prepared.start
-    if problem := missing_cluster(config.trainer):
-        raise ValueError(problem)
-    moved = start.claim(config)
-    console = Console()
-    console.start(prepared.inputs.total_steps, progress.step)
-    if moved:
-        console.notice(f"the previous run of this name was moved to {moved}")
-    tracker = make_tracker(config.model_dump(mode="json"), plan.folder, progress.step, console.notice)
-    rollout_log = RolloutLog(plan.folder / "rollouts")
-    timer = Timer()
-    workers: WorkerGroups | None = None
+    config, inputs, start, timer = prepared.config, prepared.inputs, prepared.start, Timer()
+    specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.total_steps, inputs.has_function)
     try:
-        with timer("start"):
-            console.phase("start", 0, 1)
-            workers = await launch(prepared)
-        reduce_garbage_collection()
-        prefer_huge_pages()
-        ready = make_run(prepared, workers, progress, tracker, rollout_log, console)
-        async with monitor_run(workers, config.trainer, console.notice) as lost:
-            await initialize_run(ready, start.checkpoint, timer)
-            async with ready.saving.finish_on_exit():
-                loop = train_async(ready) if config.trainer.async_mode else train(ready)
-                await (ready.saving.run_and_save_on_signal(loop, lost) if config.trainer.save_on_signal else loop)
-            await finish_run(ready)
-        console.show_time_summary()
+        async with open_session(config, start, specs, (progress.step, inputs.total_steps), timer) as session:
+            reduce_garbage_collection()
+            prefer_huge_pages()
+            ready = make_run(prepared, session, progress)
+            try:
+                await initialize_run(ready, start.checkpoint, timer)
+                await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
+                await finish_run(ready, session)
+            finally:
+                close_all(ready.rollout_log.close)
+            session.console.show_time_summary()
     finally:
         restore_garbage_collection()
         SPANS.take()  # of a profiled iteration that did not end
-        if workers:
-            await workers.close()
-        close_all(rollout_log.close, tracker.close, console.close)
-
-
-async def launch(prepared: PreparedRun) -> WorkerGroups:
-    """Start the workers, in this process or over Ray (trainer.controller)."""
-    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
-    specs = make_worker_specs(config, plan, new_run_id(), inputs.total_steps, inputs.has_function)
-    paths = local_paths(config) | {RUN_FOLDER: str(plan.folder / "config.yaml")}
-    return await launch_workers(specs, resolve_controller(config.trainer), config.trainer.start_timeout, paths)
 
 
 def load_progress(start: StartPoint, kl: KLControl) -> Progress:
@@ -145,16 +118,9 @@ def load_progress(start: StartPoint, kl: KLControl) -> Progress:
     return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
 
-def make_run(
-    prepared: PreparedRun,
-    workers: WorkerGroups,
-    progress: Progress,
-    tracker: Tracker,
-    rollout_log: RolloutLog,
-    console: Console,
-) -> TrainingRun:
+def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
     """Create the state of a run around its started workers."""
-    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
+    config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
     in_flight = config.trainer.async_mode is not None
@@ -171,11 +137,11 @@ def make_run(
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         estimator=plan.estimator,
         progress=progress,
-        saving=BackgroundCheckpoint(folder, trainers, console.notice, workers.engines.cache_released),
-        tracker=tracker,
-        rollout_log=rollout_log,
-        console=console,
-        profiler=StepProfiler(config.trainer.profile_steps or [], workers, plan.folder, console),
+        saving=BackgroundCheckpoint(folder, trainers, session.console.notice, workers.engines.cache_released),
+        tracker=session.tracker,
+        rollout_log=RolloutLog(plan.folder / "rollouts"),
+        console=session.console,
+        profiler=StepProfiler(config.trainer.profile_steps or [], workers, plan.folder, session.console),
         reward_model_scorer=_make_reward_model_scorer(prepared, workers),
     )
 
@@ -239,20 +205,14 @@ async def can_share_prompts(run: TrainingRun) -> bool:
     return not problems
 
 
-async def finish_run(run: TrainingRun) -> None:
+async def finish_run(run: TrainingRun, session: Session) -> None:
     """Export the model, or print how to."""
-    trainer, console, folder = run.config.trainer, run.console, run.plan.folder
-    if run.progress.step < run.goal.steps:
-        console.notice(f"trainer.total_epochs={trainer.total_epochs} ended after {run.progress.step} iterations")
-    if best := run.saving.checkpoints.describe_best():
-        console.notice(best)
+    trainer, step = run.config.trainer, run.progress.step
+    if step < run.goal.steps:
+        run.console.notice(f"trainer.total_epochs={trainer.total_epochs} ended after {step} iterations")
     if trainer.export_hf:
         await run.workers.engines.sleep()
-        with SPANS("export"):
-            await run.workers.policy.export(str(folder / "model"), trainer.export_lora)
-        console.notice(f"model written to {folder / 'model'}")
-    elif trainer.save_freq > 0:
-        console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+    await session.export(run.workers.policy, run.saving)
 
 
 def reduce_garbage_collection() -> None:

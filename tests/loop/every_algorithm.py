@@ -21,11 +21,13 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import load_config, shipped_configs
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
+from alphaapollo.launch.session import Session, start_workers
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.trainer.lifecycle import launch, make_run, prepare
+from alphaapollo.trainer.lifecycle import make_run, prepare
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.utils.watchdog import new_run_id
 from examples.quickstart.make_task import make_model, make_tokenizer
 
 ALONE = ("gae", "remax", "reinforce_plus_plus", "none")
@@ -121,16 +123,14 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
         reward_model=None,
         engines=workers.engines,
     )
-    kept, log = ListTracker(), RolloutLog(start / "rollouts")
-    progress = Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
-    console = Console()
-    console.start(total_steps=2, done=0)
-    run = make_run(prepared, needed, progress, kept, log, console)  # type: ignore[arg-type]
+    session = Session(config, needed, Console(), ListTracker())  # type: ignore[arg-type]
+    session.console.start(total_steps=2, done=0)
+    run = make_run(prepared, session, Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef))
     await run.weights.publish(0)
     await train(run)
-    log.close()
-    console.close()
-    return kept.lines
+    run.rollout_log.close()
+    session.console.close()
+    return session.tracker.lines  # type: ignore[attr-defined]
 
 
 async def main(model: str, data: str, out: Path) -> None:
@@ -143,7 +143,9 @@ async def main(model: str, data: str, out: Path) -> None:
     make_model(out / "teacher", seed=1)
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
-    workers = await launch(await asyncio.to_thread(prepare, settings(model, data, out, everything)))
+    prepared = await asyncio.to_thread(prepare, settings(model, data, out, everything))
+    specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_function)
+    workers = await start_workers(prepared.config, specs)
     try:
         await workers.policy.save(str(out / "policy"))
         assert workers.critic is not None

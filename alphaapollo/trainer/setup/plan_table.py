@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
-from rich.table import Table
-
 from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.memory.plan import GIB, NAMES, MemoryPlan
+from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.setup.inputs import Inputs
 from alphaapollo.trainer.setup.plan import Plan
 
 
-def print_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
+def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
     """Print what is trained, with which sizes and schedules, and all notices."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
     rows = (
         _describe_task(plan, inputs, config)
         | _describe_sizes(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
-    for name, value in rows.items():
-        table.add_row(name, escape(value))
-    terminal.print(table)
-    if plan.memory and (config.trainer.dry_run or plan.memory.problem):
-        terminal.print(memory_table(plan.memory))
-    for notice in [*plan.notices, *inputs.notices, *start.lines()]:
-        terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
+    shown = plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem) else None
+    print_plan(plan.folder, rows, shown, [*plan.notices, *inputs.notices, *start.lines()], terminal)
 
 
 def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
@@ -76,20 +67,21 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
     ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
     if plan.reference_ahead:
         ahead |= {"the reference's log-probs": "per group, while others are generated"}
+    validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
     return ahead | {
         "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
-        "optimiser steps an iteration": (
+        "optimizer steps an iteration": (
             f"{config.optimizer_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
         ),
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
-        "checkpoints": _every(trainer.save_freq) + when_written(plan.memory) * (trainer.save_freq > 0),
-        "memory": _memory(plan.memory),
+        "validation": validation if inputs.val_prompts else "none",
+        "checkpoints": describe_schedule(trainer.save_freq, "iterations", plan.memory),
+        "memory": describe_peak(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel}",
     }
@@ -133,39 +125,3 @@ def _learning_rate(optim: Optimizer) -> str:
     else:
         warmup = ""
     return f"{optim.lr:g}, {optim.warmup_style}{warmup}"
-
-
-def _every(frequency: int) -> str:
-    return "never" if frequency < 1 else f"every {frequency} iterations, and at the end"
-
-
-def when_written(memory: MemoryPlan | None) -> str:
-    """When checkpoints are written, appended to how often."""
-    if memory is None:
-        return "; written while the next one runs"
-    size = f"{memory.copies / GIB:.1f} GiB"
-    if memory.saves_in_background:
-        return f"; written while the next one runs, from copies in host memory ({size})"
-    return f"; written before the next one begins: copies ({size}) do not fit into memory"
-
-
-def _memory(memory: MemoryPlan | None) -> str:
-    if memory is None:
-        return "not known"
-    moment, held = memory.peak
-    host = f"; offloaded, {memory.host / GIB:.1f} GiB of host memory per node" if memory.host else ""
-    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, calculated"
-
-
-def memory_table(memory: MemoryPlan) -> Table:
-    """Table of GiB at each moment: total, and each role with at least 0.05 GiB."""
-    table = Table(
-        title=f"GiB on {memory.what}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    for moment, held in memory.moments.items():
-        parts = ((NAMES[role], size / GIB) for role, size in held.by_kind().items())
-        words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
-        table.add_row(escape(moment), f"{held.total / GIB:.1f}", words)
-    return table

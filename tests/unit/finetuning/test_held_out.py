@@ -1,4 +1,4 @@
-"""Held-out prompts of a fine-tuning: read and refused before the start; dealt to ranks; rewarded."""
+"""Held-out prompts of a fine-tuning: checks before the start, distribution to ranks, and grading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = [
 
 
 class Worker:
-    """HeldOutEvaluation with the first token of the context plus the version, and ends."""
+    """Complete each prompt with its first token plus the version, and end."""
 
     def __init__(self, calls: list[list[int]], dies: bool = False):
         self.calls, self.dies = calls, dies
@@ -98,18 +98,18 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     assert len(prompts) == 5 and notices == []
 
     async def play() -> dict[str, float]:
-        answers = HeldOutEvaluation(config, prompts, Several([Worker([])]), tmp_path / "run")
-        await answers.start()
+        evaluation = HeldOutEvaluation(config, prompts, Several([Worker([])]))
+        await evaluation.start()
         try:
-            return await answers.validate(2, Console())  # w7 -> w9: right
+            return await evaluation.validate(2, Console())  # w7 -> w9: right
         finally:
-            await answers.close()
+            await evaluation.close()
 
     metrics = asyncio.run(play())
     right = {"val/accuracy": 0.2, "val/a/accuracy": 1 / 3, "val/b/accuracy": 0.0, "val/pass@2": 0.2}
     assert {name: metrics[name] for name in right} == pytest.approx(right)
     assert metrics["val/accuracy_greedy"] == 0.2 and metrics["val/failed"] == 0.0
-    lines = (tmp_path / "run/rollouts/val_000002.jsonl").read_bytes().splitlines()
+    lines = (config.trainer.folder / "rollouts/val_000002.jsonl").read_bytes().splitlines()
     assert len(lines) == 10 and json.loads(lines[4])["text"] == "w9"
 
 

@@ -15,8 +15,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import merge_sums, train
 from alphaapollo.finetuning.prepare import make_stream
-from alphaapollo.finetuning.progress import Progress
-from alphaapollo.finetuning.task import FinetuningRun
+from alphaapollo.finetuning.task import FinetuningRun, Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
@@ -25,7 +24,7 @@ from tests.unit.metric_names import undocumented
 class StubTask:
     """An example is a number; the loss of a batch is its mean."""
 
-    def make_batches(self, config: SftConfig, examples: list[int], layout: None) -> list[Any]:
+    def make_batches(self, examples: list[int], layout: None) -> list[Any]:
         return [SimpleNamespace(rows=SimpleNamespace(lengths=SimpleNamespace(sum=lambda: 10)), examples=examples)]
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:

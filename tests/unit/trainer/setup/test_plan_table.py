@@ -1,4 +1,3 @@
-from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -8,13 +7,11 @@ import pytest
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.model import MemoryUsage
-from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.setup.inputs import Inputs
 from alphaapollo.trainer.setup.plan import make_plan
-from alphaapollo.trainer.setup.plan_table import memory_table, print_plan, when_written
+from alphaapollo.trainer.setup.plan_table import print_run_plan
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, lines=list)
-        print_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
+        print_run_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
         lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
         return {name: text.strip() for name, text in lines}
 
@@ -97,26 +94,3 @@ def test_sequence_parallel_ranks_share_their_data(table: Any):
     rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
     assert rows["data-parallel degree"] == "2"
     assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
-
-
-def test_memory_by_role_at_each_moment():
-    gib = 2**30
-    moments = {
-        "update of the policy, head": MemoryUsage(weights=gib, optimizer=2 * gib, logits=gib // 2),
-        "generate": MemoryUsage(weights=gib, kv_cache=4 * gib),
-    }
-    out = StringIO()
-    Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "GiB on a GPU of 80 GiB",
-        "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits chunk 0.5",
-        "generate                    5.0  weights 1.0, KV cache 4.0",
-    ]
-
-
-def test_checkpoint_schedule():
-    gib = 2**30
-    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
-    assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"
-    in_turn = replace(plan, saves_in_background=False)
-    assert when_written(in_turn) == "; written before the next one begins: copies (3.0 GiB) do not fit into memory"

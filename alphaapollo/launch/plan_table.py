@@ -1,0 +1,66 @@
+"""Plan that a command prints before it starts: a table of settings, the memory, and notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from alphaapollo.launch.memory.plan import GIB, NAMES, MemoryPlan
+from alphaapollo.observability.terminal import Terminal
+
+
+def print_plan(
+    folder: Path, rows: Mapping[str, str], memory: MemoryPlan | None, notices: Iterable[str], terminal: Terminal
+) -> None:
+    """Print the rows and notices, and the memory at each moment if a plan is given."""
+    table = _table(str(folder))
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    terminal.print(table)
+    if memory:
+        terminal.print(memory_table(memory))
+    for notice in notices:
+        terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
+
+
+def describe_peak(memory: MemoryPlan | None) -> str:
+    """`31.2 GiB on a GPU of 80 GiB at its peak (update of the policy), calculated`"""
+    if memory is None:
+        return "not known"
+    moment, usage = memory.peak
+    host = f"; offloaded, {memory.host / GIB:.1f} GiB of host memory per node" if memory.host else ""
+    return f"{usage.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, calculated"
+
+
+def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
+    """How often checkpoints are written, and whether the next iteration waits for them."""
+    if frequency < 1:
+        return "never"
+    often = f"every {frequency} {unit}, and at the end; written"
+    if memory is None:
+        return f"{often} while the next one runs"
+    size = f"{memory.copies / GIB:.1f} GiB"
+    if memory.saves_in_background:
+        return f"{often} while the next one runs, from copies in host memory ({size})"
+    return f"{often} before the next one begins: copies ({size}) do not fit into memory"
+
+
+def memory_table(memory: MemoryPlan) -> Table:
+    """Table of GiB at each moment: total, and each role with at least 0.05 GiB."""
+    table = _table(f"GiB on {memory.what}")
+    table.columns[0].no_wrap = True
+    table.add_column(justify="right", no_wrap=True)
+    for moment, usage in memory.moments.items():
+        parts = ((NAMES[role], size / GIB) for role, size in usage.by_kind().items())
+        words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+        table.add_row(escape(moment), f"{usage.total / GIB:.1f}", words)
+    return table
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    return table

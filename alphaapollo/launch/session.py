@@ -1,0 +1,98 @@
+"""A training run from the start of its workers to their end: console, tracker, workers, and monitors of both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import Config, TuningConfig
+from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup
+from alphaapollo.controller.health.process_monitor import ProcessMonitor
+from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.launcher import launch_workers
+from alphaapollo.controller.nodes import RUN_FOLDER
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.input_checks import local_paths, missing_cluster
+from alphaapollo.launch.resume import StartPoint, resume_hint
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.disk import close_all
+from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.trackers import Tracker, make_tracker
+
+
+@dataclass
+class Session:
+    """Started workers and the outputs of their run."""
+
+    config: Config | TuningConfig
+    workers: WorkerGroups
+    console: Console
+    tracker: Tracker
+    monitors: Sequence[Callable[[], bool]] = ()  # whether a monitor has cancelled the run
+
+    async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpoint[Any]) -> None:
+        """Run the loop until its last checkpoint is complete."""
+        async with saving.finish_on_exit():
+            on_signal = self.config.trainer.save_on_signal
+            await (saving.run_and_save_on_signal(loop, self.monitors) if on_signal else loop)
+
+    async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpoint[Any]) -> None:
+        """Export the model if requested, otherwise print how to do it."""
+        trainer, folder = self.config.trainer, self.config.trainer.folder
+        if best := saving.checkpoints.describe_best():
+            self.console.notice(best)
+        if trainer.export_hf:
+            with SPANS("export"):
+                await model.export(str(folder / "model"), trainer.export_lora)
+            self.console.notice(f"model written to {folder / 'model'}")
+        elif trainer.save_freq > 0:
+            self.console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+
+
+@asynccontextmanager
+async def open_session(
+    config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
+) -> AsyncIterator[Session]:
+    """Start the workers and monitor them; end every process that was started. Raises WorkerDied and RunStalled.
+
+    steps: completed iterations, and those of the complete run.
+    """
+    trainer, folder = config.trainer, config.trainer.folder
+    if problem := missing_cluster(trainer):
+        raise ValueError(problem)
+    moved, (done, total) = start.claim(config), steps
+    console = Console()
+    console.start(total, done)
+    if moved:
+        console.notice(f"the previous run of this name was moved to {moved}")
+    tracker = make_tracker(config.model_dump(mode="json"), folder, done, console.notice)
+    workers: WorkerGroups | None = None
+    try:
+        with timer("start"):
+            console.phase("start", 0, 1)
+            workers = await start_workers(config, specs)
+        required = workers.required_processes
+        settings = StallSettings(trainer.stall_notice, trainer.stall_timeout, specs.placement.device, folder)
+        processes = ProcessMonitor(required, lambda what: console.notice(f"{what}{resume_hint(folder)}"))
+        stalls = StallMonitor(
+            workers.ranks, settings, console.notice, lambda: f"stopped{resume_hint(folder)}", required
+        )
+        async with processes, stalls:
+            monitors = [processes.has_cancelled_block, stalls.has_cancelled_block]
+            yield Session(config, workers, console, tracker, monitors)
+    finally:
+        if workers:
+            await workers.close()
+        close_all(tracker.close, console.close)
+
+
+async def start_workers(config: Config | TuningConfig, specs: WorkerSpecs) -> WorkerGroups:
+    """Start the workers, in this process or over Ray (trainer.controller)."""
+    trainer = config.trainer
+    paths = local_paths(config) | {RUN_FOLDER: str(trainer.folder / "config.yaml")}
+    return await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)

@@ -1,0 +1,37 @@
+from dataclasses import replace
+from io import StringIO
+
+from alphaapollo.launch.memory.model import MemoryUsage
+from alphaapollo.launch.memory.plan import MemoryPlan
+from alphaapollo.launch.plan_table import describe_schedule, memory_table
+from alphaapollo.observability.terminal import Terminal
+
+
+def test_memory_by_role_at_each_moment():
+    gib = 2**30
+    moments = {
+        "update of the policy, head": MemoryUsage(weights=gib, optimizer=2 * gib, logits=gib // 2),
+        "generate": MemoryUsage(weights=gib, kv_cache=4 * gib),
+    }
+    out = StringIO()
+    Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "GiB on a GPU of 80 GiB",
+        "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits chunk 0.5",
+        "generate                    5.0  weights 1.0, KV cache 4.0",
+    ]
+
+
+def test_checkpoint_schedule():
+    gib = 2**30
+    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
+    assert (
+        describe_schedule(5, "steps", plan)
+        == "every 5 steps, and at the end; written while the next one runs, from copies in host memory (3.0 GiB)"
+    )
+    in_turn = replace(plan, saves_in_background=False)
+    assert (
+        describe_schedule(5, "steps", in_turn)
+        == "every 5 steps, and at the end; written before the next one begins: copies (3.0 GiB) do not fit into memory"
+    )
+    assert describe_schedule(-1, "steps", plan) == "never"
