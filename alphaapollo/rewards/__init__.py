@@ -5,6 +5,6 @@ exact_match, gsm8k, math/, ...  built-in reward functions
 judge                           a language model as judge: its requests, retries and verdicts
 custom, verl_signature          the user's reward function, with this project's or verl's signature
 components                      extra rewards, weighted and added
-grader_processes/               isolation: client (retries) -> pool (time limits) -> worker (child process)
+grader_processes/               isolation: client (slots, retries) -> process (time limits) -> worker (child process)
 audit                           agreement of the graders with labelled answers
 """

@@ -1,1 +1,1 @@
-"""Processes that isolate reward functions: client -> pool -> protocol -> worker."""
+"""Processes that isolate reward functions: client -> process -> worker."""

@@ -1,4 +1,10 @@
-"""Client of the grader processes: scores a completion, retries a failed grade, and never fails the run."""
+"""Client of the grader processes, so that a reward function can neither stall nor crash a run.
+
+    score(prompt, text) -> a slot -> an idle process -> Score; a failed grade is retried once
+
+When a completion exceeds the time limit or its process dies, only this completion fails, and the next one gets a new
+process. Completions do not wait behind a slow one: its slot is given to others.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +14,39 @@ from collections.abc import Sequence
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import failed_score
-from alphaapollo.rewards.grader_processes.pool import GraderError, GraderPool
+from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_waiting
 
 MAX_ATTEMPTS = 2  # for one completion
+SLOW_SECONDS = 0.5  # after which a completion counts as slow
+MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 
 
 class RewardClient:
     """Computes the reward of a run: the custom reward function, or the built-in grader of the prompt's data source.
 
-    `reward.components` are added to it (see `components.add_components`).
+    `reward.components` are added to it (see `components.add_components`). Belongs to one event loop.
     """
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
-        self._pool = GraderPool(reward, custom)
+        self._reward, self._custom = reward, custom
+        self._takes_turns = False  # whether a function takes a trajectory; known once a process has started
+        self._slots = asyncio.Semaphore(reward.num_workers)
+        self._slow_slots = asyncio.Semaphore(MAX_SLOW)
+        self._processes: set[GraderProcess] = set()
+        self._idle: list[GraderProcess] = []
+        self._tasks: set[asyncio.Task[Score]] = set()
+        self._is_closed = False
 
     async def start(self) -> None:
-        """Start the grader processes (GraderError, a ValueError: a function or a component cannot be loaded)."""
-        await self._pool.start()
+        """Start the first process (ValueError: it does not start, or a function or a component cannot be loaded)."""
+        try:
+            process = await self._start_process()
+        except ProcessDiedError:  # it may have been killed from outside
+            process = await self._start_process()
+        self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
         """Score one completion; after MAX_ATTEMPTS failures, return outcome GRADER_FAILED and reward NaN.
@@ -36,22 +55,71 @@ class RewardClient:
         Never raises because of a reward function.
         """
         try:
-            request = encode_request(prompt, text, turns if self._pool.takes_turns else ())
+            request = encode_request(prompt, text, turns if self._takes_turns else ())
         except (TypeError, ValueError) as error:
             return failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
-            try:
-                with exclude_waiting(), SPANS("grade", within=self._pool.max_job_seconds):
-                    score = decode_reply(await self._pool.run(request))
-            except GraderError as error:
-                score = failed_score(str(error))
+            with exclude_waiting(), SPANS("grade", within=max(self._reward.timeout, START_TIMEOUT)):
+                task = asyncio.create_task(self._grade(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                score = await asyncio.shield(task)  # if the caller is cancelled, the process finishes its work
             if not score.outcome.failed:
                 break
         return score
 
     async def close(self) -> None:
-        """Kill the grader processes."""
-        await self._pool.close()
+        """Kill the grader processes; unanswered completions fail."""
+        self._is_closed = True
+        for process in self._processes:
+            process.kill()
+        await asyncio.gather(*self._tasks, *(process.end() for process in self._processes))
+
+    async def _start_process(self) -> GraderProcess:
+        process = await GraderProcess.create(self._reward, self._custom)
+        self._processes.add(process)
+        if self._is_closed:
+            process.kill()
+        try:
+            self._takes_turns = await process.wait_until_ready()
+        except GraderError as error:
+            path = self._custom.path or self._reward.custom_module
+            raise type(error)(f"{path}: " * bool(path) + f"the grader process does not start: {error}") from error
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    async def _grade(self, request: bytes) -> Score:
+        """Grade one completion in an idle or a new process."""
+        await self._slots.acquire()
+        slots = self._slots
+        try:
+            if self._is_closed:
+                return failed_score("the graders are closed")
+            process = self._idle.pop() if self._idle else await self._start_process()
+            answer = asyncio.create_task(process.ask(request, self._reward.timeout))
+            await asyncio.wait({answer}, timeout=SLOW_SECONDS)
+            if not answer.done() and not process.is_importing and not self._slow_slots.locked():
+                await self._slow_slots.acquire()
+                self._slots.release()
+                slots = self._slow_slots
+            score = decode_reply(await answer)
+            self._idle.append(process)
+        except (ValueError, OSError) as error:  # GraderError, or a file that cannot be imported any more
+            score = failed_score(f"the reward function gave no reward: {error}")
+        finally:
+            slots.release()
+        await self._end_surplus()
+        return score
+
+    async def _end_surplus(self) -> None:
+        """End idle processes beyond reward.num_workers, unless completions are waiting for them."""
+        self._processes = {process for process in self._processes if process.is_running}
+        while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
+            process = self._idle.pop()
+            self._processes.discard(process)
+            await process.end()
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:

@@ -1,8 +1,8 @@
-"""The command of a grader process, and the frames on its pipes.
+"""Messages on the pipes of a grader process.
 
-A frame is a 4-byte big-endian length and that many bytes. Requests are pickled (prompt, completion, turns as JSON).
-Replies are JSON, one for each request, in order, because a process that grades untrusted text must not send pickles.
-The first frame is READY, READY_FOR_TURNS or an error message; later, IMPORTING and READY appear between replies.
+Requests are pickled (prompt, completion, turns as JSON). Replies are lines of JSON, because a process that grades
+untrusted text must not send pickles. The first line is {problem, takes_turns}; then one line answers each request. If a
+grader's libraries are imported for a request, IMPORTING and, when that is done, an empty line come before the reply.
 """
 
 from __future__ import annotations
@@ -10,26 +10,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.json_values import plain
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 
-READY = b"ready"  # started, or finished importing: the time limit of the active request begins
-READY_FOR_TURNS = b"ready for turns"  # started, and a function takes a trajectory
-IMPORTING = b"importing"  # a built-in grader's libraries, on its first use: not grading time
-HEADER = struct.Struct(">I")
-
-
-def worker_command(reward: Reward, custom: CustomRewardFunction) -> list[str]:
-    """Command of a grader process that dies with this process."""
-    settings = json.dumps([reward.model_dump(), custom.model_dump()])
-    return [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_processes.worker", str(os.getpid()), settings]
+IMPORTING = b"importing\n"
 
 
 def worker_environment() -> dict[str, str]:
@@ -37,16 +24,6 @@ def worker_environment() -> dict[str, str]:
     package_root = str(Path(__file__).resolve().parents[3])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def to_frame(data: bytes) -> bytes:
-    return HEADER.pack(len(data)) + data
-
-
-def read_frame(pipe: BinaryIO) -> bytes | None:
-    """Read the next frame; None at the end."""
-    header = pipe.read(HEADER.size)
-    return pipe.read(*HEADER.unpack(header)) if header else None
 
 
 def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) -> bytes:
@@ -60,17 +37,17 @@ def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) 
     return pickle.dumps((prompt, completion, text), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def decode_request(data: bytes) -> tuple[Prompt, Episode]:
-    """Decode a request. Without turns, the completion is the only one."""
-    prompt, completion, text = pickle.loads(data)
+def decode_request(request: tuple[Prompt, str, str]) -> tuple[Prompt, Episode]:
+    """Decode an unpickled request. Without turns, the completion is the only one."""
+    prompt, completion, text = request
     turns = [EpisodeTurn(*record) for record in json.loads(text)] if text else [EpisodeTurn(completion)]
     return prompt, Episode(completion, turns)
 
 
 def encode_reply(score: Score) -> bytes:
-    return json.dumps([score.reward, score.components, score.outcome, score.reason]).encode()
+    return json.dumps([score.reward, score.components, score.outcome, score.reason]).encode() + b"\n"
 
 
-def decode_reply(data: bytes) -> Score:
-    reward, components, outcome, reason = json.loads(data)
+def decode_reply(line: bytes) -> Score:
+    reward, components, outcome, reason = json.loads(line)
     return Score(reward, components, Outcome(outcome), reason)

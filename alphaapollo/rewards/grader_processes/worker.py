@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,15 +17,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.base import accept_episode, failed_score, takes_trajectory, to_number, to_score
 from alphaapollo.rewards.components import add_components, check_components, load_components
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import (
-    IMPORTING,
-    READY,
-    READY_FOR_TURNS,
-    decode_request,
-    encode_reply,
-    read_frame,
-    to_frame,
-)
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.user_module import describe, load_user_module
@@ -44,14 +38,14 @@ class GraderWorker:
         self._components: dict[str, EpisodeFunction] = {}
 
     def run(self) -> None:
+        takes_turns, problem = False, ""
         try:
             takes_turns = self._load_functions()
         except ValueError as error:
-            self._write(str(error).encode(errors="replace"))
-            return
-        self._write(READY_FOR_TURNS if takes_turns else READY)
-        while (request := read_frame(self._requests)) is not None:
-            self._write(encode_reply(self._grade(*decode_request(request))))
+            problem = str(error)
+        self._write(json.dumps({"problem": problem, "takes_turns": takes_turns}).encode() + b"\n")
+        while not problem and self._requests.peek(1):
+            self._write(encode_reply(self._grade(*decode_request(pickle.load(self._requests)))))
 
     def _load_functions(self) -> bool:
         """Load the user's function and the components; return whether one of them takes a trajectory."""
@@ -84,17 +78,20 @@ class GraderWorker:
     def _get_grader(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
             self._write(IMPORTING)
-            self._graders[data_source] = accept_episode(load_grader(data_source, self._reward.judge.model_dump()))
-            self._write(READY)
+            try:
+                grader = load_grader(data_source, self._reward.judge.model_dump())
+            finally:
+                self._write(b"\n")
+            self._graders[data_source] = accept_episode(grader)
         return self._graders[data_source]
 
-    def _write(self, data: bytes) -> None:
-        self._replies.write(to_frame(data))
+    def _write(self, line: bytes) -> None:
+        self._replies.write(line)
         self._replies.flush()
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve the pipes for frames: a reward function reads an empty stdin, and its prints go to stderr."""
+def _take_pipes() -> tuple[BufferedReader, BinaryIO]:
+    """Reserve the pipes for messages: a reward function reads an empty stdin, and its prints go to stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -3,7 +3,7 @@ r"""Mathematical answers: compared as text where possible, else by math-verify (
     final answer -> normalize -> as text? letter, words, clock? unit? brackets? -> math-verify
 
 math-verify's own timeouts are off. They are signal alarms, which need a main thread and miss C code; the grader process
-is killed instead (grader_processes.pool). This module is imported in that process only, because it imports sympy.
+is killed instead (grader_processes.process). This module is imported in that process only, because it imports sympy.
 """
 
 from __future__ import annotations

@@ -50,10 +50,13 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ),
         ("def f(:\n    pass", r"SyntaxError: .*my_reward\.py, line 1"),
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
-        ("import os\nos._exit(3)", r"my_reward\.py: the grader process does not start \(exit code 3\)$"),
+        (
+            "import os\nos._exit(3)",
+            r"my_reward\.py: the grader process does not start: its process died \(exit code 3\)$",
+        ),
         (
             "import os\nos.kill(os.getpid(), 9)",
-            r"my_reward\.py: the grader process does not start \(SIGKILL\)",
+            r"my_reward\.py: the grader process does not start: its process died \(SIGKILL\)",
         ),
         (
             "def f(prompt, completion, ground_truth): return 1.0",

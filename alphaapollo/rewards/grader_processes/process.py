@@ -1,0 +1,107 @@
+"""Child process that grades one completion at a time and can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+
+from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, worker_environment
+from alphaapollo.tools.sandbox.types import signal_name
+
+START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries in it
+EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
+READ_GRACE = 0.05  # seconds to read a reply that arrived while the event loop was blocked
+MAX_REPLY = 1 << 30  # bytes
+
+
+class GraderError(ValueError):
+    """There is no reply because the process exceeded the time limit, died, or did not start."""
+
+
+class ProcessDiedError(GraderError):
+    """The process crashed, or was killed from outside."""
+
+
+class GraderProcess:
+    """Process of `grader_processes.worker`. After a GraderError it has ended."""
+
+    def __init__(self, handle: asyncio.subprocess.Process):
+        self._handle = handle
+        self.is_importing = False
+
+    @classmethod
+    async def create(cls, reward: Reward, custom: CustomRewardFunction) -> GraderProcess:
+        """Create a process that dies with this one. Call `wait_until_ready` next."""
+        settings = json.dumps([reward.model_dump(), custom.model_dump()])
+        worker = [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_processes.worker", str(os.getpid()), settings]
+        handle = await asyncio.create_subprocess_exec(
+            *worker,
+            env=worker_environment(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MAX_REPLY,
+            start_new_session=True,  # Ctrl-C goes to the driver alone, and killpg reaches the children
+        )
+        return cls(handle)
+
+    async def wait_until_ready(self) -> bool:
+        """Wait for the first line. Returns whether a function takes a trajectory.
+
+        Raises:
+            ValueError: a function or a component cannot be loaded.
+        """
+        ready = json.loads(await self._read_line(START_TIMEOUT))
+        if problem := ready["problem"]:
+            raise ValueError(problem)
+        return bool(ready["takes_turns"])
+
+    async def ask(self, request: bytes, seconds: float) -> bytes:
+        """Send a request and return the reply. Importing a grader's libraries does not count as grading time."""
+        assert self._handle.stdin is not None
+        self._handle.stdin.write(request)
+        reply = await self._read_line(seconds)
+        if reply == IMPORTING:
+            self.is_importing = True
+            await self._read_line(START_TIMEOUT)
+            self.is_importing = False
+            reply = await self._read_line(seconds)
+        return reply
+
+    async def _read_line(self, seconds: float) -> bytes:
+        assert self._handle.stdout is not None
+        for limit in (seconds, READ_GRACE):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    line = await self._handle.stdout.readline()
+                break
+        else:
+            await self.end()
+            raise GraderError(f"no answer within {seconds:g} s")
+        if not line.endswith(b"\n"):
+            raise ProcessDiedError(f"its process died ({await self.end(EXIT_GRACE)})")
+        return line
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle.returncode is None
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._handle.pid, signal.SIGKILL)
+
+    async def end(self, grace: float = 0.0) -> str:
+        """Wait up to `grace` seconds for the process to exit, kill it if necessary, and describe how it ended."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._handle.wait(), grace)
+        finally:
+            self.kill()
+        code = await self._handle.wait()
+        return signal_name(-code) if code < 0 else f"exit code {code}"
