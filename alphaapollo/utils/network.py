@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
+
+import psutil
 
 
 def listen_on_loopback_only() -> None:
@@ -48,14 +48,5 @@ def interface_to(host: str) -> str | None:
         except OSError:
             return None
         own = probe.getsockname()[0]
-        return next((name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None)
-
-
-def _address_of(interface: str, probe: socket.socket) -> str | None:
-    """Return the first IPv4 address of an interface, or None."""
-    siocgifaddr = 0x8915
-    try:
-        answer = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", interface.encode()[:15]))
-    except OSError:
-        return None
-    return socket.inet_ntoa(answer[20:24])
+    addresses = psutil.net_if_addrs()
+    return next((name for name, found in addresses.items() if own in (one.address for one in found)), None)

@@ -1,7 +1,7 @@
 """Temporary folder of a command, removed with everything that the command and its libraries leave in it.
 
 <temp>/alphaapollo-x7k2q9lm/   lock       locked as long as the command runs
-                               elsewhere  paths to remove with the folder: shared memory, multiprocessing's sockets
+                               elsewhere  paths in shared memory to remove with the folder
                                ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
 
 A command removes its folder at its end, unless it has failed and Ray's logs in the folder may explain the error. The
@@ -13,7 +13,6 @@ from __future__ import annotations
 import getpass
 import multiprocessing.forkserver
 import multiprocessing.process
-import multiprocessing.util
 import os
 import re
 import tempfile
@@ -33,7 +32,6 @@ SOCKETS, RAY_SOCKETS = 70, 38  # bytes of the longest folder path for sockets: a
 CLEAN_EXITS = (0, 130)  # exit codes: done, interrupted
 
 _active: list[Path] = []
-_multiprocessing_owner: int | None = None  # pid of the process that created multiprocessing's folder here
 
 
 def run_in_temp_folder(command: Callable[[], int]) -> int:
@@ -72,7 +70,7 @@ def remove_stale_folders(base: Path) -> None:
                 with FileLock(folder / LOCK, timeout=0):
                     elsewhere = folder / ELSEWHERE
                     paths = map(Path, elsewhere.read_text().splitlines() if elsewhere.exists() else [])
-                    remove_paths(path for path in paths if path.parent in (SHARED_MEMORY, base))
+                    remove_paths(path for path in paths if path.parent == SHARED_MEMORY)
                     _remove(folder)
 
 
@@ -93,33 +91,25 @@ def _make(base: Path) -> tuple[Path, FileLock]:
     return folder, lock
 
 
-def _multiprocessing_folder() -> list[str]:
-    """multiprocessing's folder of this process, which outlives the command; empty if a parent process owns it."""
-    global _multiprocessing_owner
-    current: Any = multiprocessing.process.current_process()
-    if current._config.get("tempdir") is None:  # a fork inherits its parent's folder
-        _multiprocessing_owner = os.getpid()
-    return [multiprocessing.util.get_temp_dir()] if _multiprocessing_owner == os.getpid() else []
-
-
 @contextmanager
 def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
-    """Redirect tempfile, Ray and everything that reads TMPDIR. torch keeps its compilation cache where later commands
-    find it, and Ray stays in `base` if its sockets' paths would be too long."""
+    """Redirect tempfile, multiprocessing, Ray and everything that reads TMPDIR. torch keeps its compilation cache where
+    later commands find it, and Ray stays in `base` if its sockets' paths would be too long."""
     own = {"TMPDIR": str(folder)}
     own |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
     own |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > RAY_SOCKETS else {}
     own = {name: value for name, value in own.items() if name == "TMPDIR" or name not in os.environ}
     before, cached = {name: os.environ.get(name) for name in own}, tempfile.tempdir
+    multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    sockets = multiprocessing_config.get("tempdir")
     _active.append(folder)
-    register_cleanup(_multiprocessing_folder())
     os.environ.update(own)
-    tempfile.tempdir = str(folder)
+    tempfile.tempdir = multiprocessing_config["tempdir"] = str(folder)
     try:
         yield
     finally:
         _active.remove(folder)
-        tempfile.tempdir = cached
+        tempfile.tempdir, multiprocessing_config["tempdir"] = cached, sockets
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:

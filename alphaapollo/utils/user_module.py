@@ -6,35 +6,22 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
 from threading import RLock
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from alphaapollo.utils.registry import nearest
 from alphaapollo.utils.seeds import derive_seed
 
 _importing = RLock()  # a second thread waits until the module is complete
-_user_folders: set[str] = set()
-
-
-class SourceLoader(SourceFileLoader):
-    """Loader that always compiles the source.
-
-    Python's bytecode cache compares only the second and the size of a change, so a file that is edited and run twice
-    within a second would run in its old version.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_user_module(path: str, key: str) -> ModuleType:
     """Import the Python file that the configuration names under `key`. A second call returns the same module.
 
     Decorators of the file register their functions in this process only, so call this in each process that looks up a
-    name. The file may import other files of its folder. All of them are compiled from source.
+    name. The file may import other files of its folder. No bytecode is cached.
 
     Raises:
         ValueError: the file does not exist, is not a Python file, or its import failed (with the line).
@@ -87,26 +74,17 @@ def _import(file: Path, name: str, key: str, path: str) -> None:
     sys.path += [
         folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
     ]  # appended: shadows nothing
-    if str(file.parent) not in _user_folders:
-        _user_folders.add(str(file.parent))
-        sys.path_importer_cache.pop(str(file.parent), None)
-    spec = importlib.util.spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # Cached bytecode of a file that is edited twice within a second is not recognized as outdated.
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
         fix = "Install what it imports" if isinstance(error, ImportError) else "Fix the file"
         raise ValueError(f"{key}: {path} does not import: {describe(error, file)}. {fix}.") from error
-
-
-def _find_in_user_folder(folder: str) -> FileFinder:
-    """Path hook: modules in the folders of user files are loaded by SourceLoader."""
-    if folder not in _user_folders:
-        raise ImportError(folder)
-    return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
-
-
-sys.path_hooks.insert(0, _find_in_user_folder)
+    finally:
+        sys.dont_write_bytecode = before
