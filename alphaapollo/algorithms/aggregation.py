@@ -9,8 +9,6 @@ row per turn, each row gets the weight of its trajectory, so an episode of many 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -18,16 +16,8 @@ from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.masked import masked
 from alphaapollo.config.schema import AggregationMode
 
-Count = Literal["all", "nonempty"]
 
-
-def row_weights(
-    lengths: Tensor,
-    group_ids: Tensor,
-    mode: AggregationMode,
-    horizon: float,
-    count: Count = "all",
-) -> Tensor:
+def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
     """Weight of the tokens of each sequence. lengths, group_ids [N] -> [N] float64; 0 for an empty sequence.
 
     | mode | weight | paper |
@@ -39,12 +29,12 @@ def row_weights(
     | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
     | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
 
-    n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones unless
-    `count="nonempty"`.
+    n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones. A sequence-level loss,
+    with one value per sequence, uses the weights of seq-mean-token-sum.
     horizon: constant of seq-mean-token-sum-norm; other modes ignore it.
     """
     n = lengths.to(torch.float64)
-    num_rows = num_sequences(lengths, count)
+    num_rows = max(1, n.numel())
     match mode:
         case "token-mean":
             weights = (1.0 / n.sum().clamp(min=1)).expand_as(n)
@@ -57,27 +47,9 @@ def row_weights(
         case "seq-mean-token-sum-norm":
             weights = torch.full_like(n, 1.0 / (num_rows * horizon))
         case "group-mean-token-mean":
-            weights = _group_weights(n, Groups.of(group_ids), count)
-        case _:
-            raise ValueError(f"unknown aggregation mode {mode!r}; see loss_agg_mode in docs/config.md.")
+            groups = Groups.of(group_ids)
+            weights = 1.0 / (groups.sum(n).clamp(min=1) * len(groups.sizes))[groups.index]
     return torch.where(n > 0, weights, torch.zeros_like(n))
-
-
-def _group_weights(n: Tensor, groups: Groups, count: Count) -> Tensor:
-    tokens = groups.sum(n)
-    num_groups = num_sequences(tokens, count)
-    return 1.0 / (tokens.clamp(min=1) * num_groups)[groups.index]
-
-
-def num_sequences(lengths: Tensor, count: Count = "all") -> int:
-    """Number of sequences in a mean: all, or those with at least one token. At least 1."""
-    return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
-
-
-def sequence_weights(lengths: Tensor, count: Count = "all") -> Tensor:
-    """Weights of a sequence-level loss: 1 / N, 0 for an empty sequence. [N] -> [N] float64."""
-    weight = torch.full(lengths.shape, 1.0 / num_sequences(lengths, count), dtype=torch.float64, device=lengths.device)
-    return torch.where(lengths > 0, weight, torch.zeros_like(weight))
 
 
 def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:

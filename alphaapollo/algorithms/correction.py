@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, clamp_symmetric, log_ratio
-from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, clamp_symmetric, log_ratio, masked, row_mean
 from alphaapollo.config.schema import RolloutCorrection
 
 Level = Literal["token", "sequence", "geometric"]

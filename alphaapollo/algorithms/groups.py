@@ -1,14 +1,13 @@
-"""Statistics of groups (the samples of one prompt)."""
+"""Statistics of groups: the samples of one prompt, or the rows of one trajectory."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Singleton = Literal["zero", "raw"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,12 @@ class Groups:
         """Maximum per group. [N] -> [G]."""
         return values.new_zeros(len(self.sizes)).scatter_reduce_(0, self.index, values, "amax", include_self=False)
 
+    def first(self, values: Tensor) -> Tensor:
+        """Take one value per group; equal in the group. [N] -> [G]."""
+        first = values.new_empty(len(self.sizes))
+        first[self.index] = values
+        return first
+
     def equal(self, values: Tensor) -> Tensor:
         """Whether all values of a group are equal; True for a group of one. [N] -> [G] bool.
 
@@ -52,30 +57,29 @@ class Groups:
         return torch.where(self.equal(values), torch.zeros_like(std), std)
 
 
-def deviations(values: Tensor, groups: Groups, baseline: Tensor | None = None, singleton: Singleton = "zero") -> Tensor:
-    """values - group baseline (the mean by default); exactly 0 if all values of a group are equal. [N] -> [N].
-
-    `singleton`: result for a group of one: zero, or its raw value.
-    """
+def deviations(values: Tensor, groups: Groups, baseline: Tensor | None = None) -> Tensor:
+    """values - group baseline (the mean by default); exactly 0 if all values of a group are equal. [N] -> [N]."""
     if baseline is None:
         baseline = groups.mean(values)
-    centered = torch.where(
-        groups.equal(values)[groups.index], torch.zeros_like(values), values - baseline[groups.index]
-    )
-    return keep_singletons(centered, values, groups, singleton)
+    equal = groups.equal(values)[groups.index]
+    return torch.where(equal, torch.zeros_like(values), values - baseline[groups.index])
 
 
-def keep_singletons(advantages: Tensor, values: Tensor, groups: Groups, singleton: Singleton) -> Tensor:
-    """Return `advantages`, with the raw value for groups of one if singleton is "raw"."""
-    if singleton == "zero":
-        return advantages
-    return torch.where((groups.sizes == 1)[groups.index], values, advantages)
-
-
-def normalize_in_groups(
-    values: Tensor, groups: Groups, *, ddof: int = 1, eps: float = 1e-6, singleton: Singleton = "zero"
-) -> Tensor:
+def normalize_in_groups(values: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Tensor:
     """(values - mean) / (std + eps) within each group; exactly 0 if all its values are equal. [N] -> [N]."""
     spread = groups.std(values, ddof) + eps
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    return keep_singletons(deviations(values, groups) / spread[groups.index], values, groups, singleton)
+    return deviations(values, groups) / spread[groups.index]
+
+
+def keep_group(metric_values: Sequence[float], tolerance: float = 0.0) -> bool:
+    """Whether the samples of a group differ in the metric: DAPO's dynamic sampling (arXiv 2503.14476, Eq. 11:
+    0 < number correct < G).
+
+    Use the accuracy, not the shaped reward: with a length penalty, samples of every group differ. The test is
+    max - min, because the standard deviation of equal floats may not be 0. Groups with fewer than two samples are
+    dropped.
+    """
+    if any(math.isnan(value) for value in metric_values):
+        raise ValueError(f"NaN among the metric values of a group: {list(metric_values)}. Drop failed samples first.")
+    return len(metric_values) > 1 and max(metric_values) - min(metric_values) > tolerance

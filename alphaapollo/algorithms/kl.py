@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, masked
 from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}

@@ -1,4 +1,5 @@
-"""Statistics and recursions over the action tokens of `[B, L]` matrices. Values off the mask are ignored."""
+"""Statistics, recursions and log-ratios over the action tokens of `[B, L]` matrices. Values off the mask are
+ignored."""
 
 from __future__ import annotations
 
@@ -6,10 +7,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this value before exp (a ratio of 4.9e8), so that float32 stays finite."""
+
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """`values` with exact zeros off the mask, in value and gradient, even for NaN."""
     return torch.where(mask.bool(), values, values.new_zeros(()))
+
+
+def log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """logp - base_logp on action tokens, clamped to +-limit (gradient 0 beyond); 0 off the mask. [B, L] -> [B, L]."""
+    return clamp_symmetric(masked(logp - base_logp, mask), limit)
+
+
+def clamp_symmetric(values: Tensor, limit: float | None) -> Tensor:
+    """Clamp to +-limit; None: unchanged."""
+    return values if limit is None else values.clamp(-limit, limit)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)

@@ -6,17 +6,19 @@ which is the expectation of drawing, without its variance.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.groups import Groups
 
 
-def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
+def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "best_random", "best_worst"]) -> Tensor:
     """Weights with mean 1 within each group; all 1 if all scores of a group are equal. scores [N] -> [N].
 
     best: the best sample alone. best_random: half on the best, half spread over the others. best_worst: half on the
-    best, half on the worst. Samples with equal scores share the weight. Raises ValueError for an unknown method.
+    best, half on the worst. Samples with equal scores share the weight.
     """
     best = scores == groups.max(scores)[groups.index]
     match method:
@@ -27,8 +29,6 @@ def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
         case "best_worst":
             worst = scores == -groups.max(-scores)[groups.index]
             weights = (_split_weight(best, groups) + _split_weight(worst, groups)) / 2
-        case _:
-            raise ValueError(f"unknown filtration {method!r}. See algorithm.filtration.method in docs/config.md.")
     equal = groups.equal(scores)[groups.index]
     return torch.where(equal, torch.ones_like(scores), weights.to(scores.dtype))
 

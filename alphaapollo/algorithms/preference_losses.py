@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from alphaapollo.algorithms.result_checks import check_floats
 from alphaapollo.config.schema import Preference
 from alphaapollo.utils.registry import Registry
 
@@ -90,6 +91,9 @@ class PreferenceLoss:
     of_pairs: bool = True  # false: single answers with a label; needs the KL
     sft_on_summed_logp: bool = False  # preference.sft_coef weighs the chosen answer's summed log-prob, not its mean
 
+    def __str__(self) -> str:
+        return f"the preference loss {self.name!r}"
+
     def rewards(self, answers: AnswerBatch, beta: float) -> Tensor:
         """Implicit reward of each answer: beta times its log-ratio (its log-prob if there is no reference). [R]"""
         values = answers.log_ratio if self.needs_reference else answers.logp
@@ -98,6 +102,8 @@ class PreferenceLoss:
     def __call__(self, answers: AnswerBatch, config: Preference) -> PreferenceLossOutput:
         beta = self.beta if config.beta is None else config.beta
         losses = self.fn(answers, beta, config)
+        num_compared = len(answers.logp) // 2 if self.of_pairs else len(answers.logp)
+        check_floats(f"the result of {self}", losses, (num_compared,))
         if config.sft_coef and "sft_coef" in self.reads:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean)
         with torch.no_grad():

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
 from alphaapollo.algorithms.advantages.base import NEEDS, Turns
-from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs, PolicyLossOutput
+from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.algorithms.preference_losses import AnswerBatch, PreferenceLoss
+from alphaapollo.algorithms.result_checks import InvalidResultError, check_floats, require
 from alphaapollo.config.schema import Actor, Algorithm, Preference
 from alphaapollo.utils.user_module import describe
 
@@ -34,11 +35,7 @@ def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: in
         return
     undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
     inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **undeclared)
-    with _report_errors_of(estimator.fn, f"the advantage estimator {estimator.name!r}"):
-        result = estimator.fn(inputs, config)
-        _require(isinstance(result, Advantages), f"it must return Advantages, but returned {_describe_type(result)}")
-        for name in ("advantages", "returns"):
-            _require_floats(name, getattr(result, name), tuple(inputs.mask.shape))
+    with _report_errors_of(estimator.fn, str(estimator)):
         estimator(inputs, config)
 
 
@@ -49,20 +46,12 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
     """
     if _is_builtin(policy_loss.fn):
         return
-    with _report_errors_of(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+    with _report_errors_of(policy_loss.fn, str(policy_loss)):
         inputs = toy_loss_inputs(policy_loss, config)
-        result = policy_loss.fn(inputs, config)
-        _require(
-            isinstance(result, PolicyLossOutput),
-            f"it must return a PolicyLossOutput, but returned {_describe_type(result)}",
-        )
-        shape = tuple(inputs.mask.shape) if policy_loss.level == "token" else tuple(inputs.mask.shape[:1])
-        _require_floats("loss", result.loss, shape, inputs.mask if policy_loss.level == "token" else None)
-        _require(result.loss.requires_grad, "its loss has no gradient: it does not depend on inputs.logp")
+        result = policy_loss(inputs, config)
+        _check_trainable(result.loss[inputs.mask.bool()] if policy_loss.level == "token" else result.loss)
         for name, value in result.metrics.items():
-            scalar = isinstance(value, Tensor) and value.ndim == 0
-            _require(scalar, f"its metric {name!r} must be a scalar tensor, but is {_describe_type(value)}")
-        result.loss.sum().backward()
+            check_floats(f"the metric {name!r} of {policy_loss}", value, ())
 
 
 def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
@@ -70,15 +59,18 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
 
     Raises ValueError if it raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
+    answers = toy_answer_batch(loss)
     if _is_builtin(loss.fn):
-        loss(toy_answer_batch(loss), config)
+        loss(answers, config)
         return
-    with _report_errors_of(loss.fn, f"the preference loss {loss.name!r}"):
-        answers = toy_answer_batch(loss)
-        losses = loss.fn(answers, loss.beta if config.beta is None else config.beta, config)
-        _require_floats("loss", losses, (2,) if loss.of_pairs else (4,))
-        _require(losses.requires_grad, "its loss has no gradient: it does not depend on answers.logp")
-        losses.sum().backward()
+    with _report_errors_of(loss.fn, str(loss)):
+        _check_trainable(loss(answers, config).losses)
+
+
+def _check_trainable(losses: Tensor) -> None:
+    require(bool(losses.isfinite().all()), f"its loss must be finite, but is {losses.tolist()}.")
+    require(losses.requires_grad, "its loss has no gradient: it does not depend on the log-probs.")
+    losses.sum().backward()
 
 
 def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
@@ -88,7 +80,7 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
     """
     inputs = toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
-    with _report_errors_of(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+    with _report_errors_of(policy_loss.fn, str(policy_loss)):
         result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
         if not result.loss.requires_grad:
             return False
@@ -155,36 +147,10 @@ def _report_errors_of(function: Callable[..., object], what: str) -> Iterator[No
     file = Path(inspect.getsourcefile(function) or "?")
     try:
         yield
-    except _InvalidResult as error:
-        raise ValueError(
-            f"{file}: {function.__name__} ({what}), called on toy inputs: {error}. Fix the function."
-        ) from None
-    except Exception as error:  # the user's code may raise anything
-        description = describe(error, file)
-        raise ValueError(
-            f"{file}: {function.__name__} ({what}), called on toy inputs, raised {description}. Fix the function."
-        ) from error
-
-
-class _InvalidResult(Exception):
-    pass
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise _InvalidResult(message)
-
-
-def _require_floats(name: str, value: object, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
-    _require(isinstance(value, Tensor), f"its {name} must be a tensor, but is {_describe_type(value)}")
-    assert isinstance(value, Tensor)
-    _require(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, but has {tuple(value.shape)}")
-    _require(value.is_floating_point(), f"its {name} must be floating point, but is {value.dtype}")
-    _require(
-        bool((value if mask is None else value[mask.bool()]).isfinite().all()),
-        f"its {name} is not finite: {value.tolist()}",
-    )
-
-
-def _describe_type(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    except InvalidResultError as error:
+        problem = f": {error}"
+    except Exception as error:  # noqa: BLE001 the user's code may raise anything
+        problem = f", raised {describe(error, file)}."
+    else:
+        return
+    raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs{problem} Fix the function.")

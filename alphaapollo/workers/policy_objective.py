@@ -20,8 +20,7 @@ from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty
-from alphaapollo.algorithms.log_ratio import log_ratio
-from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.masked import log_ratio, masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
 from alphaapollo.models.lm_head import TokenStats
@@ -80,8 +79,8 @@ def _join_trajectories(matrices: PolicyMatrices, trajectory_ids: Tensor) -> Poli
     return replace(
         matrices,
         mask=joined.mask,
-        loss_weights=joined.per_trajectory(matrices.loss_weights),
-        sequence_weights=joined.per_trajectory(matrices.sequence_weights),
+        loss_weights=joined.rows.first(matrices.loss_weights),
+        sequence_weights=joined.rows.first(matrices.sequence_weights),
         **{name: joined.join(value) for name, value in values.items()},
     )
 

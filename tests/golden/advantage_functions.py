@@ -20,13 +20,19 @@ from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
 from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
-from alphaapollo.algorithms.dynamic_sampling import keep_group
-from alphaapollo.algorithms.groups import Singleton, deviations, normalize_in_groups
+from alphaapollo.algorithms.groups import deviations, keep_group, normalize_in_groups
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
 from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
 Index = Sequence[Any]
 Level = Literal["sequence", "token"]
+Singleton = Literal["zero", "raw"]
+
+
+def with_singletons(seq_adv: Tensor, raw: Tensor, index: Index, singleton: Singleton) -> Tensor:
+    """Replace the result of groups of one by the raw score, which the project does not offer. [N] -> [N]"""
+    groups = groups_of(index)
+    return torch.where((groups.sizes == 1)[groups.index], raw, seq_adv) if singleton == "raw" else seq_adv
 
 
 def spread(seq_adv: Tensor, mask: Tensor) -> Results:
@@ -62,15 +68,21 @@ def grpo(
 ) -> Results:
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
-    return spread(normalize_in_groups(scores, groups_of(index), ddof=ddof, eps=eps, singleton=singleton), mask)
+    advantages = normalize_in_groups(scores, groups_of(index), ddof, eps)
+    return spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    return spread(deviations(scores, groups_of(index), singleton=singleton), mask)
+    return spread(centered(scores, index, singleton), mask)
+
+
+def centered(scores: Tensor, index: Index, singleton: Singleton) -> Tensor:
+    return with_singletons(deviations(scores, groups_of(index)), scores, index, singleton)
 
 
 def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    return spread(rloo_advantages(scores, groups_of(index), singleton), mask)
+    advantages = rloo_advantages(scores, groups_of(index))
+    return spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def remax(
@@ -102,10 +114,11 @@ def reinforce_pp_baseline(
     eps: float = 1e-8,
     singleton: Singleton = "zero",
 ) -> Results:
-    groups = groups_of(index)
-    if level == "sequence":
-        return spread(sequence_baseline(scores, groups, ddof, eps, singleton), mask)
-    return {"advantages": whiten(on_tokens(deviations(scores, groups, singleton=singleton), mask), mask, ddof, eps)}
+    if level == "token":
+        return {"advantages": whiten(on_tokens(centered(scores, index, singleton), mask), mask, ddof, eps)}
+    if singleton == "raw":
+        return spread(standardize(centered(scores, index, singleton), ddof, eps, eps_inside=False), mask)
+    return spread(sequence_baseline(scores, groups_of(index), ddof, eps), mask)
 
 
 def magistral(
@@ -117,12 +130,13 @@ def magistral(
     eps: float = 0.0,
     singleton: Singleton = "zero",
 ) -> Results:
-    batches = None if minibatch is None else [torch.tensor(rows, dtype=torch.int64) for rows in minibatch]
-    return spread(magistral_advantages(scores, groups_of(index), batches, ddof, eps, singleton), mask)
+    batches = [torch.tensor(rows, dtype=torch.int64) for rows in minibatch or [range(len(scores))]]
+    return spread(magistral_advantages(centered(scores, index, singleton), batches, ddof, eps), mask)
 
 
 def opo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    return spread(opo_advantages(scores, mask.sum(dim=1), groups_of(index), singleton), mask)
+    advantages = opo_advantages(scores, mask.sum(dim=1), groups_of(index))
+    return spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def gpg(
@@ -135,8 +149,8 @@ def gpg(
     singleton: Singleton = "zero",
 ) -> Results:
     groups = groups_of(index)
-    advantages = gpg_advantages(scores, groups, f_norm == "std", ddof, eps, singleton)
-    return {**spread(advantages, mask), "alpha": gpg_alpha(scores, groups)}
+    advantages, alpha = gpg_advantages(scores, groups, f_norm == "std", ddof, eps), gpg_alpha(scores, groups)
+    return {**spread(with_singletons(advantages, alpha * scores, index, singleton), mask), "alpha": alpha}
 
 
 def gdpo(
@@ -151,7 +165,8 @@ def gdpo(
     singleton: Singleton = "zero",
 ) -> Results:
     chosen = score_matrix.new_tensor([1.0] * score_matrix.shape[1] if weights is None else list(weights))
-    summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps, singleton)
+    summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps)
+    summed = with_singletons(summed, score_matrix @ chosen, index, singleton)
     if level == "sequence":
         return {"pre_bn": summed, **spread(standardize(summed, ddof, bn_eps, eps_inside=False), mask)}
     return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import Count, num_sequences, row_weights
 from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
+from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.masked import fold_to_actions, masked
 from alphaapollo.config.schema import AggregationMode
@@ -19,6 +19,7 @@ Results = dict[str, Any]
 Function = Callable[..., Results]
 AggKw = dict[str, Any] | None
 OffMask = Literal["drop", "fold"]
+Count = Literal["all", "nonempty"]
 
 
 class UnsupportedError(Exception):
@@ -70,14 +71,26 @@ def token_weights(
     """Row weights, rescaled from this rank's counts to global ones, so that the *mean* over ranks is the loss. [B]"""
     lengths = mask.sum(dim=1)
     ids = torch.zeros(len(mask), dtype=torch.int64) if index is None else group_ids(index)
-    weights = row_weights(lengths, ids, mode, mask.shape[1] if horizon is None else horizon, count) * dp_size
+    weights = counted_weights(lengths, ids, mode, mask.shape[1] if horizon is None else horizon, count) * dp_size
     if mode == "token-mean" and global_tokens is not None:
         return weights * float(lengths.sum().clamp(min=1)) / global_tokens
     if mode.startswith("seq-mean") and global_seqs is not None:
-        return weights * num_sequences(lengths, count) / global_seqs
+        return weights * num_counted(lengths, count) / global_seqs
     if mode.startswith("group-mean") and global_groups is not None:
-        return weights * num_sequences(Groups.of(ids).sum(lengths), count) / global_groups
+        return weights * num_counted(Groups.of(ids).sum(lengths), count) / global_groups
     return weights
+
+
+def counted_weights(lengths: Tensor, ids: Tensor, mode: AggregationMode, horizon: float, count: Count) -> Tensor:
+    """Row weights; with `nonempty`, which the project does not offer, empty sequences are not counted in means."""
+    counted = lengths >= 0 if count == "all" else lengths > 0
+    weights = torch.zeros(lengths.shape, dtype=torch.float64)
+    weights[counted] = row_weights(lengths[counted], ids[counted], mode, horizon)
+    return weights
+
+
+def num_counted(lengths: Tensor, count: Count) -> int:
+    return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
 
 
 def aggregated(loss: Tensor, mask: Tensor, mode: AggregationMode, agg_kw: AggKw) -> Tensor:

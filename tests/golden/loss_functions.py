@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import Count, aggregate_sequences, sequence_weights
-from alphaapollo.algorithms.log_ratio import log_ratio
-from alphaapollo.algorithms.masked import masked, masked_mean
+from alphaapollo.algorithms.aggregation import aggregate_sequences
+from alphaapollo.algorithms.masked import log_ratio, masked, masked_mean
 from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo, reinforce
 from alphaapollo.algorithms.policy_losses.cispo import cispo as cispo_loss
 from alphaapollo.algorithms.policy_losses.gmpo import gmpo_ratio
 from alphaapollo.algorithms.policy_losses.sapo import sapo as sapo_loss
 from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
 from alphaapollo.config.schema import AggregationMode
-from tests.golden.common import AggKw, Function, Results, aggregated, token_weights
+from tests.golden.common import AggKw, Count, Function, Results, aggregated, counted_weights, token_weights
 from tests.golden.other_functions import Kind, kl_loss
 
 
@@ -39,7 +38,8 @@ def policy_term(
 
 
 def row_term(loss: Tensor, mask: Tensor, count: Count, ratio: Tensor, clipped: Tensor | None = None) -> Results:
-    weights = sequence_weights(mask.sum(dim=1), count)
+    lengths = mask.sum(dim=1)
+    weights = counted_weights(lengths, torch.zeros_like(lengths), "seq-mean-token-sum", 1.0, count)
     results = {"loss": aggregate_sequences(loss, weights), "ratio": ratio}
     if clipped is None:
         return results

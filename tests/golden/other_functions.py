@@ -10,8 +10,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.log_ratio import clamp_symmetric
-from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
+from alphaapollo.algorithms.masked import clamp_symmetric, masked, masked_mean, row_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats

@@ -1,6 +1,6 @@
 """Advantage estimators: one module per estimator or family, registered on import."""
 
-from alphaapollo.algorithms.advantages import (
+from alphaapollo.algorithms.advantages import (  # noqa: F401  # noqa: F401
     gae,
     gdpo,
     gigpo,
@@ -30,18 +30,6 @@ __all__ = [
     "Estimator",
     "Turns",
     "estimator_names",
-    "gae",
-    "gdpo",
     "get_estimator",
-    "gigpo",
-    "gpg",
-    "grpo",
-    "magistral",
-    "none",
-    "opo",
-    "passk",
     "register_estimator",
-    "reinforce_pp",
-    "remax",
-    "rloo",
 ]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.result_checks import check_floats, check_type, require
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
@@ -92,39 +94,32 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
         result = self.fn(inputs, config)
+        check_type(str(self), result, Advantages)
         self._check_matrix("advantages", result.advantages, inputs.mask)
         if result.returns is not result.advantages:
             self._check_matrix("returns", result.returns, inputs.mask)
         return result
 
+    def __str__(self) -> str:
+        return f"the advantage estimator {self.name!r}"
+
     def _check_inputs(self, inputs: AdvantageInputs) -> None:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
-            raise ValueError(
-                f"advantage estimator {self.name!r} needs {', '.join(missing)}, but the batch does not have it."
-            )
+            raise ValueError(f"{self} needs {', '.join(missing)}, but the batch does not have it.")
         if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
             bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
             ids = inputs.trajectory_ids[bad].unique().tolist()
             raise ValueError(
-                f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}); Return finite "
-                "numbers from the reward function; exclude failed trajectories before computing advantages."
+                f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}). Return finite numbers from "
+                "the reward function, and exclude failed trajectories before computing advantages."
             )
 
     def _check_matrix(self, what: str, matrix: Tensor, mask: Tensor) -> None:
-        if matrix.shape != mask.shape:
-            raise ValueError(
-                f"advantage estimator {self.name!r} returned {what} of shape {tuple(matrix.shape)}; "
-                f"it must be that of the mask, {tuple(mask.shape)}."
-            )
-        if not all_finite(matrix):
-            raise ValueError(
-                f"advantage estimator {self.name!r} returned {what} that are not finite (NaN or infinite)."
-            )
-        if any_off_mask(matrix, mask):
-            raise ValueError(
-                f"advantage estimator {self.name!r} returned {what} outside the action mask. Multiply it by the mask."
-            )
+        what = f"the {what} of {self}"
+        check_floats(what, matrix, mask.shape)
+        require(all_finite(matrix), f"{what} must be finite, but have NaN or infinite values.")
+        require(not any_off_mask(matrix, mask), f"{what} must be zero outside the action mask. Multiply them by it.")
 
 
 def all_finite(values: Tensor) -> bool:
@@ -140,41 +135,24 @@ def any_off_mask(matrix: Tensor, mask: Tensor) -> bool:
 
 
 _estimators: Registry[Estimator] = Registry("advantage estimator")
+get_estimator = _estimators.get
+estimator_names = _estimators.names
 
 
-def register_estimator(
-    name: str,
-    *,
-    needs: tuple[str, ...] = (),
-    group: bool = False,
-    per_token: bool = False,
-    on_policy: bool = False,
-    reads: tuple[str, ...] | None = None,
-    no_shaping: str = "",
-    check: StartCheck | None = None,
-) -> Callable[[EstimatorFn], EstimatorFn]:
+def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn], EstimatorFn]:
     """Decorator: register `fn(inputs, config.algorithm) -> Advantages` under algorithm.adv_estimator=name.
 
-    The options are the fields of `Estimator`; all are optional. With `reads`, a run warns about keys without effect.
+    `declarations`: fields of `Estimator`, all optional. With `reads`, a run warns about keys without effect.
     """
-    unknown = set(needs) - set(NEEDS)
+    unknown = set(declarations.get("needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} are available.")
 
     def add(fn: EstimatorFn) -> EstimatorFn:
-        _estimators.register(name)(Estimator(name, fn, needs, group, per_token, on_policy, reads, no_shaping, check))
+        _estimators.register(name)(Estimator(name, fn, **declarations))
         return fn
 
     return add
-
-
-def get_estimator(name: str) -> Estimator:
-    """The estimator with this name. Raises ValueError that lists the known and the most similar names."""
-    return _estimators.get(name)
-
-
-def estimator_names() -> list[str]:
-    return _estimators.names()
 
 
 @dataclass(frozen=True)
@@ -193,22 +171,11 @@ class Trajectories:
         lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.equal(inputs.scores).all(), "rows of one trajectory must share its score"
-        return cls(rows, Groups.of(_first_of(rows, inputs.group_ids)), scores, lengths, inputs.mask)
-
-    def per_trajectory(self, values: Tensor) -> Tensor:
-        """Take one value per trajectory; equal on all its rows. [B] -> [N]."""
-        return _first_of(self.rows, values)
+        return cls(rows, Groups.of(rows.first(inputs.group_ids)), scores, lengths, inputs.mask)
 
     def on_tokens(self, values: Tensor) -> Tensor:
         """Copy the value of each trajectory to its action tokens; zero elsewhere. [N] -> [B, L]."""
         return values[self.rows.index].unsqueeze(1) * self.mask.to(values.dtype)
-
-
-def _first_of(rows: Groups, values: Tensor) -> Tensor:
-    """Take one row's value per trajectory. [B] -> [N]."""
-    first = torch.empty(len(rows.sizes), dtype=values.dtype, device=values.device)
-    first[rows.index] = values
-    return first
 
 
 def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor]) -> Advantages:

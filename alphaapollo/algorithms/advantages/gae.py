@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    register_estimator,
-)
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
 from alphaapollo.config.schema import Algorithm
@@ -34,12 +30,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     return advantages, advantages + values
 
 
-@register_estimator(
-    "gae",
-    needs=("values",),
-    per_token=True,
-    reads=("gamma", "lam", "whiten_advantages"),
-)
+@register_estimator("gae", needs=("values",), per_token=True, reads=("gamma", "lam", "whiten_advantages"))
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
     joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)

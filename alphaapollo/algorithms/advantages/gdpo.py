@@ -5,33 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    Trajectories,
-    register_estimator,
-)
-from alphaapollo.algorithms.groups import Groups, Singleton, normalize_in_groups
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.groups import Groups, normalize_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.reward_shaping import condition_reward
 from alphaapollo.config.schema import Algorithm
 
 
-def gdpo_sum(
-    components: Tensor,
-    groups: Groups,
-    weights: Tensor,
-    ddof: int = 1,
-    eps: float = 1e-4,
-    singleton: Singleton = "zero",
-) -> Tensor:
+def gdpo_sum(components: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Weighted sum over rewards of (r_n - mean) / (std + eps) within the group (arXiv 2601.05242, Eq. 4, 5, 7).
 
     components [N, K], weights [K] -> [N].
     """
-    columns = [
-        normalize_in_groups(column, groups, ddof=ddof, eps=eps, singleton=singleton) for column in components.unbind(1)
-    ]
+    columns = [normalize_in_groups(column, groups, ddof, eps) for column in components.unbind(1)]
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
 
 
@@ -66,7 +52,7 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     trajectories = Trajectories.of(inputs)
     names, weights = _named_rewards(inputs.components, config)
     rewards = apply_conditions(inputs.components, config.gdpo_conditions)
-    components = torch.stack([trajectories.per_trajectory(rewards[name]) for name in names], dim=1)
+    components = torch.stack([trajectories.rows.first(rewards[name]) for name in names], dim=1)
     summed = gdpo_sum(components, trajectories.groups, components.new_tensor(weights))
     advantages = trajectories.on_tokens(standardize(summed, ddof=1, eps=1e-4, eps_inside=False))
     return Advantages(advantages, advantages)

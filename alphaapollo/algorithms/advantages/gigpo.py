@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    from_scores,
-    register_estimator,
-)
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
 from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import reward_to_go
@@ -40,9 +35,8 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
-    return (
-        deviations(values, groups) if config.norm_adv_by_std_in_grpo is False else normalize_in_groups(values, groups)
-    )
+    by_mean_only = config.norm_adv_by_std_in_grpo is False
+    return deviations(values, groups) if by_mean_only else normalize_in_groups(values, groups)
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    from_scores,
-    register_estimator,
-)
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations, normalize_in_groups
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -23,19 +18,9 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
     return scores.new_tensor(num_samples) / informative
 
 
-def gpg(
-    scores: Tensor,
-    groups: Groups,
-    std_norm: bool = False,
-    ddof: int = 1,
-    eps: float = 0.0,
-    singleton: Singleton = "zero",
-) -> Tensor:
+def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
     """alpha (R - mean) / F with F = 1, or the group's std (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
-    if std_norm:
-        centered = normalize_in_groups(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
-    else:
-        centered = deviations(scores, groups, singleton=singleton)
+    centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else deviations(scores, groups)
     return gpg_alpha(scores, groups) * centered
 
 

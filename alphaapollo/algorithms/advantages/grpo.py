@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    from_scores,
-    register_estimator,
-)
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
 from alphaapollo.algorithms.groups import deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
-@register_estimator(
-    "grpo",
-    group=True,
-    reads=("norm_adv_by_std_in_grpo",),
-)
+@register_estimator("grpo", group=True, reads=("norm_adv_by_std_in_grpo",))
 def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """(R - mean) / (std + eps) within the group (arXiv 2402.03300, section 4.1.2)."""
-    if config.norm_adv_by_std_in_grpo is False:
-        return _dr_grpo(inputs, config)
-    return from_scores(inputs, normalize_in_groups)
+    return from_scores(inputs, deviations if config.norm_adv_by_std_in_grpo is False else normalize_in_groups)
 
 
 @register_estimator("dr_grpo", group=True, reads=())

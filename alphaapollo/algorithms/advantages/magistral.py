@@ -7,33 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    Trajectories,
-    register_estimator,
-)
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.groups import deviations
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 
 
-def magistral(
-    scores: Tensor,
-    groups: Groups,
-    mini_batches: Sequence[Tensor] | None = None,
-    ddof: int = 1,
-    eps: float = 0.0,
-    singleton: Singleton = "zero",
-) -> Tensor:
-    """A = R - group mean, then (A - mean) / std over the *sequences* of each mini-batch (arXiv 2506.10910, section
-    2.1). [N] -> [N]. mini_batches: sample indices of each; None = one mini-batch with all samples.
+def magistral(centered: Tensor, mini_batches: Sequence[Tensor], ddof: int = 1, eps: float = 0.0) -> Tensor:
+    """(A - mean) / std over the *sequences* of each mini-batch, with A = R - group mean (arXiv 2506.10910, section
+    2.1). A [N] -> [N]. mini_batches: sample indices of each.
 
     The mean is subtracted again: this matters only if a mini-batch splits a group.
     """
-    centered = deviations(scores, groups, singleton=singleton)
-    if mini_batches is None:
-        return standardize(centered, ddof, eps, eps_inside=False)
     advantages = torch.zeros_like(centered)
     for positions in mini_batches:
         advantages[positions] = standardize(centered[positions], ddof, eps, eps_inside=False)
@@ -45,11 +30,8 @@ def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Normalize each mini-batch separately. A mini-batch contains complete groups."""
     assert inputs.mini_batches is not None
     trajectories = Trajectories.of(inputs)
-    numbers = trajectories.per_trajectory(inputs.mini_batches)
-    advantages = magistral(
-        trajectories.scores,
-        trajectories.groups,
-        [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()],
-    )
+    numbers = trajectories.rows.first(inputs.mini_batches)
+    mini_batches = [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()]
+    advantages = magistral(deviations(trajectories.scores, trajectories.groups), mini_batches)
     on_tokens = trajectories.on_tokens(advantages)
     return Advantages(on_tokens, on_tokens)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.algorithms.groups import Groups, deviations
 from alphaapollo.config.schema import Algorithm
 
 
-def opo(scores: Tensor, lengths: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
+def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     """R - b with b = sum_j l_j R_j / sum_j l_j in the group, l = response length (arXiv 2505.23585). [N] each -> [N].
 
     A group without action tokens has b = 0; it has no tokens to train on.
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
-    return deviations(scores, groups, baseline, singleton)
+    return deviations(scores, groups, baseline)
 
 
 @register_estimator("opo", group=True, on_policy=True, reads=())

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    from_scores,
-    register_estimator,
-)
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.groups import Groups, deviations
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardize, whiten
 from alphaapollo.config.schema import Algorithm
 
 
-def reinforce_pp_baseline(
-    scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8, singleton: Singleton = "zero"
-) -> Tensor:
+def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:
     """A' = R - group mean (Eq. 6), then standardized over all samples of the batch (Eq. 7). [N] -> [N]."""
-    return standardize(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
+    return standardize(deviations(scores, groups), ddof, eps, eps_inside=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))

@@ -5,16 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations, keep_singletons
+from alphaapollo.algorithms.groups import Groups, deviations
 from alphaapollo.config.schema import Algorithm
 
 
-def rloo(scores: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
+def rloo(scores: Tensor, groups: Groups) -> Tensor:
     """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
     sizes = groups.sizes.to(scores.dtype)
     factor = sizes / (sizes - 1).clamp(min=1)
-    advantages = factor[groups.index] * deviations(scores, groups)
-    return keep_singletons(advantages, scores, groups, singleton)
+    return factor[groups.index] * deviations(scores, groups)
 
 
 @register_estimator("rloo", group=True, reads=())

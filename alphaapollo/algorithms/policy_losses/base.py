@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import log_ratio
-from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.masked import log_ratio, masked, row_mean
+from alphaapollo.algorithms.result_checks import check_floats, check_type
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
 
 Level = Literal["token", "sequence"]
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PolicyLossOutput:
     """Loss to minimize, before aggregation.
 
     Metrics are scalars summed over action tokens (token level) or non-empty rows (sequence level). The logger divides
-    them by the global count.
+    them by the global count. Every registered loss also gets `old_policy_kl`.
     """
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values off the mask and in empty rows are ignored
@@ -58,7 +59,7 @@ are those of the policy before its first step on the batch."""
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A registered loss. Calling it checks the shape of the result.
+    """A registered loss. Calling it checks the shape of the result and adds the metric old_policy_kl.
 
     trainer/setup/combinations.py uses these declarations to reject invalid combinations when a run starts.
     """
@@ -76,58 +77,44 @@ class PolicyLoss:
         """Whether all rows of a trajectory must be in one micro-batch, where they are joined into one row."""
         return self.of_sequence or self.level == "sequence"
 
+    def __str__(self) -> str:
+        return f"the policy loss {self.name!r}"
+
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+        per_row = self.level == "sequence"
         output = self.fn(inputs, config)
-        expected = inputs.mask.shape if self.level == "token" else inputs.mask.shape[:1]
-        if output.loss.shape != expected:
-            raise ValueError(
-                f"policy loss {self.name!r} returned shape {tuple(output.loss.shape)}; at {self.level} level it must "
-                f"be {tuple(expected)}."
-            )
-        return output
+        check_type(str(self), output, PolicyLossOutput)
+        shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
+        check_floats(f"the loss of {self} (level={self.level})", output.loss, shape)
+        return PolicyLossOutput(output.loss, output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 
 _policy_losses: Registry[PolicyLoss] = Registry("policy loss")
+get_policy_loss = _policy_losses.get
+policy_loss_names = _policy_losses.names
 
 
-def register_policy_loss(
-    name: str,
-    *,
-    level: Level = "token",
-    on_policy: bool = False,
-    reads: tuple[str, ...] | None = None,
-    of_sequence: bool = False,
-    choose: TokenSelector | None = None,
-) -> Callable[[PolicyLossFn], PolicyLossFn]:
+def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
     policy_loss.loss_mode=name.
 
-    The options are the fields of `PolicyLoss`; all are optional. With `reads`, a run warns about keys without effect.
+    `declarations`: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect.
     """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
-        _policy_losses.register(name)(PolicyLoss(name, fn, level, on_policy, reads, of_sequence, choose))
+        _policy_losses.register(name)(PolicyLoss(name, fn, **declarations))
         return fn
 
     return add
 
 
-def get_policy_loss(name: str) -> PolicyLoss:
-    """The loss with this name. Raises ValueError that lists the known and the most similar names."""
-    return _policy_losses.get(name)
-
-
-def policy_loss_names() -> list[str]:
-    return _policy_losses.names()
-
-
-def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor, per_row: bool = False) -> dict[str, Tensor]:
+def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Clip fractions, in total and per bound. `clipped`: bool, or the fraction of a row; `above`: bool, whether the
-    upper bound applies. [B, L], or with `per_row` [B]."""
-    total = row_sum if per_row else token_sum
+    upper bound applies. [B, L], or [B] for a sequence-level loss."""
+    total = row_sum if clipped.ndim == 1 else token_sum
     zeros = torch.zeros_like(clipped)
     return {
-        "clip_fraction": total(clipped, mask),
+        "pg_clipfrac": total(clipped, mask),
         "clip_fraction_low": total(torch.where(above, zeros, clipped), mask),
         "clip_fraction_high": total(torch.where(above, clipped, zeros), mask),
     }
@@ -137,7 +124,7 @@ CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 """The fields that a loss reads for its clip range."""
 
 
-def clip_range(config: Actor, low: float, high: float) -> tuple[float, float]:
+def clip_range(config: Actor, low: L, high: float) -> tuple[float | L, float]:
     """(below, above) of the clip: clip_ratio_low/high, else clip_ratio for both, else the loss's own."""
     return (
         _first_set(config.clip_ratio_low, config.clip_ratio, low),
@@ -145,7 +132,7 @@ def clip_range(config: Actor, low: float, high: float) -> tuple[float, float]:
     )
 
 
-def _first_set(first: float | None, second: float | None, default: float) -> float:
+def _first_set(first: float | None, second: float | None, default: L) -> float | L:
     if first is not None:
         return first
     return default if second is None else second
@@ -161,7 +148,7 @@ def row_sum(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values.detach().double(), mask.bool().any(dim=1)).sum()
 
 
-def old_policy_kl(inputs: PolicyLossInputs, per_row: bool = False) -> Tensor:
+def old_policy_kl(inputs: PolicyLossInputs, per_row: bool) -> Tensor:
     """k3 estimate of KL(old||pi) on the old policy's samples, summed as a metric over tokens, or over rows of token
     means."""
     d = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask)

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import log_ratio
+from alphaapollo.algorithms.masked import log_ratio
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_metrics,
-    old_policy_kl,
+    clip_range,
     register_policy_loss,
 )
 from alphaapollo.algorithms.policy_losses.ppo import is_clipped
@@ -26,8 +26,8 @@ def cispo(
     advantages: Tensor,
     low: float | None,
     high: float,
-    mask_low: float | None = None,
-    mask_high: float | None = None,
+    mask_low: float | None,
+    mask_high: float | None,
 ) -> tuple[Tensor, Tensor]:
     """-sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5); low=None: no lower bound, as the paper.
 
@@ -37,12 +37,8 @@ def cispo(
     """
     ratio = ratio.detach()
     weight = ratio.clamp(None if low is None else 1.0 - low, 1.0 + high)
-    dropped = is_clipped(
-        ratio,
-        advantages,
-        math.inf if mask_low is None else mask_low,
-        math.inf if mask_high is None else mask_high,
-    )
+    mask_low, mask_high = (math.inf if radius is None else radius for radius in (mask_low, mask_high))
+    dropped = is_clipped(ratio, advantages, mask_low, mask_high)
     loss = torch.where(dropped, torch.zeros_like(logp), -weight * advantages * logp)
     return loss, dropped | (weight != ratio)
 
@@ -50,19 +46,8 @@ def cispo(
 @register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
 def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Default bounds: no lower one, 0.28 above. clip_ratio or clip_ratio_low set a lower one."""
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    options = config.policy_loss
+    low, high = clip_range(config, None, 0.28)
+    mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
     ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
-    loss, clipped = cispo(
-        inputs.logp,
-        ratio,
-        inputs.advantages,
-        low,
-        0.28 if high is None else high,
-        options.cispo_mask_low,
-        options.cispo_mask_high,
-    )
-    return PolicyLossOutput(
-        loss, {**clip_metrics(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)}
-    )
+    loss, clipped = cispo(inputs.logp, ratio, inputs.advantages, low, high, mask_low, mask_high)
+    return PolicyLossOutput(loss, clip_metrics(clipped, ratio > 1, inputs.mask))

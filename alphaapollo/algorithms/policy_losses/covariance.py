@@ -10,19 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import log_ratio
-from alphaapollo.algorithms.masked import masked, masked_mean
+from alphaapollo.algorithms.masked import log_ratio, masked, masked_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_metrics,
     clip_range,
-    old_policy_kl,
     register_policy_loss,
     token_sum,
 )
-from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
+from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate
 from alphaapollo.config.schema import Actor
 
 
@@ -83,14 +80,9 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.chosen is not None
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    return PolicyLossOutput(
-        masked(ppo_clip(ratio, inputs.advantages, low, high), ~inputs.chosen),
-        {
-            **clip_metrics(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
-            "clip_cov_fraction": token_sum(inputs.chosen, inputs.mask),
-            "old_policy_kl": old_policy_kl(inputs),
-        },
-    )
+    output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high)
+    fraction = token_sum(inputs.chosen, inputs.mask)
+    return PolicyLossOutput(masked(output.loss, ~inputs.chosen), output.metrics | {"clip_cov_fraction": fraction})
 
 
 def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
@@ -105,7 +97,5 @@ def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> T
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.chosen is not None
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    return PolicyLossOutput(
-        kl_cov(d, inputs.advantages, inputs.chosen, config.policy_loss.ppo_kl_coef),
-        {"kl_cov_fraction": token_sum(inputs.chosen, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
-    )
+    loss = kl_cov(d, inputs.advantages, inputs.chosen, config.policy_loss.ppo_kl_coef)
+    return PolicyLossOutput(loss, {"kl_cov_fraction": token_sum(inputs.chosen, inputs.mask)})

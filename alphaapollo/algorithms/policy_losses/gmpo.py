@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, log_ratio
-from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, log_ratio, masked, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_metrics,
     clip_range,
-    old_policy_kl,
     register_policy_loss,
 )
 from alphaapollo.config.schema import Actor
@@ -46,10 +44,4 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     advantages = row_mean(inputs.advantages, inputs.mask)
     ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)
     share = row_mean(masked(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
-    return PolicyLossOutput(
-        -advantages * ratio,
-        {
-            **clip_metrics(share, advantages > 0, inputs.mask, per_row=True),
-            "old_policy_kl": old_policy_kl(inputs, per_row=True),
-        },
-    )
+    return PolicyLossOutput(-advantages * ratio, clip_metrics(share, advantages > 0, inputs.mask))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, clamp_symmetric, log_ratio
-from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, clamp_symmetric, log_ratio, masked, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_metrics,
     clip_range,
-    old_policy_kl,
     register_policy_loss,
 )
-from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
+from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate
 from alphaapollo.config.schema import Actor
 
 PAPER_CLIP = (3e-4, 4e-4)
@@ -46,38 +43,23 @@ def gspo_token_ratio(
 
 @register_policy_loss("gspo", level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages: which should be equal."""
-    low, high = clip_range(config, *PAPER_CLIP)
-    return _clipped_rows(geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
+    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages, which should be equal."""
+    ratio = geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    advantages = row_mean(inputs.advantages, inputs.mask)
+    return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
 @register_policy_loss("gspo_token", reads=CLIP, of_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
     aggregation is seq-mean-token-mean."""
-    low, high = clip_range(config, *PAPER_CLIP)
     ratio = gspo_token_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    clipped = is_clipped(ratio, inputs.advantages, low, high)
-    return PolicyLossOutput(
-        ppo_clip(ratio, inputs.advantages, low, high),
-        {**clip_metrics(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
-    )
+    return clipped_surrogate(ratio, inputs.advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
 @register_policy_loss("sequence_ppo", level="sequence", reads=CLIP)
 def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """PPO's clip on the whole completion's ratio: RLOO with the completion as one action (arXiv 2402.14740)."""
-    low, high = clip_range(config, 0.2, 0.2)
-    return _clipped_rows(product_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
-
-
-def _clipped_rows(ratio: Tensor, inputs: PolicyLossInputs, low: float, high: float) -> PolicyLossOutput:
+    ratio = product_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     advantages = row_mean(inputs.advantages, inputs.mask)
-    clipped = is_clipped(ratio, advantages, low, high)
-    return PolicyLossOutput(
-        ppo_clip(ratio, advantages, low, high),
-        {
-            **clip_metrics(clipped, ratio > 1, inputs.mask, per_row=True),
-            "old_policy_kl": old_policy_kl(inputs, per_row=True),
-        },
-    )
+    return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, 0.2, 0.2))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import log_ratio
+from alphaapollo.algorithms.masked import log_ratio
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_metrics,
     clip_range,
-    old_policy_kl,
     register_policy_loss,
     token_sum,
 )
@@ -39,12 +38,16 @@ def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Te
 def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    loss = ppo_clip(ratio, inputs.advantages, low, high, config.clip_ratio_c)
-    metrics = {
-        **clip_metrics(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
-        "old_policy_kl": old_policy_kl(inputs),
-    }
+    output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high, config.clip_ratio_c)
     if config.clip_ratio_c is not None:
         dual = (inputs.advantages < 0) & (ratio > config.clip_ratio_c)
-        metrics["dual_clip_fraction"] = token_sum(dual, inputs.mask)
-    return PolicyLossOutput(loss, metrics)
+        output.metrics["pg_clipfrac_lower"] = token_sum(dual, inputs.mask)
+    return output
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> PolicyLossOutput:
+    """PPO's clip with its metrics. ratio, advantages: [B, L], or [B] for a sequence-level loss; mask [B, L]."""
+    metrics = clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
+    return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)

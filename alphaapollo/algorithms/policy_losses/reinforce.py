@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.policy_losses.base import (
-    PolicyLossInputs,
-    PolicyLossOutput,
-    old_policy_kl,
-    register_policy_loss,
-)
+from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs, PolicyLossOutput, register_policy_loss
 from alphaapollo.config.schema import Actor
 
 
@@ -21,4 +16,4 @@ def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
 @register_policy_loss("gpg", on_policy=True, reads=())
 @register_policy_loss("reinforce", on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages), {"old_policy_kl": old_policy_kl(inputs)})
+    return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages))

@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import log_ratio
-from alphaapollo.algorithms.policy_losses.base import (
-    PolicyLossInputs,
-    PolicyLossOutput,
-    old_policy_kl,
-    register_policy_loss,
-)
+from alphaapollo.algorithms.masked import log_ratio
+from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs, PolicyLossOutput, register_policy_loss
 from alphaapollo.config.schema import Actor
 
 
@@ -27,5 +22,4 @@ def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> T
 @register_policy_loss("sapo", reads=("tau_pos", "tau_neg"))
 def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    loss = sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg)
-    return PolicyLossOutput(loss, {"old_policy_kl": old_policy_kl(inputs)})
+    return PolicyLossOutput(sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg))

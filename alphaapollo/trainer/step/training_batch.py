@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
+from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
@@ -273,7 +273,7 @@ def _mini_batch_weights(
     return torch.stack(
         [
             row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),
-            sequence_weights(loss_lengths),
+            row_weights(loss_lengths, group_ids, "seq-mean-token-sum", horizon),
             row_weights(lengths, group_ids, "token-mean", horizon),
         ]
     )

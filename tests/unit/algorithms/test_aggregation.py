@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 
 MODES = [
     "token-mean",
@@ -35,25 +35,11 @@ def test_weights_by_hand(mode: str, weights: list[float]):
 def test_an_empty_group_is_counted():
     lengths = torch.tensor([4, 2, 0, 0])
     assert row_weights(lengths, GROUPS, "group-mean-token-mean", 10).tolist() == pytest.approx([1 / 12, 1 / 12, 0, 0])
-    none = row_weights(lengths, GROUPS, "group-mean-token-mean", 10, count="nonempty")
-    assert none.tolist() == pytest.approx([1 / 6, 1 / 6, 0, 0])
-
-
-def test_empty_sequences_can_be_left_out():
-    third = [1 / 3, 1 / 3, 0, 1 / 3]
-    assert row_weights(LENGTHS, GROUPS, "seq-mean-token-sum", 10, "nonempty").tolist() == pytest.approx(third)
-    assert sequence_weights(LENGTHS, "nonempty").tolist() == pytest.approx(third)
-    assert sequence_weights(LENGTHS).tolist() == [0.25, 0.25, 0, 0.25]
 
 
 def test_the_constant_normaliser_stays_where_a_sequence_is_left_out():
     kept = row_weights(torch.tensor([4, 2, 2]), torch.zeros(3), "seq-mean-token-sum-norm", 10)
     assert row_weights(torch.tensor([4, 0, 2]), torch.zeros(3), "seq-mean-token-sum-norm", 10)[0] == kept[0]
-
-
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="unknown aggregation mode 'token-median'"):
-        row_weights(LENGTHS, GROUPS, "token-median", 10)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -68,8 +54,8 @@ def test_all_masked_is_zero_with_a_gradient_of_zero(mode: str):
 
 def test_sequence_level_ignores_empty_rows():
     loss = torch.tensor([3.0, float("nan"), 6.0])
-    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]))) == pytest.approx(3.0)
-    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]), "nonempty")) == pytest.approx(4.5)
+    weights = row_weights(torch.tensor([5, 0, 1]), torch.zeros(3), "seq-mean-token-sum", 1)
+    assert aggregate_sequences(loss, weights) == pytest.approx(3.0)
 
 
 @settings(deadline=None)

@@ -11,11 +11,10 @@ import torch
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.dynamic_sampling import keep_group
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.groups import Groups, deviations, keep_group
 from alphaapollo.algorithms.kl import adaptive_kl_coef, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
@@ -79,7 +78,7 @@ def test_d3_gpg_counts_groups_without_spread(second: list[float], alpha: float):
 
 def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
     batch = token_inputs([[0.1, 0.2], [0.3, 0.0], [0.0, 0.0]], [[1.0] * 2] * 3, [[1, 1], [1, 0], [0, 0]])
-    weights = sequence_weights(batch.mask.sum(1), "nonempty")
+    weights = torch.tensor([0.5, 0.5, 0.0])
     loss = get_policy_loss("gmpo")(batch, Actor()).loss
     whole = aggregate_sequences(loss, weights)
     parts = sum(aggregate_sequences(loss[rows], weights[rows]) for rows in ([0], [1, 2]))
@@ -183,7 +182,8 @@ def test_d15_slic_is_not_the_hinge_of_rso():
 def test_d16_magistral_divides_by_the_spread_of_centred_rewards():
     # two prompts of very different difficulty, the same spread inside: only that spread counts
     scores = torch.tensor([0.0, 2.0, 100.0, 102.0], dtype=torch.float64)
-    got = magistral(scores, Groups.of(torch.tensor([0, 0, 1, 1])), ddof=0)
+    centered = deviations(scores, Groups.of(torch.tensor([0, 0, 1, 1])))
+    got = magistral(centered, [torch.arange(4)], ddof=0)
     assert got.tolist() == [-1.0, 1.0, -1.0, 1.0]
 
 
@@ -194,7 +194,7 @@ def test_d17_an_empty_row_adds_nothing(name: str):
 
     def loss(batch: PolicyLossInputs) -> float:
         output = get_policy_loss(name)(batch, Actor()).loss
-        return aggregate_sequences(output, sequence_weights(batch.mask.sum(1), "nonempty")).item()
+        return aggregate_sequences(output, (batch.mask.sum(1) > 0).double()).item()
 
     assert loss(with_empty) == loss(alone)
 

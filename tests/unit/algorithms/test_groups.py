@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.groups import Groups, deviations, keep_group, normalize_in_groups
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
@@ -24,14 +24,37 @@ def test_max_of_negative_values():
     assert Groups.of(torch.tensor([0, 0])).max(torch.tensor([-3.0, -2.0])).tolist() == [-2.0]
 
 
-def test_deviations_and_singletons():
+def test_deviations():
     groups = Groups.of(IDS)
     assert deviations(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
-    assert deviations(SCORES, groups, singleton="raw").tolist() == [-1.0, 0.0, 1.0, 0.0, 8.0]
 
 
 def test_normalised():
     groups = Groups.of(IDS)
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
-    assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0, singleton="raw")[4] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([1.0, 0.0, 0.0], True),
+        ([1.0, 1.0, 1.0], False),
+        ([0.0, 0.0], False),
+        ([0.1] * 3, False),  # the standard deviation of these is not 0 in floating point
+        ([0.5], False),
+        ([], False),
+    ],
+)
+def test_keep_group(values: list[float], kept: bool):
+    assert keep_group(values) is kept
+
+
+def test_keep_group_with_a_tolerance():
+    assert not keep_group([0.0, 0.1], tolerance=0.1)
+    assert keep_group([0.0, 0.11], tolerance=0.1)
+
+
+def test_nan_in_a_group_is_an_error():
+    with pytest.raises(ValueError, match="NaN"):
+        keep_group([1.0, math.nan])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
@@ -43,7 +43,7 @@ def loss_and_gradient(
         weights = row_weights(lengths, torch.arange(len(lengths)), "seq-mean-token-mean", 1)
         total = aggregate(output, batch.mask, weights)
     else:
-        total = aggregate_sequences(output, sequence_weights(lengths))
+        total = aggregate_sequences(output, row_weights(lengths, lengths, "seq-mean-token-sum", 1))
     (gradient,) = torch.autograd.grad(total, batch.logp)
     return total.detach(), gradient
 
@@ -114,11 +114,8 @@ def test_micro_batches_and_row_order_cannot_change_a_gradient(seed: int, name: s
     loss = get_policy_loss(name)
     batch = with_choice(random_batch(seed, drift=0.3, constant=True), loss, Actor())
     lengths = batch.mask.sum(1)
-    weights = (
-        row_weights(lengths, torch.tensor([0, 0, 1, 1, 2, 2]), mode, horizon=5)
-        if loss.level == "token"
-        else sequence_weights(lengths)
-    )
+    mode = mode if loss.level == "token" else "seq-mean-token-sum"
+    weights = row_weights(lengths, torch.tensor([0, 0, 1, 1, 2, 2]), mode, horizon=5)
 
     def gradient(parts: list[torch.Tensor]) -> torch.Tensor:
         total = torch.zeros_like(batch.logp)

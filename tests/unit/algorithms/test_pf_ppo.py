@@ -28,8 +28,3 @@ def test_mean_weight_is_one(method: str) -> None:
     scores, ids = torch.randn(24, dtype=torch.float64), torch.arange(24) // 6
     weights = filtration_weights(scores, Groups.of(ids), method)
     assert weights.view(4, 6).mean(1) == pytest.approx([1.0] * 4)
-
-
-def test_unknown_method() -> None:
-    with pytest.raises(ValueError, match="unknown filtration 'median'"):
-        filtration_weights(SCORES, GROUPS, "median")

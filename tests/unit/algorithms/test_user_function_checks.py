@@ -50,13 +50,16 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("pass", "it must return Advantages, but returned None"),
-        ("return a", "it must return Advantages, but returned a Tensor"),
-        ("return Advantages(a, None)", "its returns must be a tensor, but is None"),
-        ("return Advantages(a.long(), a)", r"its advantages must be floating point, but is torch\.int64"),
-        ("return Advantages(a[:, 0], a)", r"its advantages must have the shape \(4, 3\), but has \(4,\)"),
-        ("return Advantages(a / 0, a)", "its advantages is not finite"),
-        ("return Advantages(a + 1, a)", "advantages outside the action mask"),
+        ("pass", "the advantage estimator 'tried_.*' must return Advantages, but returned NoneType"),
+        ("return a", "must return Advantages, but returned Tensor"),
+        (
+            "return Advantages(a, None)",
+            "the returns of the advantage estimator 'tried_.*' must be a tensor, but is NoneType",
+        ),
+        ("return Advantages(a.long(), a)", r"the advantages of .* must be floating point, but is torch\.int64"),
+        ("return Advantages(a[:, 0], a)", r"the advantages of .* must have the shape \(4, 3\), but has \(4,\)"),
+        ("return Advantages(a / 0, a)", "the advantages of .* must be finite"),
+        ("return Advantages(a + 1, a)", "must be zero outside the action mask"),
         ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
         ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
     ],
@@ -72,13 +75,13 @@ def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return loss", "it must return a PolicyLossOutput, but returned a Tensor"),
-        ("return PolicyLossOutput(loss.mean())", r"its loss must have the shape \(2, 3\), but has \(\)"),
+        ("return loss", "must return PolicyLossOutput, but returned Tensor"),
+        ("return PolicyLossOutput(loss.mean())", r"the loss of .* must have the shape \(2, 3\), but has \(\)"),
         ("return PolicyLossOutput(loss.detach())", "its loss has no gradient"),
-        ("return PolicyLossOutput(loss / 0)", "its loss is not finite"),
+        ("return PolicyLossOutput(loss / 0)", "its loss must be finite"),
         (
             "return PolicyLossOutput(loss, {'x': 1.0})",
-            "its metric 'x' must be a scalar tensor, but is a float",
+            "the metric 'x' of .* must be a tensor, but is float",
         ),
         ("raise KeyError('temperature')", "raised KeyError: 'temperature'"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
+from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
@@ -132,7 +132,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
     mode = Actor(**case.actor).loss_agg_mode
     for rows in batch.mini_batch_rows:
         weights[rows] = row_weights(lengths[rows], groups[rows], mode, 16.0).numpy()
-        per_sequence[rows] = sequence_weights(lengths[rows]).numpy()
+        per_sequence[rows] = row_weights(lengths[rows], groups[rows], "seq-mean-token-sum", 16.0).numpy()
         of_values[rows] = row_weights(all_lengths[rows], groups[rows], "token-mean", 16.0).numpy()
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:

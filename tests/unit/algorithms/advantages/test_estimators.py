@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.rloo import rloo
-from alphaapollo.algorithms.groups import Groups, normalize_in_groups
+from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
@@ -81,15 +81,15 @@ def test_one_value_a_trajectory(name: str, options: dict, scores: list[float], e
 
 
 def test_deviations_of_other_kinds():
-    """Arguments of the functions alone: what the standard deviation divides by, what is added to it, a group of one."""
+    """Arguments of the functions alone: ddof and eps."""
     scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.of(torch.tensor([0, 0, 1, 1]))
     assert normalize_in_groups(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
     assert normalize_in_groups(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
     assert passk_leave_one_out(scores, groups, std_norm=True, ddof=0, eps=1.0).tolist() == [0, 1, 0, 0]
-    assert rloo(torch.tensor([1.0, 3, 5]), Groups.of(torch.tensor([0, 0, 1])), "raw").tolist() == [-2, 2, 5]
+    assert rloo(torch.tensor([1.0, 3, 5]), Groups.of(torch.tensor([0, 0, 1]))).tolist() == [-2, 2, 0]
     spread = torch.tensor([1.0, 3, 0, 6], dtype=torch.float64)
     expected = pytest.approx([x / math.sqrt(5.0) for x in (-1, 1, -3, 3)])
-    assert magistral(spread, groups, ddof=0).tolist() == expected
+    assert magistral(deviations(spread, groups), [torch.arange(4)], ddof=0).tolist() == expected
     assert reinforce_pp_baseline(spread, groups, ddof=0, eps=0.0).tolist() == expected
 
 
@@ -385,13 +385,13 @@ def test_unknown_needs():
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (torch.zeros(4, 2), r"shape \(4, 2\); it must be that of the mask, \(4, 3\)"),
+        (torch.zeros(4, 2), r"must have the shape \(4, 3\), but has \(4, 2\)"),
         (torch.ones(4, 3), "outside the action mask"),
-        (torch.full((4, 3), math.nan), "not finite"),
+        (torch.full((4, 3), math.nan), "must be finite"),
     ],
 )
 def test_what_an_estimator_returns_is_checked(result: torch.Tensor, said: str):
-    name = f"bad_{said[:5]}"
+    name = f"bad {said}"
     register_estimator(name)(lambda inputs, config: Advantages(result, result))
     with pytest.raises(ValueError, match=said):
         get_estimator(name)(batch([0, 0, 0, 0]), Algorithm())

@@ -42,7 +42,7 @@ def test_ppo_by_hand():
     loss, gradient, metrics = evaluate("ppo", batch)
     assert loss == [pytest.approx([-2.4, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
     assert gradient == [pytest.approx([0.0, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
-    assert metrics["clip_fraction"] == 1.0  # tokens, to be divided by the global count
+    assert metrics["pg_clipfrac"] == 1.0  # tokens, to be divided by the global count
 
 
 def test_clip_higher_and_dual_clip():
@@ -51,7 +51,7 @@ def test_clip_higher_and_dual_clip():
     loss, gradient, metrics = evaluate("ppo", batch, actor)
     assert loss == [pytest.approx([-1.27, -1.28, 3.0, 0.8])]
     assert gradient == [pytest.approx([-1.27, 0.0, 0.0, 0.0])]
-    assert (metrics["clip_fraction"], metrics["dual_clip_fraction"]) == (2.0, 1.0)
+    assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"]) == (2.0, 1.0)
 
 
 def test_clip_ratio_sets_both_bounds_unless_given():
@@ -69,7 +69,7 @@ def test_gspo_by_hand():
     loss, gradient, metrics = evaluate("gspo", batch, Actor(clip_ratio=0.2))
     assert loss == pytest.approx([-1.2, 2.0, 0.0])
     assert gradient == [[0.0, 0.0], pytest.approx([1.0, 1.0]), [0.0, 0.0]]
-    assert metrics["clip_fraction"] == 1.0
+    assert metrics["pg_clipfrac"] == 1.0
 
 
 def test_gspo_clips_at_the_papers_bounds_by_default():
@@ -88,7 +88,7 @@ def test_cispo_weights_are_constants_and_never_stop_the_gradient():
     batch = inputs([[5.0, 0.01]], [[1.0, 2.0]], [[1, 1]])
     _, gradient, metrics = evaluate("cispo", batch)
     assert gradient == [pytest.approx([-1.28, -0.02])]  # no lower bound
-    assert metrics["clip_fraction"] == 1.0
+    assert metrics["pg_clipfrac"] == 1.0
 
 
 def test_cispo_unified_mask():
@@ -119,7 +119,7 @@ def test_gmpo_clips_in_log_space_on_one_side():
         pytest.approx([0.0, -math.exp(-0.3) / 2]),
         pytest.approx([math.exp(0.3) / 2, 0.0]),
     ]
-    assert metrics["clip_fraction"] == 1.0  # half the tokens of each of two rows
+    assert metrics["pg_clipfrac"] == 1.0  # half the tokens of each of two rows
 
 
 @pytest.mark.parametrize("name", ["reinforce", "gpg"])
@@ -181,7 +181,7 @@ def test_levels():
 
 def test_the_shape_of_a_loss_is_checked():
     register_policy_loss("row_in_disguise")(lambda batch, config: PolicyLossOutput(batch.logp.sum(1)))
-    with pytest.raises(ValueError, match=r"returned shape \(1,\); at token level it must be \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"\(level=token\) must have the shape \(1, 2\), but has \(1,\)"):
         get_policy_loss("row_in_disguise")(inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]), Actor())
 
 
