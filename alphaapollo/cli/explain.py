@@ -1,4 +1,4 @@
-"""`alphaapollo explain KEY...`: wraps config/explain.py."""
+"""`alphaapollo explain KEY...`: wraps python -m alphaapollo.config explain."""
 
 from __future__ import annotations
 

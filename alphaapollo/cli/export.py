@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from alphaapollo.config.overrides import format_override
+from alphaapollo.config.keys import format_override
 
 
 def main(argv: Sequence[str] | None = None) -> int:

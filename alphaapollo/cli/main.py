@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from alphaapollo import __version__
 from alphaapollo.cli.subcommands import SUBCOMMANDS, Subcommand
 from alphaapollo.utils.entry_point import Main
-from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.registry import did_you_mean
 
 HELP = ("-h", "--help", "help")
 REFUSED = 2
@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def unknown_subcommand_error(name: str) -> str:
     """Format the error for an unknown subcommand."""
-    near = nearest(name, SUBCOMMANDS)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(name, SUBCOMMANDS)
     return f"alphaapollo {name}: unknown subcommand.{hint} Known: {', '.join(SUBCOMMANDS)}."
 
 

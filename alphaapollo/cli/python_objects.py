@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.overrides import format_override
+from alphaapollo.config.keys import format_override
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
@@ -42,7 +42,7 @@ class PythonObjects:
     environment: type | None = None  # implements environments/base.py
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
-    roles: Mapping[str, type[Role[Any]]] = field(default_factory=dict)  # by slot: classes as in evolving/roles.py
+    roles: Mapping[str, type[Role]] = field(default_factory=dict)  # by slot: classes as in evolving/roles.py
 
     def write(self, folder: Path, program: str) -> list[str]:
         """Write the files and return the overrides naming them. Raises ValueError for unpicklable objects."""

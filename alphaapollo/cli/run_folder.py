@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import format_override
 from alphaapollo.config.load import load_config
-from alphaapollo.config.overrides import format_override
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.launch.run_model import RunModel, find_newest, settings_to_play
 from alphaapollo.rewards.grader_processes.protocol import worker_environment

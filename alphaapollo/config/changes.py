@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.config.effects import full_name
-from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, format_value, resolve_aliases, rules_of, value_of
+from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, format_value, rules_of, value_of
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, Free, OnResume, Section, Verdict
 
 
@@ -34,14 +33,12 @@ def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
 
     A key that `saved` lacks had its default; a key that only `saved` has is ignored: another version wrote it.
     """
-    now, before = config.model_dump(mode="json"), deepcopy(dict(saved))
-    resolve_aliases(before, type(config))
-    defaults = type(config)().model_dump(mode="json")
+    now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
     found = []
     for key in accepted_keys(type(config)).values():
         rule = resume_rule(config, key)
         new = _lookup(now, key.name, None)
-        old = _lookup(before, key.name, _lookup(defaults, key.name, None))
+        old = _lookup(saved, key.name, _lookup(defaults, key.name, None))
         if rule.verdict != "ignored" and _comparable(key, old) != _comparable(key, new):
             found.append(Change(key.name, old, new, rule.verdict, rule.why))
     return found

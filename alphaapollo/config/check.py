@@ -17,7 +17,7 @@ from alphaapollo.config.machine import machine_problems, machine_warnings
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
-from alphaapollo.config.verl_notices import verl_notices
+from alphaapollo.config.verl import verl_notices
 from alphaapollo.utils.hub import is_local_path
 
 

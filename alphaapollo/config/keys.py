@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -26,8 +27,8 @@ from alphaapollo.config.schema import (
 C = TypeVar("C", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
 
-ALIASES: dict[type[BaseModel], dict[str, str]] = {Config: {"actor_rollout_ref.rollout.n": "env.rollout.n"}}
-"""verl's spelling of a key -> the key. Both are accepted; a value above the default 1 wins."""
+VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
+"""verl's name of env.rollout.n. Both are accepted; a value above the default 1 wins."""
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -75,11 +76,6 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
 def map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
     """The keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
     return tuple(key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
-
-
-def is_map_entry(name: str, schema: type[BaseModel]) -> bool:
-    """Whether it is an entry of a map, e.g. `reward.components.format`."""
-    return containing_map(name, schema) is not None
 
 
 def containing_map(name: str, schema: type[BaseModel]) -> str | None:
@@ -143,10 +139,7 @@ def _describe_bounds(metadata: Iterable[Any]) -> str:
 
 def value_of(config: BaseModel, key: str) -> object:
     """The value of a dotted key. Raises AttributeError if there is no such key."""
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return attrgetter(key)(config)
 
 
 def with_value(config: C, key: str, value: object) -> C:
@@ -156,38 +149,40 @@ def with_value(config: C, key: str, value: object) -> C:
     return config.model_copy(update={name: inner})
 
 
-def format_value(value: Any) -> str:
-    """A value as written on the command line: null, true, [console], ''."""
+def format_value(value: Any, quote: Callable[[str], str] = str) -> str:
+    """A value as written on the command line: null, true, [console], ''. quote: applied to text."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(format_value, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{format_value(item)}' for key, item in value.items())}}}"
+        return f"[{','.join(format_value(item, quote) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{format_value(item, quote)}' for key, item in value.items())}}}"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return str(value) if value != "" else "''"
+    return (quote(value) if isinstance(value, str) else str(value)) or "''"
 
 
-def resolve_aliases(values: dict[str, Any], schema: type[BaseModel]) -> None:
-    """Move the values of aliases to their keys. Raises ConfigError for two different values above 1."""
-    for alias, key in ALIASES.get(schema, {}).items():
-        *path, last = alias.split(".")
-        section = _section_at(values, path)
-        if last not in section:
-            continue
-        other, (*path, last) = section.pop(last), key.split(".")
-        section = _section_at(values, path, create=True)
-        own = section.setdefault(last, 1)
-        if own == 1:
-            section[last] = other
-        elif other not in (1, own):
-            raise ConfigError(f"{key}={own} and {alias}={other} are two values of one key. Set only {key}.")
+def format_override(key: str, value: Any) -> str:
+    """Format `KEY=VALUE` so that Hydra parses the same value.
+
+    >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
+    "data.train_files=['a b.parquet','c=1.parquet']"
+    """
+    return f"{key}={format_value(value, _quoted)}"
 
 
-def _section_at(values: Any, path: Sequence[str], create: bool = False) -> dict[str, Any]:
-    """The section of a path; an empty one that is not part of `values` if there is none, unless it is created."""
-    for part in path:
-        values = values.setdefault(part, {}) if create else values.get(part)
-        if not isinstance(values, dict):
-            return {}
-    assert isinstance(values, dict)
-    return values
+def _quoted(text: str) -> str:
+    """Quote a text; Hydra treats backslashes literally except before a quote."""
+    parts = text.split("'")
+    doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]
+    return "'" + "\\'".join(doubled) + "'"
+
+
+def merge_group_size(values: dict[str, Any]) -> None:
+    """Move the value of VERL_GROUP_SIZE to env.rollout.n. Raises ConfigError for two different values above 1."""
+    match values:
+        case {"actor_rollout_ref": {"rollout": {"n": theirs} as engines}, "env": {"rollout": {"n": ours} as group}}:
+            if ours != 1 and theirs not in (1, ours):
+                both = f"env.rollout.n={ours} and {VERL_GROUP_SIZE}={theirs}"
+                raise ConfigError(f"{both} are two values of one key. Set only env.rollout.n.")
+            del engines["n"]
+            if ours == 1:
+                group["n"] = theirs

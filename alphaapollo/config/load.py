@@ -27,26 +27,22 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_errors import unknown_key_problem, validation_problems
-from alphaapollo.config.keys import ALIASES, accepted_keys, format_value, is_map_entry, resolve_aliases, sections
+from alphaapollo.config.keys import (
+    VERL_GROUP_SIZE,
+    accepted_keys,
+    containing_map,
+    format_value,
+    merge_group_size,
+    sections,
+)
+from alphaapollo.config.schema import Config
 from alphaapollo.utils.redaction import secret_keys
-from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.registry import did_you_mean
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 OWN = "_own"  # Hydra's name of the user's file
 
-USAGE = """usage: python -m alphaapollo.{module} [options] [KEY=VALUE ...]
-
-  KEY=VALUE            set a key, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet]
-  GROUP=PRESET         take a preset: {presets}
-  --config FILE        your own YAML file, on top of the defaults
-  --config-name NAME   the YAML to start from, by name (default: {name})
-  --config-dir DIR     your own folder of YAML files, searched before the shipped one ({shipped})
-  --cfg                print the composed configuration and exit
-  --help               print this and exit
-
-Every key with its type, default and meaning: docs/config.md, or
-  python -m alphaapollo.config explain KEY...
-"""
+EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
 def module_of(name: str) -> str:
@@ -86,17 +82,13 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     Raises:
         ConfigError: for every mistake in arguments, files, keys and values.
     """
-    options = _parse_options(argv)
+    shipped = shipped_configs()
+    options = _parse_options(argv, module_of(config_name), _presets([shipped]) if schema is Config else [])
     name = (options.config_name or config_name).removesuffix(".yaml")
     own = read_user_file(options.config) if options.config else None
-    shipped = shipped_configs()
     folders = [shipped]
     if options.config_dir is not None:
         folders.insert(0, _own_folder(options.config_dir))
-    if options.help:
-        presets = ", ".join(_presets(folders, schema)) or "none"
-        print(USAGE.format(module=module_of(config_name), name=config_name, presets=presets, shipped=shipped), end="")
-        raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
     values = _compose(schema, name if own is None else OWN, folders, overrides, own)
@@ -105,7 +97,9 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     if options.cfg:
         print(to_yaml(config), end="")
         raise SystemExit(0)
-    return config, _origin(overrides, folders, name, own)
+    if own is None and options.config_dir and (file := folders[0] / f"{name}.yaml").is_file():
+        own = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return config, _origin(overrides, folders, own or {})
 
 
 def read_user_file(file: str) -> dict[str, Any]:
@@ -126,7 +120,8 @@ def read_user_file(file: str) -> dict[str, Any]:
 
 def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     """Convert plain values strictly; the dict may be changed. Raises ConfigError with every problem found."""
-    resolve_aliases(values, schema)
+    if schema is Config:
+        merge_group_size(values)
     for key in accepted_keys(schema).values():
         if key.type.startswith("text"):
             _number_as_text(values, key.name.split("."))
@@ -189,14 +184,15 @@ def save_config(config: BaseModel, path: Path) -> None:
     part.replace(path)
 
 
-def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    parser.add_argument("--config-name")
-    parser.add_argument("--config-dir")
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--cfg", action="store_true")
-    parser.add_argument("overrides", nargs="*")
+def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> argparse.Namespace:
+    program = f"python -m alphaapollo.{module}"
+    parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=EXPLAIN)
+    setting = "a key to set, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet], or a preset to apply: "
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=setting + (", ".join(presets) or "none"))
+    parser.add_argument("--config", metavar="FILE", help="your own YAML file, on top of the defaults")
+    parser.add_argument("--config-name", metavar="NAME", help="the YAML file to start from, by name")
+    parser.add_argument("--config-dir", metavar="DIR", help="your own folder of YAML files, searched first")
+    parser.add_argument("--cfg", action="store_true", help="print the composed configuration and exit")
     try:
         options, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as error:
@@ -217,21 +213,9 @@ def _own_folder(folder: str) -> Path:
     return path
 
 
-def _presets(folders: Sequence[Path], schema: type[BaseModel] | None = None) -> list[str]:
-    """GROUP=PRESET of all folders; with a schema, only those that fit it."""
-    files = [file for folder in folders for file in folder.glob("*/*.yaml")]
-    known = accepted_keys(schema).keys() if schema else ()
-    fitting = [file for file in files if schema is None or all(key in known for key in _keys_of(file))]
-    return sorted({f"{file.parent.name}={file.stem}" for file in fitting})
-
-
-def _keys_of(file: Path) -> list[str]:
-    """Dotted keys that a YAML file sets, without its defaults."""
-    return _set_by(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-
-
-def _set_by(values: Mapping[str, Any]) -> list[str]:
-    return [key for key in flatten(values) if key.split(".")[0] not in ("defaults", "hydra")]
+def _presets(folders: Sequence[Path]) -> list[str]:
+    """GROUP=PRESET of all folders."""
+    return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -242,19 +226,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _origin(
-    overrides: Sequence[Override], folders: Sequence[Path], name: str, own_values: Mapping[str, Any] | None
-) -> Origin:
+def _origin(overrides: Sequence[Override], folders: Sequence[Path], own: Mapping[str, Any]) -> Origin:
+    """own: values of the user's YAML file."""
     named = {override.key_or_group: override.value() for override in overrides}
     presets = tuple(f"{key}={format_value(value)}" for key, value in named.items() if _is_group(key, folders))
-    files = [folder / f"{name}.yaml" for folder in folders[:-1]]  # the last folder is the shipped one
-    own = (
-        [key for file in files if file.is_file() for key in _keys_of(file)]
-        if own_values is None
-        else _set_by(own_values)
-    )
-    full = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flatten(value)]
-    return Origin(presets, frozenset([*(key for key in named if "." in key), *full, *own]))
+    inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten(value)]
+    keys = [*(key for key in named if "." in key), *inner, *flatten(own)]
+    return Origin(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -279,7 +257,7 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
 
 
 def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
-    known = accepted_keys(schema).keys() | sections(schema).keys()
+    known = {*accepted_keys(schema), *sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
     problems = []
     for override in overrides:
         name, got = override.key_or_group, override.value()
@@ -287,7 +265,7 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
             if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
                 presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
                 problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known and not is_map_entry(name, schema) and name not in ALIASES.get(schema, {}):
+        elif name not in known and not containing_map(name, schema):
             problems.append(unknown_key_problem(name, schema, got))
     if problems:
         raise ConfigError(problems)
@@ -307,9 +285,7 @@ def _compose(
     """The composed values as plain containers. The schema's defaults are below the YAML, so no key needs a `+`."""
     if own is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-        near = nearest(name, names)
-        hint = f" Did you mean {' or '.join(near)}?" if near else " For a folder of your own give --config-dir DIR."
-        where = ", ".join(map(str, folders))
+        where, hint = ", ".join(map(str, folders)), did_you_mean(name, names)
         raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
     store = ConfigStore.instance()
     store.store(name="_schema", node=schema().model_dump(mode="json"))
@@ -320,7 +296,7 @@ def _compose(
             store.store(name=OWN, node=own)
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_as_hydra_wants(override, schema, set(chosen), folders) for override in overrides]
+            words = [_as_hydra_wants(override, set(chosen), folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_in_one_line(error, name)) from None
@@ -328,25 +304,17 @@ def _compose(
     return {str(key): value for key, value in values.items()}
 
 
-def _as_hydra_wants(override: Override, schema: type[BaseModel], chosen: set[str], folders: Sequence[Path]) -> str:
-    """The override in Hydra's syntax.
-
-    A preset that the YAML does not select is added after it (`+`). On keys a `+` has no meaning here, since every key
-    exists, but Hydra needs it for new entries of a map.
-    """
+def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
+    """The override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets or adds a key."""
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
     if override.value() == {}:  # Hydra would add nothing
         return f"~{override.key_or_group}"
     word = override.input_line.lstrip("+")
-    is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
-    if is_preset:
+    if _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list):
         return word if override.key_or_group in chosen else f"+{word}"
-    key = override.key_or_group
-    is_new = override.is_add() or isinstance(override.value(), dict) or is_map_entry(key, schema)
-    is_new |= key in ALIASES.get(schema, {})
-    return f"++{word}" if is_new else word
+    return f"++{word}"
 
 
 def _in_one_line(error: Exception, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -11,7 +12,10 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import COMMANDS, format_value, sections
+from alphaapollo.config.schema import Config
 
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
 Tables = dict[str, dict[str, Any]]
 
 
@@ -63,3 +67,27 @@ def differences(schema: type[BaseModel]) -> dict[str, str]:
         key: "; ".join(text for text in (meanings.get(key), defaults.get(key)) if text)
         for key in sorted(meanings | defaults)
     }
+
+
+def verl_notices(config: Config, given: Set[str]) -> Iterator[str]:
+    """Warnings about keys with another meaning in verl that are set as one would set them there.
+
+    given: keys that the user set, not the shipped files.
+    """
+    size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
+    if MINI_BATCH in given and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
+        yield (
+            f"{MINI_BATCH}={size} counts trajectories, but prompts in verl: {config.optimizer_steps} optimizer steps "
+            f"per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
+        )
+    key, control = "algorithm.kl_ctrl.target_kl", config.algorithm.kl_ctrl
+    if key in given and config.algorithm.use_kl_in_reward and control.type != "fixed" and control.target_kl < 1:
+        fix = "Multiply verl's value by the mean response length."
+        yield f"{key}={control.target_kl:g} is in nats per sequence, but per token in verl. {fix}"
+    key, groups = "algorithm.filter_groups.max_num_gen_batches", config.algorithm.filter_groups
+    if key in given and groups.enable:
+        yield f"{key}={groups.max_num_gen_batches}: then a run trains on the groups it has; verl's ends with an error."
+    key, sampling = f"{VALIDATION}.temperature", config.actor_rollout_ref.rollout.val_kwargs
+    others = given & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
+    if config.data.val_files and others and key not in given and sampling.temperature == 1 and not sampling.greedy:
+        yield f"{key}=1.0 samples, but verl's default is 0, greedy. {min(others)} is set without it: set both."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,8 +20,12 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     >>> did_you_mean("add_", ["add", "sleep"])
     " Did you mean 'add'?"
     """
-    near = nearest(name[:100], known, count)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return suggest(nearest(name[:100], known, count))
+
+
+def suggest(names: Sequence[str]) -> str:
+    """Sentence that suggests names; empty without names."""
+    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 class Registry(Generic[T]):

@@ -11,7 +11,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.registry import did_you_mean
 from alphaapollo.utils.seeds import derive_seed
 
 _importing = RLock()  # a second thread waits until the module is complete
@@ -51,8 +51,7 @@ def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
             for one, value in vars(module).items()
             if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
         ]
-        near = nearest(name, defined, count=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, defined)
         raise ValueError(
             f"{name_key}: {path} has no {name!r}.{hint} It defines {', '.join(defined) or 'nothing'}. Set {name_key}."
         )

@@ -13,7 +13,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.keys import ALIASES, COMMANDS, accepted_keys, format_value, sections
+from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, accepted_keys, format_value, sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -56,7 +56,7 @@ def unknown_names(text: str) -> list[str]:
 def known_keys() -> set[str]:
     """Keys and sections of all commands, verl's spellings included."""
     own = {key for config in COMMANDS.values() for key in (*accepted_keys(config), *sections(config))}
-    return own | {alias for aliases in ALIASES.values() for alias in aliases}
+    return own | {VERL_GROUP_SIZE}
 
 
 def unknown_dotted_keys(text: str) -> list[str]:

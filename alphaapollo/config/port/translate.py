@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value, is_map_entry, sections
+from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, format_value, sections
 from alphaapollo.config.load import check_override, flatten
 from alphaapollo.config.port.script import UNKNOWN, Command, read_script
 from alphaapollo.config.verl import verl_tables, verl_verdict
@@ -113,7 +113,7 @@ def _converted(key: str, value: str, values: Values, program: str) -> Converted:
     known = accepted_keys(schema).get(key)
     if value == "null" and known is not None and "null" not in known.type:
         return {}, "the default here"
-    if known or key in sections(schema) or is_map_entry(key, schema):
+    if known or key in sections(schema) or containing_map(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
     verdict = verl_verdict(key, schema) or "not a known key of verl"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.tools.tool_calls import ToolCall, strip_thinking
-from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.registry import did_you_mean
 
 
 def parser_names() -> list[str]:
@@ -27,8 +27,7 @@ def vllm_parse(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCa
     from vllm.tool_parsers import ToolParserManager
 
     if name not in parser_names():
-        near = nearest(name, parser_names())
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(name, parser_names())
         raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(parser_names())}.")
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log a traceback for malformed calls
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.vllm.settings import MANAGED_ARGUMENTS, UNSUPPORTED_ARGUMENTS
-from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.registry import did_you_mean
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
@@ -44,8 +44,7 @@ def check_known_arguments(own: Collection[str], known: Collection[str], key: str
     """Raise ValueError for a name that vLLM does not know."""
     for name in own:
         if name not in known:
-            near = nearest(name, sorted(known))
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            hint = did_you_mean(name, sorted(known))
             raise ValueError(f"{key}.{name}: vLLM's EngineArgs has no such argument.{hint}")
 
 

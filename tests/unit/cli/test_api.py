@@ -111,27 +111,27 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
     assert run.config.models["policy"].path == "m"
     with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine, but a Python object is also given for it"):
         api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
-    with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean roles\.verifier"):
+    with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean 'roles\.verifier"):
         api.evolve(settings, roles={"verifer": Verifier})
 
 
 def test_a_wrong_key_is_told_at_once(started: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"Did you mean trainer\.seed"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'trainer\.seed"):
         api.rl({"trainer.sed": 1})
-    with pytest.raises(ConfigError, match=r"Did you mean model\.path"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'model\.path"):
         api.sft({"model.pth": "x"})
     assert not started
 
 
 def test_a_trained_run(tmp_path: Path) -> None:
-    lines = [{"step": 0, "val/accuracy": 0.1}, {"step": 1, "reward/mean": 0.5, "kl/mean": None}]
+    lines = [{"step": 0, "val/accuracy": 0.1}, {"step": 1, "critic/score/mean": 0.5, "kl/mean": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = TrainedRun(tmp_path, Config())
     assert list(run.metrics.index) == [0, 1]
     assert run.metrics["val/accuracy"].dropna().to_dict() == {0: 0.1}
     assert run.metrics["kl/mean"].isna().all()
     (axes,) = run.plot().axes
-    assert [line.get_label() for line in axes.lines] == ["reward/mean", "val/accuracy"]
+    assert [line.get_label() for line in axes.lines] == ["critic/score/mean", "val/accuracy"]
     with pytest.raises(ValueError, match="has no values of 'reward/meen'"):
         run.plot("reward/meen")
     with pytest.raises(ValueError, match="has no model and no complete checkpoint yet"):

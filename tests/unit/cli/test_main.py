@@ -63,7 +63,7 @@ def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixt
 
 def test_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quikstart"]) == 2
-    assert "alphaapollo quikstart: unknown subcommand. Did you mean quickstart? Known: quickstart, doctor" in (
+    assert "alphaapollo quikstart: unknown subcommand. Did you mean 'quickstart'? Known: quickstart, doctor" in (
         capsys.readouterr().err
     )
     assert main([]) == 2
@@ -80,7 +80,7 @@ def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         main(["sft", "model.pth=x"])
     assert ended.value.code == 2
-    assert "Did you mean model.path" in capsys.readouterr().err
+    assert "Did you mean 'model.path'" in capsys.readouterr().err
 
 
 def test_a_verb_with_a_preset(capsys: pytest.CaptureFixture[str]) -> None:

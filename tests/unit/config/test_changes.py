@@ -126,12 +126,6 @@ def test_a_file_of_another_version_has_defaults_for_new_keys_and_may_have_old_on
     assert [change.key for change in find_changes(saved, now)] == ["trainer.seed"]
 
 
-def test_a_file_with_verls_name_of_a_key() -> None:
-    saved = Config().model_dump(mode="json")
-    saved["actor_rollout_ref"]["rollout"]["n"] = 4
-    assert find_changes(saved, Config(env={"rollout": {"n": 4}})) == []
-
-
 def test_the_command_is_known_by_its_sections() -> None:
     commands = {"main_ppo": Config, "main_sft": SftConfig, "main_generation": GenerationConfig, "main_eval": EvalConfig}
     for command, schema in commands.items():

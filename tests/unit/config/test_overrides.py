@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.keys import format_override
 from alphaapollo.config.load import load_config
-from alphaapollo.config.overrides import format_override
 from alphaapollo.config.schema import Config
 
 TEXTS = [

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.explain import explain
-from alphaapollo.config.keys import COMMANDS, accepted_keys, is_map_entry, sections
+from alphaapollo.config.__main__ import explain
+from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import differences, verl_keys, verl_tables, verl_verdict
 
@@ -13,7 +13,7 @@ SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_ke
 
 def exists(key: str, command: str) -> bool:
     schema = COMMANDS[command]
-    return key in accepted_keys(schema) or key in sections(schema) or is_map_entry(key, schema)
+    return key in accepted_keys(schema) or key in sections(schema) or containing_map(key, schema)
 
 
 def named_keys(text: str, command: str) -> list[str]:

@@ -5,7 +5,7 @@ import yaml
 
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl_notices import verl_notices
+from alphaapollo.config.verl import verl_notices
 
 ROOT = Path(__file__).resolve().parents[3]
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -15,7 +15,7 @@ RECIPES = [file for file in FILES if "actor_rollout_ref" in yaml.safe_load(file.
 
 def said(*argv: str) -> list[str]:
     config, origin = load_with_origin(Config, "ppo", argv)
-    return verl_notices(config, origin.keys)
+    return list(verl_notices(config, origin.keys))
 
 
 def test_a_mini_batch_of_prompts():
@@ -37,7 +37,7 @@ def test_a_target_a_token():
 
 def test_the_end_of_dynamic_sampling():
     rounds = "algorithm.filter_groups.max_num_gen_batches=4"
-    assert "while verl's ends with an error" in said("algorithm=dapo", rounds)[0]
+    assert "verl's ends with an error" in said("algorithm=dapo", rounds)[0]
     assert said("algorithm=dapo") == []
     assert said(rounds) == []
 

@@ -313,14 +313,14 @@ def test_long_prompts_are_left_out_and_told(command: Command) -> None:
         (["data.prompt_key=question"], "no column 'question'"),
         (["data.max_prompt_length=2"], "longer than data.max_prompt_length=2"),
         (["env.env_name=gym"], "unknown environment 'gym'"),
-        (["reward.components={fromat: 0.1}"], "no component is named 'fromat'"),
+        (["reward.components={fromat: 0.1}"], "unknown reward component 'fromat'"),
         (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0 and <= 1.0, got 0"),
         (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 exceeds the 128 positions"),
         (["rollout.num_engines=2"], "trainer.controller=local has one engine, not 2"),
         (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size=2 needs name=vllm"),
         (["trainer.device=cuda"], "this machine has no GPU"),
         (["actor_rollout_ref.rollout.temperature=1"], "renamed to rollout.temperature"),
-        (["data.n_sample=2"], "Did you mean data.n_samples"),
+        (["data.n_sample=2"], "Did you mean 'data.n_samples'"),
     ],
 )
 def test_refused_before_anything_starts(

@@ -221,8 +221,8 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
         ("roles.verifier.model=polcy", "polcy is not in models. Set one of policy"),
         ("roles.verifier.plugin=''", "evolving.votes=3 needs roles.verifier.plugin"),
         ("budget.money=3", "budget.money=3 needs prices"),
-        ("env.context=memory", "expected append, got memory"),
-        ("env.action_format=chat_template", "expected tags, got chat_template"),
+        ("env.context=memory", 'expected append, got "memory"'),
+        ("env.action_format=chat_template", 'expected tags, got "chat_template"'),
         ("roles.proposer.max_tokens=2000", "exceeds data.max_response_length=1024"),
     ],
 )

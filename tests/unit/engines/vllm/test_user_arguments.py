@@ -60,7 +60,7 @@ def test_unsupported_arguments_are_refused_with_the_reason(name: str, reason: st
 def test_names_unknown_to_vllm_are_refused():
     known = {"max_cudagraph_capture_size", "hf_overrides"}
     check_known_arguments(["hf_overrides"], known, KEY)
-    with pytest.raises(ValueError, match=r"hf_override: vLLM's EngineArgs has no such argument\. Did you mean hf_ov"):
+    with pytest.raises(ValueError, match=r"hf_override: vLLM's EngineArgs has no such argument\. Did you mean 'hf_ov"):
         check_known_arguments(["hf_override"], known, KEY)
 
 

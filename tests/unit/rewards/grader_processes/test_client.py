@@ -171,7 +171,7 @@ def test_components_are_added_to_the_users_reward(custom):
 
 
 def test_an_unknown_component_stops_the_start():
-    with pytest.raises(ValueError, match=r"no component is named 'formt'\. Did you mean format\?"):
+    with pytest.raises(ValueError, match=r"unknown reward component 'formt'\. Did you mean 'format'"):
         scores(["4"], components={"formt": 1.0})
 
 
