@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Placement
@@ -17,7 +16,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
-from alphaapollo.launch.checkpoint_folder import read_progress, write_progress
+from alphaapollo.launch.checkpoint_folder import RunProgress
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
@@ -88,19 +87,11 @@ class FinetuningTask(ABC):
 
 
 @dataclass
-class Progress:
-    """State of the driver after `step` optimizer steps, which a checkpoint saves."""
+class Progress(RunProgress):
+    """State of the driver after `step` optimizer steps."""
 
-    step: int = 0
     examples_consumed: int = 0  # position in the stream of examples
     validation: dict[str, float] = field(default_factory=dict)  # metrics of the step's validation, if it had one
-
-    def write(self, folder: Path) -> None:
-        write_progress(folder, asdict(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> Progress:
-        return cls(**read_progress(folder))
 
 
 @dataclass(frozen=True)
@@ -124,10 +115,6 @@ class FinetuningPlan:
     def progress(self) -> Progress:
         """Progress of the checkpoint, or of a new run."""
         return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
-
-    def resumed(self, config: TuningConfig, start: StartPoint) -> Self:
-        """Return the same plan with another starting point."""
-        return replace(self, config=config, start=start)
 
     @property
     def saves_in_background(self) -> bool:

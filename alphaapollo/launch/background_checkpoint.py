@@ -15,27 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import writing
 
 FAILED_RUN_SECONDS = 30.0  # that a failed run waits for its checkpoint; its workers may hang
-
-
-class Progress(Protocol):
-    """The driver's own state."""
-
-    step: int  # completed iterations
-
-    def write(self, folder: Path) -> None:
-        """Write the state into a checkpoint."""
-        ...
 
 
 class SavableGroup(Protocol):
@@ -48,7 +39,7 @@ class SavableGroup(Protocol):
     async def wait_for_save(self) -> float: ...
 
 
-P = TypeVar("P", bound=Progress)
+P = TypeVar("P", bound=RunProgress)
 
 
 class BackgroundCheckpoint(Generic[P]):
@@ -102,19 +93,15 @@ class BackgroundCheckpoint(Generic[P]):
         if self._is_stopping:
             raise asyncio.CancelledError
 
-    async def run_and_save_on_signal(
-        self, loop: Coroutine[Any, Any, None], monitors: Sequence[Callable[[], bool]]
-    ) -> None:
+    async def run_and_save_on_signal(self, loop: Coroutine[Any, Any, None]) -> None:
         """Run the loop. If the run is cancelled by a signal, finish the current iteration if it has changed the
-        trainers, cancel it otherwise, and save the last complete iteration if no checkpoint has it.
-
-        monitors: return whether a monitor has cancelled the run; then nothing is finished or saved.
-        """
+        trainers, cancel it otherwise, and save the last complete iteration if no checkpoint has it. If a monitor
+        cancels the run, nothing is finished or saved."""
         task = asyncio.ensure_future(loop)
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._is_stopping, lost = True, any(has_cancelled_block() for has_cancelled_block in monitors)
+        except asyncio.CancelledError as error:
+            self._is_stopping, lost = True, CANCELLED_BY_MONITOR in error.args
             if lost or not self._in_update:
                 task.cancel()
             else:

@@ -16,8 +16,9 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
@@ -43,6 +44,27 @@ def read_progress(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
     return fields
+
+
+@dataclass
+class RunProgress:
+    """Base of the driver's state in a checkpoint, after `step` complete iterations."""
+
+    step: int = 0
+
+    def write(self, folder: Path) -> None:
+        write_progress(folder, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read progress.json. ValueError: it is damaged, or of another version."""
+        values = read_progress(folder)
+        if unknown := values.keys() - {field.name for field in fields(cls)}:
+            raise ValueError(
+                f"{folder}: progress.json has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
+                "that wrote it."
+            )
+        return cls(**values)
 
 
 class CheckpointFolder:

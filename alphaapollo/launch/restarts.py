@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Iterator, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.background_checkpoint import Progress
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder
+from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, RunProgress
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.input_checks import find_machine
-from alphaapollo.launch.resume import StartPoint, find_start, resume_hint
+from alphaapollo.launch.resume import find_start, resume_hint
 from alphaapollo.launch.run_command import run_until_signal
 from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, end_processes
@@ -27,18 +27,14 @@ R = TypeVar("R", bound="RestartableRun")
 
 
 class RestartableRun(Protocol):
-    """A run that has passed every check and has started nothing."""
+    """A dataclass with `config` and `start`: a run that has passed every check and has started nothing."""
 
     @property
     def config(self) -> Config | TuningConfig: ...
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """Progress of the checkpoint, or of a new run."""
-        ...
-
-    def resumed(self, config: Any, start: StartPoint) -> Self:
-        """The same run from another start point."""
         ...
 
 
@@ -102,7 +98,7 @@ def prepare_restart(prepared: R, own: Set[SavedCheckpoint]) -> R:
     start = find_start(config)
     for line in start.lines() or ["starts from scratch."]:
         print(line, flush=True)
-    return prepared.resumed(config, start)
+    return cast(R, replace(cast(Any, prepared), config=config, start=start))
 
 
 def with_own_checkpoint(config: Config | TuningConfig, own: Set[SavedCheckpoint]) -> Config | TuningConfig:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.schema import Config, KLControl
+from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
@@ -54,12 +54,12 @@ class PreparedRun:
 
     @property
     def progress(self) -> Progress:
-        """Progress of the checkpoint, or of a new run."""
-        return load_progress(self.start, self.config.algorithm.kl_ctrl)
-
-    def resumed(self, config: Config, start: StartPoint) -> PreparedRun:
-        """The same run from another start."""
-        return replace(self, config=config, start=start)
+        """Progress of the checkpoint, or of a new run. A fixed KL coefficient is the configuration's."""
+        kl = self.config.algorithm.kl_ctrl
+        if self.start.checkpoint is None:
+            return Progress(kl_coef=kl.kl_coef)
+        progress = Progress.read(self.start.checkpoint)
+        return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
     @property
     def is_complete(self) -> bool:
@@ -110,38 +110,31 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
         SPANS.take()  # of a profiled iteration that did not end
 
 
-def load_progress(start: StartPoint, kl: KLControl) -> Progress:
-    """Progress of the checkpoint, or of a new run. A fixed KL coefficient is the configuration's."""
-    if start.checkpoint is None:
-        return Progress(kl_coef=kl.kl_coef)
-    progress = Progress.read(start.checkpoint)
-    return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
-
-
 def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
     """Create the state of a run around its started workers."""
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
-    in_flight = config.trainer.async_mode is not None
-    folder = CheckpointFolder(plan.folder / "checkpoints", config.trainer.max_ckpt_to_keep, config.trainer.keep_best)
+    trainer, folder = config.trainer, config.trainer.folder
+    checkpoints = CheckpointFolder(folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
     trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
     return TrainingRun(
         config=config,
         plan=plan,
         workers=workers,
-        weights=WeightPublisher(workers.policy, workers.engines, inputs.probe, tolerance, in_flight),
+        weights=WeightPublisher(
+            workers.policy, workers.engines, inputs.probe, tolerance, trainer.async_mode is not None
+        ),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
-        estimator=plan.estimator,
         progress=progress,
-        saving=BackgroundCheckpoint(folder, trainers, session.console.notice, workers.engines.cache_released),
+        saving=BackgroundCheckpoint(checkpoints, trainers, session.console.notice, workers.engines.cache_released),
         tracker=session.tracker,
-        rollout_log=RolloutLog(plan.folder / "rollouts"),
+        rollout_log=RolloutLog(folder / "rollouts"),
         console=session.console,
-        profiler=StepProfiler(config.trainer.profile_steps or [], workers, plan.folder, session.console),
+        profiler=StepProfiler(trainer.profile_steps or [], workers, folder, session.console),
         reward_model_scorer=_make_reward_model_scorer(prepared, workers),
     )
 

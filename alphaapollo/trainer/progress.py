@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from dataclasses import fields as dataclass_fields
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from alphaapollo.launch.checkpoint_folder import read_progress, write_progress
+from alphaapollo.launch.checkpoint_folder import RunProgress
 
 
 @dataclass
-class Progress:
+class Progress(RunProgress):
     """The driver's state after `step` complete iterations."""
 
-    step: int = 0
     prompts_consumed: int = 0  # position in the stream of training prompts; prompts before it have been started
     kl_coef: float = 0.0  # of the KL in the reward, as its controller has set it
     best_accuracy: float | None = None  # over all validations
@@ -24,19 +21,6 @@ class Progress:
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
     validation: dict[str, float] = field(default_factory=dict)
     """Metrics of the validation of iteration `step`; empty: it had none."""
-
-    def write(self, folder: Path) -> None:
-        write_progress(folder, asdict(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> Progress:
-        fields = read_progress(folder)
-        if unknown := fields.keys() - {field.name for field in dataclass_fields(cls)}:
-            raise ValueError(
-                f"{folder}: progress.json has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
-                "that wrote it."
-            )
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

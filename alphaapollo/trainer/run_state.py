@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
@@ -29,7 +28,6 @@ class Learner:
     config: Config
     plan: Plan
     workers: WorkerGroups
-    estimator: Estimator
     progress: Progress
     console: Console
     column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks

@@ -118,7 +118,6 @@ class Cluster:
             val_prompts=[],
             goal=Goal(steps),
             stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
-            estimator=plan.estimator,
             progress=Progress(),
             saving=BackgroundCheckpoint(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
             tracker=make_tracker(config.model_dump(mode="json"), folder, 0),

@@ -49,7 +49,7 @@ async def learn_recorded(run: TrainingRun, step: int, groups: list[TrajectoryGro
 
 async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
     """Write everything that the learning of iteration `step` depends on; returns the complete folder."""
-    recordings, placement = CheckpointFolder(run.plan.folder / FOLDER, keep=None), run.plan.placement
+    recordings, placement = CheckpointFolder(run.config.trainer.folder / FOLDER, keep=None), run.plan.placement
     info = RecordingInfo(
         step=step,
         iterations=run.goal.steps,

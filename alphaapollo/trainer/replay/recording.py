@@ -85,7 +85,10 @@ def write_outcome(recording: Path, outcome: LearningOutcome) -> None:
 def read_recording(folder: Path) -> Recording:
     """Read and verify a recording. Raises ValueError if there is none, or it is damaged, or of another format."""
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} is not a complete recording of an iteration. {_suggest_folder(folder)}")
+        raise ValueError(
+            f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "
+            "trainer.record_steps=[N] writes."
+        )
     outcome = folder / OUTCOME
     has_outcome = (outcome / MANIFEST).is_file()
     problems = damage(folder) + ([f"{OUTCOME}/{line}" for line in damage(outcome)] if has_outcome else [])
@@ -100,21 +103,12 @@ def read_recording(folder: Path) -> Recording:
     groups = msgspec.msgpack.decode(
         (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_array(data)
     )
-    return Recording(folder, RecordingInfo(**info), groups, _read_outcome(outcome) if has_outcome else None)
-
-
-def _read_outcome(folder: Path) -> LearningOutcome:
-    values = json.loads((folder / "outcome.json").read_text())
-    with np.load(folder / "columns.npz") as columns:
-        return LearningOutcome(columns=dict(columns), **values)
-
-
-def _suggest_folder(folder: Path) -> str:
-    found = sorted(path.parent for pattern in (f"*/{INFO}", f"*/*/{INFO}") for path in folder.glob(pattern))
-    complete = [str(path) for path in found if not path.name.startswith(".")]
-    if complete:
-        return f"Use one of those in it: {', '.join(complete)}."
-    return f"Use a folder <run>/{FOLDER}/step_N, which trainer.record_steps=[N] writes."
+    if not has_outcome:
+        return Recording(folder, RecordingInfo(**info), groups, None)
+    values = json.loads((outcome / "outcome.json").read_text())
+    values["fingerprints"] = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
+    with np.load(outcome / "columns.npz") as columns:
+        return Recording(folder, RecordingInfo(**info), groups, LearningOutcome(columns=dict(columns), **values))
 
 
 def _encode(groups: Sequence[TrajectoryGroup]) -> bytes:

@@ -76,7 +76,7 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
-    plan = replace(plan, reference_ahead=plan.needs_ref_columns and info.reference_ahead)
+    plan = replace(plan, reference_ahead=config.needs_ref_columns and info.reference_ahead)
     load_config(plan.model)
     plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
     if float64:
@@ -100,7 +100,6 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 config=config,
                 plan=plan,
                 workers=workers,
-                estimator=plan.estimator,
                 progress=Progress(step=info.step - 1, kl_coef=info.kl_coef),
                 console=Console(Terminal(quiet=True)),
                 column_dtype="float64" if prepared.float64 else "float32",

@@ -10,10 +10,13 @@ import numpy as np
 from alphaapollo.trainer.replay.recording import LearningOutcome
 from alphaapollo.trainer.replay.run import PreparedReplay
 
-NOT_COMPARED = ("actor/mfu", "actor/sharing_gap", "critic/sharing_gap")  # of the clock; of a worker's first batch
+NOT_COMPARED = ("perf/mfu/actor", "actor/sharing_gap", "critic/sharing_gap")  # of the clock; of a worker's first batch
 LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
 FLOOR = 1e-2  # differences of smaller metrics, possibly sums that cancel, are in units of this
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # where the bits may differ
+
+Value = float | np.ndarray | tuple[str, float]
+"""A metric, a column, or digest and norm of weights."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +32,13 @@ class ComparedValue:
 
 def compare(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
     """Compare all values in the order in which they are computed; with `exact` also those of the memory layout."""
-    excluded = {*NOT_COMPARED, *(() if exact else LAYOUT)}
-    metrics = [name for name in recorded.figures | replayed.figures if name not in excluded]
-    return [
-        *(
-            _compare_columns(name, recorded.columns.get(name), replayed.columns.get(name))
-            for name in recorded.columns | replayed.columns
-        ),
-        *(_compare_metrics(name, recorded.figures.get(name), replayed.figures.get(name)) for name in metrics),
-        *(
-            _compare_fingerprints(name, recorded.fingerprints.get(name), replayed.fingerprints.get(name))
-            for name in recorded.fingerprints | replayed.fingerprints
-        ),
-    ]
+    excluded, values = {*NOT_COMPARED, *(() if exact else LAYOUT)}, []
+    for part in ("columns", "figures", "fingerprints"):
+        ours, theirs = getattr(recorded, part), getattr(replayed, part)
+        for name in ours | theirs:
+            if name not in excluded:
+                values.append(_compare(name, ours.get(name), theirs.get(name)))
+    return values
 
 
 def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
@@ -91,44 +88,29 @@ def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed:
     return expects_change and not replayed.error
 
 
-def _compare_columns(name: str, recorded: np.ndarray | None, replayed: np.ndarray | None) -> ComparedValue:
-    if recorded is None or replayed is None or recorded.shape != replayed.shape:
-        return ComparedValue(name, _norm(recorded), _norm(replayed), False, math.inf)
-    same = recorded.dtype == replayed.dtype and recorded.tobytes() == replayed.tobytes()
-    scale = float(np.abs(recorded).max(initial=0.0)) or 1.0
-    gap = float(np.abs(recorded.astype(np.float64) - replayed).max(initial=0.0)) / scale
-    return ComparedValue(name, _norm(recorded), _norm(replayed), same, 0.0 if same else _nan_to_inf(gap))
+def _compare(name: str, recorded: Value | None, replayed: Value | None) -> ComparedValue:
+    same, gap, scale = False, math.inf, 1.0
+    if isinstance(recorded, np.ndarray) and isinstance(replayed, np.ndarray) and recorded.shape == replayed.shape:
+        same = recorded.dtype == replayed.dtype and recorded.tobytes() == replayed.tobytes()
+        gap = float(np.abs(recorded.astype(np.float64) - replayed).max(initial=0.0))
+        scale = float(np.abs(recorded).max(initial=0.0))
+    elif isinstance(recorded, tuple) and isinstance(replayed, tuple):
+        same = recorded[0] == replayed[0]
+        gap, scale = abs(recorded[1] - replayed[1]), max(recorded[1], replayed[1])
+    elif isinstance(recorded, float | int) and isinstance(replayed, float | int):
+        same = recorded == replayed or (math.isnan(recorded) and math.isnan(replayed))
+        gap = abs(recorded - replayed)
+        scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
+    difference = 0.0 if same else gap / (scale or 1.0)
+    return ComparedValue(
+        name, _norm(recorded), _norm(replayed), same, math.inf if math.isnan(difference) else difference
+    )
 
 
-def _compare_metrics(name: str, recorded: float | None, replayed: float | None) -> ComparedValue:
-    same = recorded == replayed or (_is_nan(recorded) and _is_nan(replayed))
-    if same or recorded is None or replayed is None:
-        return ComparedValue(name, recorded, replayed, same, 0.0 if same else math.inf)
-    scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
-    return ComparedValue(name, recorded, replayed, False, _nan_to_inf(abs(recorded - replayed) / scale))
-
-
-def _compare_fingerprints(
-    name: str, recorded: tuple[str, float] | None, replayed: tuple[str, float] | None
-) -> ComparedValue:
-    if recorded is None or replayed is None:
-        return ComparedValue(name, recorded and recorded[1], replayed and replayed[1], False, math.inf)
-    same = recorded[0] == replayed[0]
-    scale = max(recorded[1], replayed[1]) or 1.0
-    gap = _nan_to_inf(abs(recorded[1] - replayed[1]) / scale)
-    return ComparedValue(name, recorded[1], replayed[1], same, 0.0 if same else gap)
-
-
-def _norm(column: np.ndarray | None) -> float | None:
-    return None if column is None else float(np.linalg.norm(column.astype(np.float64)))
-
-
-def _is_nan(value: float | None) -> bool:
-    return value is not None and math.isnan(value)
-
-
-def _nan_to_inf(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _norm(value: Value | None) -> float | None:
+    if isinstance(value, np.ndarray):
+        return float(np.linalg.norm(value.astype(np.float64)))
+    return value[1] if isinstance(value, tuple) else value
 
 
 def _format(value: float | None) -> str:

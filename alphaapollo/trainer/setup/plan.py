@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
@@ -37,10 +36,8 @@ class Plan:
     greedy_baseline: bool  # one more greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
     skips_still_rows: bool  # the policy's update leaves out rows without an advantage, because they change nothing
-    needs_ref_columns: bool  # log-probs of the reference (the full KL compares distributions in the update instead)
-    reference_ahead: bool  # they are computed per group, while other groups are generated
+    reference_ahead: bool  # its log-probs are computed per group, while other groups are generated
     sampling: Sampling  # of training rollouts
-    folder: Path  # of the run
     presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
     notices: list[str]
@@ -100,12 +97,10 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
         skips_still_rows=skips_still_rows(config, policy_loss),
-        needs_ref_columns=config.needs_ref_columns,
         reference_ahead=config.needs_ref_columns and _reference_ahead(config, placement),
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
-        folder=trainer.folder,
         presets=presets,
         memory=None,
         notices=notices,

@@ -19,7 +19,7 @@ def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config
         | plan.placement.describe_roles()
     )
     shown = plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem) else None
-    print_plan(plan.folder, rows, shown, [*plan.notices, *inputs.notices, *start.lines()], terminal)
+    print_plan(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.lines()], terminal)
 
 
 def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:

@@ -58,7 +58,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         return await _skip_iteration(run, step, problem)
     run.iterations_skipped = 0
     with timer("advantage"):
-        how = CreditSettings(run.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
+        how = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, how)
     lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
@@ -102,17 +102,17 @@ async def _skip_iteration(run: Learner, step: int, problem: str) -> UpdateResult
 
 async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
     """Send the rows of `groups` to the workers once, and get the float columns that the algorithm needs: often none."""
-    policy, critic, plan, layout = run.workers.policy, run.workers.critic, run.plan, batch.layout
+    config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
         await critic.load_batch(layout.rank_batches)
     # If the driver does not need the old log-probs, the update takes them from its own first pass.
-    if run.config.algorithm.rollout_correction.bypass:
+    if config.algorithm.rollout_correction.bypass:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
-        old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
-    ref = await _reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
-    teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
+        old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
+    ref = await _reference_matrix(run, groups, batch) if config.needs_ref_columns else None
+    teacher = await policy.compute_teacher_log_probs() if config.teacher.sampled else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None

@@ -49,14 +49,14 @@ class FakeRun:
         start = prepared.start
         self.began.append(start.checkpoint.name if start.checkpoint else "scratch")
         start.claim(prepared.config)
-        metrics = prepared.plan.folder / "metrics.jsonl"
+        metrics = prepared.config.trainer.folder / "metrics.jsonl"
         metrics.touch()
         death = self.attempts.pop(0)
         while progress.step < (8 if death is None else death[0] - 1):
             progress.step += 1
             metrics.write_text(metrics.read_text() + "{}\n")
             if progress.step % 2 == 0:
-                checkpoints = CheckpointFolder(prepared.plan.folder / "checkpoints", None)
+                checkpoints = CheckpointFolder(prepared.config.trainer.folder / "checkpoints", None)
                 folder = checkpoints.begin(progress.step)
                 progress.write(folder)
                 checkpoints.finish(folder)
@@ -87,7 +87,7 @@ def test_before_the_first_checkpoint_it_starts_from_scratch(make_run: Callable[.
     run = make_run((2, DIED), None)
     run.go()
     assert run.began == ["scratch", "scratch"]
-    assert (run.prepared.plan.folder.with_name("run.1") / "metrics.jsonl").read_text() == "{}\n"
+    assert (run.prepared.config.trainer.folder.with_name("run.1") / "metrics.jsonl").read_text() == "{}\n"
 
 
 def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> None:

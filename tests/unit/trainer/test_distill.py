@@ -52,7 +52,6 @@ async def distances(config: Config) -> list[dict[str, float]]:
         config=config,
         plan=plan,
         workers=workers,
-        estimator=plan.estimator,
         progress=Progress(kl_coef=0.0),
         console=Console(Terminal(quiet=True)),
     )
@@ -68,8 +67,10 @@ def test_the_student_approaches_the_teacher_without_a_reward(tmp_path: Path, div
     config = config_of(save_model("qwen3", tmp_path / "policy"), save_model("llama", tmp_path / "teacher"), divergence)
     lines = asyncio.run(distances(config))
     # a KL estimate needs sampled texts, so the distance of the log-probs is compared
-    name = "advantage/abs_mean" if divergence == "sampled" else "distill/reverse_kl"
+    name = "critic/advantages/abs_mean" if divergence == "sampled" else "distill/reverse_kl"
     assert lines[0][name] > lines[1][name] > lines[2][name] > 0
     assert all(0 < line["distill/agreement"] < 1 and line["actor/grad_norm"] > 0 for line in lines)
-    assert all(line["reward/shaped_mean"] == 0 for line in lines)
-    assert ("distill/divergence" in lines[0]) == (divergence == "jsd") == ("advantage/share_zero" not in lines[0])
+    assert all(line["critic/rewards/mean"] == 0 for line in lines)
+    assert (
+        ("distill/divergence" in lines[0]) == (divergence == "jsd") == ("critic/advantages/share_zero" not in lines[0])
+    )

@@ -222,8 +222,8 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         plan=SimpleNamespace(
             placement=SimpleNamespace(data_parallel=1, sequence_parallel=1, num_gpus=1),
             padded=False,
+            estimator=get_estimator("gae" if critic else "grpo"),
             needs_old_logprobs=True,
-            needs_ref_columns=True,
             sampling=Sampling(8),
             greedy_baseline=False,
             shares_prompts=True,
@@ -234,7 +234,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         val_prompts=[Prompt(0, "test", "text")],
         goal=Goal(1),
         stream=PromptStream(1, seed=0, shuffle=False),
-        estimator=get_estimator("gae" if critic else "grpo"),
         progress=Progress(),
         saving=BackgroundCheckpoint(
             CheckpointFolder(folder, 1),

@@ -28,7 +28,7 @@ from tests.unit.trainer.samples import group, trajectory
 
 ABOUT = RecordingInfo(3, 10, 0.1, True, 1, 2, "cpu", {"dtype": "float32"}, {"torch": "2"})
 OUTCOME = LearningOutcome(
-    figures={"actor/loss": 0.1 + 0.2, "actor/grad_norm": 2.0, "advantage/min": math.nan, "batch/padding": 0.5},
+    figures={"actor/loss": 0.1 + 0.2, "actor/grad_norm": 2.0, "critic/advantages/min": math.nan, "batch/padding": 0.5},
     fingerprints={"policy weights": ("00ff", 3.0)},
     columns={"advantages": np.array([0.5, -1.0], dtype=np.float32)},
 )
@@ -43,7 +43,7 @@ def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: LearningOutco
     return folder
 
 
-def played() -> TrajectoryGroup:
+def make_group() -> TrajectoryGroup:
     """All that a rollout worker may return: compact arrays, routed experts, invalid texts."""
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
     completion = Completion(array("i", [4]), array("d", [-1 / 3]), StopReason.LENGTH, 2, 0, ((1, 1),), experts[:2])
@@ -59,11 +59,11 @@ def played() -> TrajectoryGroup:
 
 
 def test_a_recording_round_trips(tmp_path: Path) -> None:
-    read = read_recording(recorded(tmp_path / "step_000003", [played()]))
+    read = read_recording(recorded(tmp_path / "step_000003", [make_group()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
     assert all(line.same for line in compare(OUTCOME, read.outcome, exact=True))
-    (found,), (one,) = read.groups[0].trajectories, played().trajectories
+    (found,), (one,) = read.groups[0].trajectories, make_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end
     assert found.rows[0].routed_experts is not None and found.rows[0].routed_experts.dtype == np.uint16
@@ -75,25 +75,25 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    folder = recorded(run / "recorded" / "step_000003", [played()])
-    for given, hint in ((tmp_path / "nothing", "Use a folder <run>/recorded/step_N"), (run, f"in it: {folder}.")):
+    folder = recorded(run / "recorded" / "step_000003", [make_group()])
+    for given in (tmp_path / "nothing", run):
         assert main([str(given)]) == 2
-        said = capsys.readouterr().err
-        assert f"error: {given} is not a complete recording of an iteration." in said and hint in said
+        message = f"error: {given} is not a complete recording of an iteration. Use a folder <run>/recorded/step_N"
+        assert message in capsys.readouterr().err
     (folder / "manifest.json").unlink()
     assert main([str(folder)]) == 2 and "is not a complete recording" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["groups.msgpack", "recording.json", "outcome/outcome.json", "outcome/columns.npz"])
 def test_a_modified_file_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path / "step_000003", [played()])
+    folder = recorded(tmp_path / "step_000003", [make_group()])
     (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"xx")
     assert main([str(folder)]) == 2
     assert f"is damaged: {name} has changed. Use an intact copy" in capsys.readouterr().err
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "step_000003", [played()], None)
+    folder = recorded(tmp_path / "step_000003", [make_group()], None)
     (folder / "manifest.json").unlink()
     text = (folder / "recording.json").read_text()
     (folder / "recording.json").write_text(text.replace('"format": 1', '"format": 9'))

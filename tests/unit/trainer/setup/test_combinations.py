@@ -288,8 +288,8 @@ MACHINE = Machine(num_cores=2, num_gpus=0)
     ],
 )
 def test_a_kl_brings_its_reference(needed: dict[str, Any], values: dict[str, Any], reference: bool, columns: bool):
-    plan = make_plan(config(needed | values), MACHINE)
-    assert (plan.needs_reference, plan.needs_ref_columns) == (reference, columns)
+    given = config(needed | values)
+    assert (make_plan(given, MACHINE).needs_reference, given.needs_ref_columns) == (reference, columns)
 
 
 def test_a_plan_is_checked_and_carries_the_notices(needed: dict[str, Any]):

@@ -63,8 +63,8 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         plan=SimpleNamespace(
             placement=placement,
             padded=False,
+            estimator=get_estimator("gae"),
             needs_old_logprobs=True,
-            needs_ref_columns=True,
             skips_still_rows=True,
         ),
         column_dtype="float32",
@@ -72,7 +72,6 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         reference=None,
         progress=Progress(kl_coef=1e-3),
         iterations_skipped=0,
-        estimator=get_estimator("gae"),
         console=Console(),
     )
 
