@@ -21,7 +21,7 @@ from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.redaction import redact, secret_keys
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
-METRICS = ("val/", "reward/", "train/loss", "response/length_mean")
+METRICS = ("val/", "critic/score/", "reward/", "train/loss", "response_length/mean")
 MACHINE_KEYS = ("trainer.output_dir", "trainer.project_name", "trainer.experiment_name", "trainer.logger")
 KINDS = {
     "main_ppo": "reinforcement learning",

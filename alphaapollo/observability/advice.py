@@ -39,7 +39,7 @@ class MetricsAdvisor:
     def check(self, step: int, metrics: Metrics) -> list[str]:
         """Return new warnings after iteration `step`."""
         causes = [*_check_iteration(metrics), *_check_optimizer(metrics), *_check_mismatch(metrics)]
-        if "reward/mean" in metrics:
+        if "critic/score/mean" in metrics:
             self._recent.append(metrics)
             recent = [*self._recent]
             causes += [
@@ -55,8 +55,8 @@ class MetricsAdvisor:
 def _check_iteration(metrics: Metrics) -> Iterator[tuple[str, str]]:
     """Yield (cause, warning) from a single iteration."""
     get = metrics.get
-    if get("advantage/share_zero", 0.0) == 1.0:
-        low, high = get("reward/min", 0.0), get("reward/max", 0.0)
+    if get("critic/advantages/share_zero", 0.0) == 1.0:
+        low, high = get("critic/score/min", 0.0), get("critic/score/max", 0.0)
         why = f"all rewards are {low:g}" if low == high else "the samples of each prompt have equal rewards"
         yield (
             "zero",
@@ -94,7 +94,7 @@ def _check_iteration(metrics: Metrics) -> Iterator[tuple[str, str]]:
             f"{share:.1%} of the episodes exceeded env.episode_timeout and are not trained on. Make the environment "
             "faster or increase the limit.",
         )
-    if (share := get("response/truncated", 0.0)) >= TRUNCATED:
+    if (share := get("response_length/clip_ratio", 0.0)) >= TRUNCATED:
         yield (
             "cut",
             f"{share:.0%} of the responses were truncated by the token limit. Increase data.max_response_length, or "
@@ -118,7 +118,7 @@ def _check_optimizer(metrics: Metrics) -> Iterator[tuple[str, str]]:
             "an optimizer step was skipped because its gradient was not finite (train/steps_skipped). Check for "
             "invalid examples, or lower optim.lr.",
         )
-    if get("actor/grad_norm", 1.0) == 0.0 and get("advantage/share_zero", 0.0) < 1.0:
+    if get("actor/grad_norm", 1.0) == 0.0 and get("critic/advantages/share_zero", 0.0) < 1.0:
         yield (
             "still",
             "the policy's gradient is exactly 0 although some advantages are not: the weights are corrupt (learning "
@@ -155,7 +155,7 @@ def _check_policy_change(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]
         for metrics in recent
         if "sync/probe_moved" in metrics
         and metrics.get("actor/optimizer_steps", 0.0) > metrics.get("actor/steps_skipped", 0.0)
-        and metrics.get("advantage/share_zero", 0.0) < 1.0
+        and metrics.get("critic/advantages/share_zero", 0.0) < 1.0
     ]
     if len(stepped) < WINDOW or stepped[-1].get("actor/lr", 0.0) > stepped[0].get("actor/lr", 0.0):
         return
@@ -172,8 +172,8 @@ def _check_policy_change(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]
 
 def _check_reward(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
     """Yield (cause, warning) if the mean reward has dropped far below its best, by more than chance."""
-    rewards = [metrics["reward/mean"] for metrics in recent if "reward/mean" in metrics]
-    spread = max((metrics.get("reward/std", 0.0) for metrics in recent), default=0.0)
+    rewards = [metrics["critic/score/mean"] for metrics in recent if "critic/score/mean" in metrics]
+    spread = max((metrics.get("critic/score/std", 0.0) for metrics in recent), default=0.0)
     last, earlier = rewards[-WINDOW:], rewards[:-WINDOW]
     windows = [earlier[start : start + WINDOW] for start in range(len(earlier) - WINDOW + 1)]
     if not windows:
@@ -191,7 +191,7 @@ def _check_reward(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
 
 def _check_groups(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
     """Yield (cause, warning) about groups and entropy, averaged over several iterations."""
-    if len(recent) < WINDOW or "advantage/share_zero" not in recent[-1]:
+    if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
         return  # too early, or rewards are not trained on
 
     def mean(name: str, default: float) -> float:

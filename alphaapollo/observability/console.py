@@ -24,13 +24,13 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSpent
 from alphaapollo.utils.redaction import redact
 
-CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first metric that the run has is plotted
+CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first metric that the run has is plotted
 FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
     "train": {
-        "reward/mean": "reward {:.3f}",
+        "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
         "train/loss": "loss {:.4f}",
-        "response/length_mean": "length {:,.1f}",
+        "response_length/mean": "length {:,.1f}",
     },
     "val": {
         "val/accuracy": "accuracy {:.3f}",
@@ -39,7 +39,7 @@ FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
     },
     "lost": {  # shown if not 0
         "outcome/failed": "failed {:.0%}",
-        "response/truncated": "truncated {:.0%}",
+        "response_length/clip_ratio": "truncated {:.0%}",
         "end/time_limit": "timed out {:.0%}",
         "val/failed": "failed in validation {:.0%}",
     },

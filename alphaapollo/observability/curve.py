@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plot metrics of a metrics.jsonl. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
     parser.add_argument("file", type=Path, help="a run's metrics.jsonl")
-    parser.add_argument("metrics", nargs="+", help="e.g. reward/mean val/accuracy")
+    parser.add_argument("metrics", nargs="+", help="e.g. critic/score/mean val/accuracy")
     parser.add_argument("--png", type=Path, help="also write a picture here")
     options = parser.parse_args(argv)
     try:

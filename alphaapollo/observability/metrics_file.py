@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per iteration with flat numbers named `group/name`, e.g. `reward/mean`."""
+"""metrics.jsonl: one line per iteration with flat numbers named `group/name`, e.g. `critic/score/mean`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphaapollo.observability.json_values import finite
 class JsonlTracker:
     """Writer of metrics.jsonl. A line is on disk when `log` returns.
 
-    Values are finite floats or null: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
+    Values are finite floats or null: `{"step": 3, "critic/score/mean": 0.5, "kl/mean": null}`.
     """
 
     def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
@@ -76,8 +76,8 @@ def _step_of(line: bytes) -> int | None:
 def as_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Build a line of metrics.jsonl: the step, then every metric as a finite float or null.
 
-    >>> as_record(3, {"reward/mean": 0.5, "kl/mean": float("nan")})
-    {'step': 3, 'reward/mean': 0.5, 'kl/mean': None}
+    >>> as_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
+    {'step': 3, 'critic/score/mean': 0.5, 'kl/mean': None}
     """
     record: dict[str, float | None] = {"step": step}
     for name, value in metrics.items():

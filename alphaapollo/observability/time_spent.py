@@ -65,10 +65,10 @@ def suggest_key(shares: Mapping[str, float], figures: Mapping[str, float]) -> st
 
 
 def _of_generation(figures: Mapping[str, float]) -> str:
-    calls = figures.get("tool/calls_a_turn", 0.0) * figures.get("rollout/turns_mean", 0.0)
+    calls = figures.get("tool/calls_a_turn", 0.0) * figures.get("num_turns/mean", 0.0)
     if calls * figures.get("tool/seconds", 0.0) > WAITS * figures.get("timing/generate", float("inf")):
         return "env.tool_limits: episodes wait longer for tools than for the engine"
-    median, longest = figures.get("response/length_p50", 0.0), figures.get("response/length_p99", 0.0)
+    median, longest = figures.get("response_length/p50", 0.0), figures.get("response_length/p99", 0.0)
     if median and longest > TAIL * median:
         return (
             f"trainer.async_mode=carry: few long responses delay the others (p99 {longest:,.0f} tokens, median "
@@ -88,7 +88,7 @@ def _of_update(figures: Mapping[str, float]) -> str:
 
 
 def _of_columns(figures: Mapping[str, float]) -> str:
-    if "actor/ref_kl" in figures or "kl/reward_coef" in figures:
+    if "actor/ref_kl" in figures or "actor/reward_kl_penalty_coeff" in figures:
         return f"{ACTOR}.use_kl_loss and algorithm.use_kl_in_reward: each needs a forward pass of the reference"
     return f"a larger {ACTOR}.ppo_max_token_len_per_gpu"
 

@@ -60,7 +60,7 @@ output files in {args.out}:
 
 to try next:
   source .venv/bin/activate                                    # once in a shell
-  python -m alphaapollo.observability.curve {run}/metrics.jsonl reward/mean actor/entropy
+  python -m alphaapollo.observability.curve {run}/metrics.jsonl critic/score/mean actor/entropy
   python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
       algorithm.adv_estimator=rloo trainer.experiment_name=rloo   # the same with RLOO: takes minutes again
   python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")

@@ -66,7 +66,7 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
     names = [name for name in steps[0] if name.startswith("timing/")]
     return {
         "step_seconds": [metrics["timing/step"] for metrics in steps],
-        "tokens_per_completion": statistics.mean(metrics["response/length_mean"] for metrics in steps),
+        "tokens_per_completion": statistics.mean(metrics["response_length/mean"] for metrics in steps),
         "completions": trajectories,
         "phases": {name: round(statistics.median(metrics[name] for metrics in steps), 4) for name in names},
     }

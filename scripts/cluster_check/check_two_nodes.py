@@ -25,7 +25,7 @@ def run(kit: Kit) -> dict[str, Any]:
         left = [one.name for one in nodes if "alphaapollo" in one.say("ls", "/dev/shm")]
         assert not left, f"shared memory was not removed: {left}"
     expect(done, 0, "2 x process of 1 thread(s) on 2 node(s)")
-    rewards = [line["reward/mean"] for line in done.metrics]
+    rewards = [line["critic/score/mean"] for line in done.metrics]
     assert len(rewards) == STEPS, rewards
     first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
     assert last > first + 0.1, f"the reward did not rise: {rewards}"

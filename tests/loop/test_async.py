@@ -46,7 +46,7 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
     for done in (carry, separate):
         assert exported_weights(done) == exported_weights(sync)
         for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
-            for name in ("actor/loss", "actor/grad_norm", "reward/mean", "data/prompts_consumed", "val/accuracy"):
+            for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy"):
                 assert one.get(name) == other.get(name), (one["step"], name)
         check_counts(done.metrics[1:])
         assert all(line["staleness/max"] == 0 for line in done.metrics[1:])

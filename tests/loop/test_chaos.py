@@ -28,8 +28,8 @@ def test_killed_and_damaged_run_equals_undisturbed_run(tmp_path: Path) -> None:
     assert differences(whole, other) == ["the model"]
     replace_bytes(other / "rollouts/step_000003.jsonl", b'"reward": ', b'"reward": 1')
     assert differences(whole, other) == ["rollouts", "the model"]
-    replace_bytes(other / "metrics.jsonl", b'"reward/mean": ', b'"reward/mean": 1')
-    assert differences(whole, other) == ["metrics of step 1: reward/mean", "rollouts", "the model"]
+    replace_bytes(other / "metrics.jsonl", b'"critic/score/mean": ', b'"critic/score/mean": 1')
+    assert differences(whole, other) == ["metrics of step 1: critic/score/mean", "rollouts", "the model"]
 
 
 def replace_bytes(path: Path, old: bytes, new: bytes) -> None:

@@ -57,7 +57,7 @@ def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.Mo
 
     run = asyncio.run(cell())
     assert steps == [0, 1, 2] or steps == [1, 2]
-    assert run.metrics["reward/mean"].loc[1:].notna().all()
+    assert run.metrics["critic/score/mean"].loc[1:].notna().all()
     assert run.config.algorithm.adv_estimator == "identity_advantages"
     model = run.model  # the newest checkpoint, exported and verified
     assert model == run.folder / "exported/step_000002"

@@ -30,7 +30,7 @@ GAME = (
 def test_append_context_trains_on_one_row_with_several_turns(ppo: Runner) -> None:
     done = ppo.run(*GAME, "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.overlong_filter=False")
     last = done.metrics[-1]
-    assert last["rollout/turns_mean"] > 1 and last["turn/invalid"] > 0
+    assert last["num_turns/mean"] > 1 and last["turn/invalid"] > 0
     assert all(math.isfinite(value) for value in last.values())
     for record in done.rollouts(2):
         (row,) = record["rows"]

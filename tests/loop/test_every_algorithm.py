@@ -21,8 +21,8 @@ ALWAYS = {
     "actor/entropy",
     "actor/grad_norm",
     "actor/lr",
-    "reward/mean",
-    "reward/shaped_mean",
+    "critic/score/mean",
+    "critic/rewards/mean",
     "sync/probe_gap",
 }
 CORRECTED = {"tis", "icepop", "mis"}
@@ -53,7 +53,7 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
             assert all(math.isfinite(value) for value in line.values()), (name, line)
             assert line["actor/grad_norm"] > 0, (name, line)
             assert line["sync/probe_gap"] < 5e-5, name
-            assert ("advantage/abs_mean" in line) == (name not in TAUGHT_ALONE), name
+            assert ("critic/advantages/abs_mean" in line) == (name not in TAUGHT_ALONE), name
             assert ("mismatch/k3" in line) == (name != "bypass"), name
             assert ("actor/correction_weight" in line) == (name in CORRECTED), name
     for name in ("distill", "adv_estimator=none", "divergence=jsd", "divergence=forward"):
@@ -65,6 +65,6 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
     assert [line["reference/resets"] for line in by_name["prorl"]] == [1, 2]
     assert by_name["prorl"][0]["actor/ref_kl"] != by_name["prorl"][1]["actor/ref_kl"]
     assert "baseline/mean" in by_name["remax"][0]
-    assert by_name["trpo_dual"][1]["kl/reward_coef"] == pytest.approx(
-        max(0.0, 0.1 + 0.01 * (by_name["trpo_dual"][0]["kl/per_sequence"] - 6.0))
+    assert by_name["trpo_dual"][1]["actor/reward_kl_penalty_coeff"] == pytest.approx(
+        max(0.0, 0.1 + 0.01 * (by_name["trpo_dual"][0]["actor/reward_kl_penalty_per_sequence"] - 6.0))
     )

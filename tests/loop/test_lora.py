@@ -30,7 +30,7 @@ def test_resumed_run_equals_uninterrupted_run(ppo: Runner) -> None:
     assert "resumed from" in said and "LoRA of rank 4, alpha 16, on all-linear" in said
     for one, other in zip(whole.metrics, parts.metrics, strict=True):
         assert one["sync/probe_gap"] < 5e-5
-        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl"):
+        for name in ("critic/score/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl"):
             assert one.get(name) == other.get(name), (one["step"], name)
     assert whole.metrics[-1]["actor/ref_kl"] > 0
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
@@ -41,7 +41,7 @@ def test_engine_with_served_adapters(ppo: Runner) -> None:
     merged = ppo.run(*LORA, "trainer.total_training_steps=1", name="merged")
     served = ppo.run(*LORA, *SERVED, name="served")
     assert all(line["sync/probe_gap"] < 5e-5 for line in served.metrics)
-    for name in ("reward/mean", "actor/loss", "actor/ref_kl"):  # fresh adapters add zeros: the same rollouts
+    for name in ("critic/score/mean", "actor/loss", "actor/ref_kl"):  # fresh adapters add zeros: the same rollouts
         assert served.metrics[1][name] == pytest.approx(merged.metrics[1][name], rel=1e-4), name
 
     from peft import PeftModel

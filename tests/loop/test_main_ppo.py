@@ -68,7 +68,7 @@ def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
     assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
     for one, other in zip(whole.metrics, parts.metrics, strict=True):
-        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl", "response/length_mean"):
+        for name in ("critic/score/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl", "response_length/mean"):
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
     assert first == second
@@ -163,7 +163,8 @@ def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
     assert first["critic/grad_norm"] > 0
     assert "actor/grad_norm" not in first  # warming up
     assert second["actor/grad_norm"] > 0
-    assert third["kl/reward_coef"] != second["kl/reward_coef"] == first["kl/reward_coef"]
+    coefficients = [line["actor/reward_kl_penalty_coeff"] for line in (first, second, third)]
+    assert coefficients[0] == coefficients[1] != coefficients[2]
 
 
 def test_rloo_with_two_epochs_and_full_kl(ppo: Runner) -> None:
@@ -227,7 +228,7 @@ def test_hard_resets_and_the_best_checkpoint_survive_a_resume(ppo: Runner) -> No
         assert kept == {f"step_{step:06d}" for step in (best, 4)}
         assert f"val/accuracy is best in {run.folder}/checkpoints/step_{best:06d}" in " ".join(run.output.split())
     for one, other in zip(whole.metrics, parts.metrics, strict=True):
-        for name in ("reward/mean", "actor/loss", "actor/ref_kl", "actor/grad_norm", "reference/resets"):
+        for name in ("critic/score/mean", "actor/loss", "actor/ref_kl", "actor/grad_norm", "reference/resets"):
             assert one.get(name) == other.get(name), (one["step"], name)
 
 

@@ -41,7 +41,7 @@ def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         [cell for cell in notebook.cells if cell.cell_type == "code" and said in cell.source]
         for said in ("run.metrics[[", ".plot(", "evaluate(", "evolve(", "best = ")
     )
-    assert "reward/mean" in shown(table, "text/html")
+    assert "critic/score/mean" in shown(table, "text/html")
     assert len(pictures) == 2 and all(shown(cell, "image/png") for cell in pictures)
     assert "avg@4" in shown(evaluated, "text/plain")
     printed = "".join(output.get("text", "") for output in evolved.outputs)

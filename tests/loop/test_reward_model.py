@@ -97,7 +97,7 @@ def test_reward_model_score_is_added_to_the_function(
         np.testing.assert_allclose(component(records, "task"), function)
         np.testing.assert_allclose([record["reward"] for record in records], function + 0.5 * scores)
     last, training, validation = done.metrics[-1], records_of(done, "step_000002"), records_of(done, "val_000002")
-    assert last["reward/mean"] == pytest.approx(np.mean([record["reward"] for record in training]))
+    assert last["critic/score/mean"] == pytest.approx(np.mean([record["reward"] for record in training]))
     assert last["reward/component/reward_model"] == pytest.approx(component(training, "reward_model").mean())
     assert last["val/reward"] == pytest.approx(np.mean([record["reward"] for record in validation]))
     assert last["val/accuracy"] == pytest.approx(component(validation, "accuracy").mean())
@@ -130,7 +130,7 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     assert all(record["components"] == {"reward_model": record["reward"]} for record in records)
     last = done.metrics[-1]
     assert last["reward_model/truncated"] == np.mean([len(ids) > 24 for ids in whole]) > 0
-    assert last["reward/accuracy"] == last["reward/mean"] == pytest.approx(rewards.mean())
+    assert last["reward/accuracy"] == last["critic/score/mean"] == pytest.approx(rewards.mean())
     assert last["actor/grad_norm"] > 0
 
 

@@ -63,7 +63,7 @@ def test_kill_during_write_resumes_from_the_previous_checkpoint(ppo: Runner, tmp
     assert names(ppo) == ["step_000002", "step_000004", "step_000006"]
     assert list((done.folder / "checkpoints").glob(".*")) == []
     for one, other in zip(whole.metrics, done.metrics, strict=True):
-        for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm"):
+        for name in ("step", "critic/score/mean", "actor/loss", "actor/grad_norm"):
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
     assert first == second
@@ -121,7 +121,7 @@ def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, 
     module.write_text("")
     done = ppo.run(*SETTINGS, f"algorithm.custom_module={module}")
     for one, other in zip(whole.metrics, done.metrics, strict=True):
-        for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm", "data/prompts_consumed"):
+        for name in ("step", "critic/score/mean", "actor/loss", "actor/grad_norm", "data/prompts_consumed"):
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
     assert first == second

@@ -25,9 +25,9 @@ def test_it_says_what_the_model_is(tmp_path: Path) -> None:
     run = tmp_path / "first"
     run.mkdir()
     lines = [
-        {"step": 1, "val/accuracy": 0.25, "reward/mean": 0.1, "timing/step": 3.0},
-        {"step": 2, "reward/mean": 0.5, "val/accuracy": None},
-        {"step": 3, "reward/mean": 0.9},
+        {"step": 1, "val/accuracy": 0.25, "critic/score/mean": 0.1, "timing/step": 3.0},
+        {"step": 2, "critic/score/mean": 0.5, "val/accuracy": None},
+        {"step": 3, "critic/score/mean": 0.9},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     card = model_card(saved(), run, 2, "policy", "Qwen/Qwen3-0.6B", "Proved.")
@@ -42,7 +42,7 @@ def test_it_says_what_the_model_is(tmp_path: Path) -> None:
     assert "advantages: grpo, loss: ppo, group size: 8" in text
     assert "| `actor_rollout_ref.actor.optim.lr` | `3e-06` |" in text
     assert "| `val/accuracy` (iteration 1) | 0.25 |" in text
-    assert "| `reward/mean` (iteration 2) | 0.5 |" in text
+    assert "| `critic/score/mean` (iteration 2) | 0.5 |" in text
     assert "timing/step" not in text
     assert "| torch | 2." in text
     assert "trainer.seed" not in text  # the default

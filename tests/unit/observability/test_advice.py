@@ -8,18 +8,18 @@ import pytest
 from alphaapollo.observability.advice import CALM, WINDOW, MetricsAdvisor
 
 FINE = {
-    "reward/mean": 0.5,
-    "reward/std": 0.5,
+    "critic/score/mean": 0.5,
+    "critic/score/std": 0.5,
     "sync/probe_moved": 1e-4,
     "actor/optimizer_steps": 4.0,
     "actor/lr": 1e-6,
     "actor/grad_norm": 0.3,
-    "advantage/share_zero": 0.2,
+    "critic/advantages/share_zero": 0.2,
     "groups/zero_variance": 0.2,
     "reward/accuracy": 0.5,
     "rollout/entropy": 0.8,
     "outcome/grader_failed": 0.0,
-    "response/truncated": 0.1,
+    "response_length/clip_ratio": 0.1,
     "end/time_limit": 0.0,
 }
 
@@ -34,11 +34,11 @@ def test_healthy_run_gets_no_warning() -> None:
 
 
 def test_zero_signal_says_which_rewards_and_only_once() -> None:
-    silent = {"advantage/share_zero": 1.0, "reward/min": 0.0, "reward/max": 0.0}
+    silent = {"critic/advantages/share_zero": 1.0, "critic/score/min": 0.0, "critic/score/max": 0.0}
     lines = told(silent, silent, silent)
     assert len(lines) == 1
     assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0 and the policy loss has no gradient.")
-    (line,) = told(silent | {"reward/max": 1.0})
+    (line,) = told(silent | {"critic/score/max": 1.0})
     assert "the samples of each prompt have equal rewards" in line
 
 
@@ -52,7 +52,7 @@ def test_failure_shares_are_reported() -> None:
         ({"critic/steps_skipped": 1.0}, "1 optimizer steps of the critic were skipped"),
         ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0 although some advantages are not"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes exceeded env.episode_timeout"),
-        ({"response/truncated": 1.0}, "100% of the responses were truncated by the token limit"),
+        ({"response_length/clip_ratio": 1.0}, "100% of the responses were truncated by the token limit"),
         ({"train/steps_skipped": 1.0}, "an optimizer step was skipped"),
         (
             {"mismatch/k3": 0.02},
@@ -101,7 +101,7 @@ def test_returning_cause_is_reported_again() -> None:
 
 
 def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
-    return [{"reward/mean": mean, "reward/std": std} for mean in means]
+    return [{"critic/score/mean": mean, "critic/score/std": std} for mean in means]
 
 
 def test_reward_collapse_is_reported_with_both_means() -> None:
@@ -139,7 +139,7 @@ def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
 @pytest.mark.parametrize(
     "fine",
     [
-        {"advantage/share_zero": 1.0, "reward/max": 1.0},  # told as that
+        {"critic/advantages/share_zero": 1.0, "critic/score/max": 1.0},  # told as that
         {"actor/optimizer_steps": 0.0},  # the critic alone is trained
         {"actor/optimizer_steps": 4.0, "actor/steps_skipped": 4.0},
     ],

@@ -8,9 +8,9 @@ from alphaapollo.observability.console import Console, RunView, format_duration,
 from alphaapollo.observability.terminal import Terminal
 
 METRICS = {
-    "reward/mean": 0.5,
+    "critic/score/mean": 0.5,
     "reward/accuracy": 0.25,
-    "response/length_mean": 34.2,
+    "response_length/mean": 34.2,
     "rollout/tokens_per_second": 7431.0,
     "timing/step": 1.5,
 }
@@ -56,7 +56,7 @@ def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
 
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
     view = RunView(total_steps=3)
-    view.update(1, {"reward/mean": float("nan")})
+    view.update(1, {"critic/score/mean": float("nan")})
     assert view.curve == []
     assert show(view)[-1] == "train     reward nan"
 
@@ -75,7 +75,7 @@ def test_failures_are_shown_if_there_are_any():
     view = RunView(total_steps=2)
     view.update(1, METRICS)
     clean = plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
-    lossy = METRICS | {"outcome/failed": 0.44, "response/truncated": 0.125, "end/time_limit": 0.0}
+    lossy = METRICS | {"outcome/failed": 0.44, "response_length/clip_ratio": 0.125, "end/time_limit": 0.0}
     assert "failed" not in clean and "timed out" not in clean
     assert "   failed 44%   truncated 12%   7,431 tokens/s" in plain_line(view, lossy)
 

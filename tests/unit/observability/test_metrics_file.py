@@ -8,8 +8,8 @@ from alphaapollo.observability.timing import Timer
 
 
 def test_a_record_is_json_whatever_the_values():
-    record = as_record(3, {"reward/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
-    assert record == {"step": 3, "reward/mean": 0.5, "kl/mean": None, "a/b": None, "n/n": 2.0}
+    record = as_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
+    assert record == {"step": 3, "critic/score/mean": 0.5, "kl/mean": None, "a/b": None, "n/n": 2.0}
     json.dumps(record, allow_nan=False)
     assert finite(-float("inf")) is None
 

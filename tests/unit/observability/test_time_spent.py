@@ -27,12 +27,12 @@ def test_time_summary() -> None:
         ({"generate": 0.6, "update": 0.4}, {}, "actor_rollout_ref.rollout.num_engines"),
         (
             {"generate": 0.6},
-            {"response/length_p50": 100.0, "response/length_p99": 900.0},
+            {"response_length/p50": 100.0, "response_length/p99": 900.0},
             "trainer.async_mode=carry",
         ),
         (
             {"generate": 0.6},
-            {"tool/calls_a_turn": 1.0, "rollout/turns_mean": 3.0, "tool/seconds": 2.0, "timing/generate": 8.0},
+            {"tool/calls_a_turn": 1.0, "num_turns/mean": 3.0, "tool/seconds": 2.0, "timing/generate": 8.0},
             "env.tool_limits",
         ),
         (

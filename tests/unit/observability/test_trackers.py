@@ -20,15 +20,15 @@ def steps(path: Path) -> list[int]:
 def run(path: Path, resumed_step: int, *logged: int) -> None:
     tracker = JsonlTracker(path, resumed_step)
     for step in logged:
-        tracker.log(step, {"reward/mean": step / 10})
+        tracker.log(step, {"critic/score/mean": step / 10})
     tracker.close()
 
 
 def test_a_line_an_iteration_is_on_disk_at_once(tmp_path: Path):
     path = tmp_path / "run" / "metrics.jsonl"
     tracker = JsonlTracker(path, 0)
-    tracker.log(1, {"reward/mean": 0.5, "kl/mean": float("nan")})
-    assert json.loads(path.read_text()) == {"step": 1, "reward/mean": 0.5, "kl/mean": None}
+    tracker.log(1, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
+    assert json.loads(path.read_text()) == {"step": 1, "critic/score/mean": 0.5, "kl/mean": None}
     tracker.close()
 
 
@@ -73,7 +73,7 @@ def test_a_full_disk_says_what_could_not_be_written(tmp_path: Path):
     tracker = JsonlTracker.__new__(JsonlTracker)
     tracker._path, tracker._file = path, path.open("w")
     with pytest.raises(OSError, match=r"could not write the metrics: No space left on device\. Free disk"):
-        tracker.log(1, {"reward/mean": 0.5})
+        tracker.log(1, {"critic/score/mean": 0.5})
 
 
 def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -107,9 +107,9 @@ def test_tensorboard_drops_steps_after_the_checkpoint(tmp_path: Path):
     for resumed, logged in ((0, (1, 2, 3)), (2, (3,))):
         tracker = TensorboardTracker(tmp_path, resumed)
         for step in logged:
-            tracker.log(step, {"reward/mean": step + resumed / 10})
+            tracker.log(step, {"critic/score/mean": step + resumed / 10})
         tracker.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("critic/score/mean")
     assert [(event.step, round(event.value, 3)) for event in events] == [(1, 1.0), (2, 2.0), (3, 3.2)]
 
 
@@ -119,7 +119,7 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracker = make_tracker(settings("wandb"), tmp_path, 0)
-    tracker.log(1, {"reward/mean": 0.5})
+    tracker.log(1, {"critic/score/mean": 0.5})
     tracker.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert steps(tmp_path / "metrics.jsonl") == [1]

@@ -25,17 +25,17 @@ def test_lengths_and_their_quantiles() -> None:
     samples[10].end = EpisodeEnd.TOKEN_LIMIT
     metrics = measured(group(*samples))
     expected = {
-        "response/length_mean": 6.0,
-        "response/length_max": 11.0,
-        "response/length_p10": 2.0,
-        "response/length_p50": 6.0,
-        "response/length_p90": 10.0,
-        "response/length_p99": 10.9,
-        "response/length_right": 2.0,
-        "response/length_wrong": (4 + 11) / 2,
-        "response/truncated": 1 / 11,
-        "prompt/length_mean": 2.0,
-        "prompt/length_max": 2.0,
+        "response_length/mean": 6.0,
+        "response_length/max": 11.0,
+        "response_length/p10": 2.0,
+        "response_length/p50": 6.0,
+        "response_length/p90": 10.0,
+        "response_length/p99": 10.9,
+        "response_length/right": 2.0,
+        "response_length/wrong": (4 + 11) / 2,
+        "response_length/clip_ratio": 1 / 11,
+        "prompt_length/mean": 2.0,
+        "prompt_length/max": 2.0,
         "rollout/tokens": 66.0,
         "rollout/tokens_per_second": 33.0,
         "reward/accuracy": 3 / 11,
@@ -64,7 +64,7 @@ def test_group_shares() -> None:
         "groups/dropped": 1 / 5,
     }
     assert metrics["outcome/failed"] == metrics["outcome/grader_failed"] == 3 / 10
-    assert metrics["reward/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
+    assert metrics["critic/score/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
 
 
 def test_a_group_of_one_has_no_variance_to_compare() -> None:
@@ -120,13 +120,13 @@ def test_advantages_over_action_tokens() -> None:
     """Rewards 1 and 0 without division: advantages .5 on one token, -.5 on three."""
     metrics = credit([trajectory(0, 1.0, 1), trajectory(1, 0.0, 3)])
     assert metrics == {
-        "reward/shaped_mean": 0.5,
-        "advantage/mean": -0.25,
-        "advantage/std": pytest.approx(math.sqrt(0.25 - 0.0625)),
-        "advantage/min": -0.5,
-        "advantage/max": 0.5,
-        "advantage/abs_mean": 0.5,
-        "advantage/share_zero": 0.0,
+        "critic/rewards/mean": 0.5,
+        "critic/advantages/mean": -0.25,
+        "critic/advantages/std": pytest.approx(math.sqrt(0.25 - 0.0625)),
+        "critic/advantages/min": -0.5,
+        "critic/advantages/max": 0.5,
+        "critic/advantages/abs_mean": 0.5,
+        "critic/advantages/share_zero": 0.0,
     }
 
 
@@ -169,5 +169,5 @@ def test_layout_metrics() -> None:
 
 def test_speed_per_gpu_only_on_gpus() -> None:
     assert speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
-    assert speed_metrics(600, 2.0, 6.0, 4)["perf/tokens_per_second_per_gpu"] == 25.0
+    assert speed_metrics(600, 2.0, 6.0, 4)["perf/throughput"] == 25.0
     assert speed_metrics(0, 0.0, 6.0, 0) == {}

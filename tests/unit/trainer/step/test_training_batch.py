@@ -174,8 +174,8 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
     metrics = credit.metrics
     # rewards: [-0.05, 1.0] and [0, -0.2]; gamma = lambda = 1, values 0: reward to go, rows longest first and stable
     assert matrix_of(batch, credit) == pytest.approx(np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5)
-    assert metrics["kl/per_sequence"] == pytest.approx((0.5 + 2.0) / 2)
-    assert metrics["kl/per_token"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
+    assert metrics["actor/reward_kl_penalty_per_sequence"] == pytest.approx((0.5 + 2.0) / 2)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
 
 
 def test_columns_round_trip_over_two_ranks() -> None:
