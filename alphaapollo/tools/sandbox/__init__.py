@@ -1,7 +1,7 @@
 """Rootless sandbox for Python snippets; docs/sandbox.md says what it stops.
 
-Sandbox (sandbox.py) -> Supervisor, a thread -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
-                                             -> one child per snippet: rlimits, Landlock, seccomp
+Sandbox (sandbox.py) -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
+                     -> one child per snippet: rlimits, Landlock, seccomp
 """
 
 from __future__ import annotations

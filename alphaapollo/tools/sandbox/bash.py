@@ -18,7 +18,7 @@ import time
 from typing import NoReturn
 
 from alphaapollo.tools.sandbox import landlock, seccomp
-from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, become_nobody, prctl, set_limits
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
@@ -27,9 +27,7 @@ LIMITS = {
     resource.RLIMIT_CPU: 10,
     resource.RLIMIT_FSIZE: 4 << 20,
     resource.RLIMIT_NOFILE: 64,
-    resource.RLIMIT_CORE: 0,
 }
-NOBODY_UID = 65534
 LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null"]
 _EXECUTE = 1  # right of Landlock
 
@@ -86,14 +84,9 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         os.closerange(program + 1, 1 << 16)
         os.chdir("/")
         os.nice(19)
-        for limit, value in LIMITS.items():
-            hard = resource.getrlimit(limit)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(limit, (value, value))
+        set_limits(LIMITS)
         if os.getuid() == 0:
-            os.setgroups([])
-            os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
-            os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+            become_nobody()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -102,7 +95,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
             landlock.restrict(landlock.build_ruleset(_readable(bash), version))
         seccomp.restrict_shell()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
-    except BaseException as error:  # noqa: BLE001  the frames above belong to the supervisor
+    except BaseException as error:  # noqa: BLE001  the frames above belong to the caller
         print(f"Bash cannot run in a sandbox on this machine: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(125)

@@ -24,18 +24,18 @@ from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, new_namespace
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
-NOBODY_UID = 65534
 READY, DONE = b"R", b"D"
 SETUP_FAILED = 70  # exit code, before READY
 MESSAGE_BYTES = 4096
 SEED = 0
+FILE_BYTES = 32 << 20
+OPEN_FILES = 128
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """Settings of a child, sent by the supervisor with the descriptors for control, stdin, stdout and stderr."""
+    """Settings of a child, sent by the program with the descriptors for notices, control, stdin, stdout, stderr."""
 
-    id: int
     layers: list[str]  # of types.LAYERS
     memory_mb: int
     cpu_seconds: int
@@ -81,9 +81,18 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     rules = [*context.rules, (own, landlock.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
     _place([*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else own])
-    linux.set_limits(context.address_space, spec.memory_mb, spec.cpu_seconds)
+    linux.set_limits(
+        {
+            resource.RLIMIT_AS: context.address_space + (spec.memory_mb << 20),
+            resource.RLIMIT_CPU: spec.cpu_seconds,
+            resource.RLIMIT_FSIZE: FILE_BYTES,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+    )
     if "setuid" in spec.layers:
-        _become_nobody(context.library)
+        _drop_root(context.library)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     if os.getppid() != context.pid:
         os._exit(SETUP_FAILED)
@@ -106,16 +115,14 @@ def _place(descriptors: list[int]) -> None:
     os.closerange(FIRST_FREE, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _become_nobody(library: str) -> None:
+def _drop_root(library: str) -> None:
     """Drop root.
 
     If only root may enter the folder of the standard library, keep the one capability that reads all files: Landlock
     decides what may be read, and without Landlock nothing can be opened.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
-    os.setgroups([])
-    os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
-    os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+    linux.become_nobody()
     linux.set_capabilities(0 if os.access(library, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 

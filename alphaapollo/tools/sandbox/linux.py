@@ -12,9 +12,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 4, 
 SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}  # the other calls used here have one number on all architectures
 CAP_DAC_READ_SEARCH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
-MEBIBYTE = 1 << 20
-FILE_BYTES = 32 * MEBIBYTE
-OPEN_FILES = 128
+NOBODY_UID = 65534
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,22 +51,19 @@ def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def set_limits(base_bytes: int, memory_mb: int, cpu_seconds: int) -> None:
-    """Limit memory, CPU time, file size and open files; forbid core dumps.
+def become_nobody() -> None:
+    """Give up root for the unprivileged user."""
+    os.setgroups([])
+    os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+    os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
 
-    `memory_mb` is added to `base_bytes`, the address space that the interpreter has mapped already.
-    RLIMIT_NPROC is not used: it does not apply to root and counts all processes of a user. The seccomp filter allows no
-    new process, and the zygote counts threads.
+
+def set_limits(limits: dict[int, int]) -> None:
+    """Set resource limits, at most the current ones. No core dumps.
+
+    RLIMIT_NPROC does not help: it does not apply to root and counts all processes of a user.
     """
-    for kind, value in {
-        resource.RLIMIT_AS: base_bytes + memory_mb * MEBIBYTE,
-        resource.RLIMIT_CPU: cpu_seconds,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }.items():
+    for kind, value in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # One second between SIGXCPU, which identifies the reason, and SIGKILL.

@@ -9,14 +9,15 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import compress, product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from alphaapollo.tools.sandbox.supervisor import Supervisor
+from alphaapollo.tools.sandbox.processes import SnippetProcess, ZygoteProcess
 from alphaapollo.tools.sandbox.types import (
     MAX_CODE_BYTES,
     SandboxError,
@@ -61,6 +62,15 @@ print(json.dumps({
 """
 
 
+@dataclass
+class _Session:
+    """The process that snippets share, used by one at a time. A snippet without a session has one of its own."""
+
+    process: SnippetProcess | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
 class Sandbox:
     """Runs Python snippets in isolated processes. Safe to use from any thread and any event loop.
 
@@ -75,8 +85,11 @@ class Sandbox:
         if unknown := self._without - OPTIONAL_LAYERS.keys():
             raise ValueError(f"without={sorted(unknown)} must be layers of {', '.join(OPTIONAL_LAYERS)}.")
         self._allow_unsafe = allow_unsafe
-        self._max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
-        self._supervisor: Supervisor | None = None
+        max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
+        self._slots = threading.Semaphore(max_concurrent)
+        self._threads = ThreadPoolExecutor(max_concurrent, "sandbox")  # of run_async
+        self._sessions: dict[str, _Session] = {}
+        self._zygote: ZygoteProcess | None = None
         self._layers: frozenset[str] | None = None  # None: not probed yet
         self._lock = threading.Lock()
         self.missing: dict[str, str] = {}  # layer -> why it is not used
@@ -87,8 +100,9 @@ class Sandbox:
         Raises SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails.
         """
         with self._lock:
-            if self._supervisor is None or self._supervisor.failure:
-                self._supervisor = self._probe() if self._layers is None else self._restart(self._layers)
+            if self._zygote is None or self._zygote.has_ended:
+                self._end_zygote()
+                self._zygote = self._probe() if self._layers is None else ZygoteProcess("bubblewrap" in self._layers)
         return self
 
     @property
@@ -100,38 +114,28 @@ class Sandbox:
 
     def run(self, code: str, **options: Any) -> SandboxResult:
         """Run one snippet. `options`: fields of SandboxRequest."""
-        request = SandboxRequest(code, **options)
-        future = self._submit(request)
-        if isinstance(future.exception(), SandboxError) and not request.session:
-            future = self._submit(request)  # a failure of the sandbox is retried once
-        return future.result()
+        return self._run(SandboxRequest(code, **options), threading.Event())
 
     async def run_async(self, code: str, **options: Any) -> SandboxResult:
-        """`run` without blocking the event loop."""
-        request = SandboxRequest(code, **options)
+        """`run` without blocking the event loop. Cancelling it kills the snippet."""
+        request, cancelled = SandboxRequest(code, **options), threading.Event()
         try:
-            return await self._result(request)
-        except SandboxError:
-            if request.session:
-                raise
-        return await self._result(request)
-
-    async def _result(self, request: SandboxRequest) -> SandboxResult:
-        is_running = self._supervisor is not None and not self._supervisor.failure
-        future = self._submit(request) if is_running else await asyncio.to_thread(self._submit, request)
-        return await asyncio.wrap_future(future)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, request, cancelled)
+        finally:
+            cancelled.set()
 
     def end_session(self, session: str) -> None:
         """Discard the session's variables."""
-        if self._supervisor is not None:
-            self._supervisor.end_session(session)
+        if ended := self._sessions.pop(session, None):
+            ended.is_over.set()
+            with ended.lock:
+                if ended.process:
+                    ended.process.close()
 
     def close(self) -> None:
-        """Kill all processes of the sandbox."""
+        """Kill all processes of the sandbox. Runs without a result fail."""
         with self._lock:
-            if self._supervisor is not None:
-                self._supervisor.close()
-                self._supervisor = None
+            self._end_zygote()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -141,42 +145,56 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def _submit(self, request: SandboxRequest) -> Future[SandboxResult]:
+    def _end_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.end()
+
+    def _run(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
+        try:
+            return self._run_once(request, cancelled)
+        except SandboxError:  # a failure of the sandbox is retried once
+            if request.session or cancelled.is_set() or self._zygote is None:
+                raise
+        return self._run_once(request, cancelled)
+
+    def _run_once(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         mode = self.mode
         size = len(request.code.encode("utf-8", "surrogatepass"))
         if size > MAX_CODE_BYTES:
             reason = f"{size} bytes of code, the limit is {MAX_CODE_BYTES}"
-            refused: Future[SandboxResult] = Future()
-            refused.set_result(SandboxResult(Status.REFUSED, "", reason, 0.0, mode, reason))
-            return refused
-        assert self._supervisor is not None
-        return self._supervisor.submit(request)
+            return SandboxResult(Status.REFUSED, "", reason, 0.0, mode, reason)
+        session = self._sessions.setdefault(request.session, _Session()) if request.session else _Session()
+        with session.lock, self._slots:
+            restarted = False
+            if session.process is not None and session.process.has_ended:
+                session.process.close()
+                session.process, restarted = None, True
+            if session.process is None:
+                assert self._zygote is not None and self._layers is not None
+                session.process = SnippetProcess(self._zygote, self._layers, request)
+            result = session.process.run(request, lambda: cancelled.is_set() or session.is_over.is_set())
+        return replace(result, restarted=restarted)
 
-    def _restart(self, layers: frozenset[str]) -> Supervisor:
-        supervisor = Supervisor("bubblewrap" in layers, self._max_concurrent)
-        supervisor.layers = layers
-        return supervisor
-
-    def _probe(self) -> Supervisor:
+    def _probe(self) -> ZygoteProcess:
         """Start with the strongest layers that work; `missing` has the reasons for the others."""
         self.missing = dict.fromkeys(sorted(self._without), "it is switched off")
         if not shutil.which("bwrap"):
             self.missing.setdefault("bubblewrap", "it is not installed (package bubblewrap)")
         for bubblewrap in [("bubblewrap",), ()] if "bubblewrap" not in self.missing else [()]:
             try:
-                supervisor = Supervisor(bool(bubblewrap), self._max_concurrent)
+                zygote = ZygoteProcess(bool(bubblewrap))
             except SandboxError as error:
                 if not bubblewrap:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
-            for layers in self._candidates(supervisor.zygote.facts):
-                supervisor.layers = self._layers = layers.union(bubblewrap)
-                if _is_isolated(supervisor):
-                    self._note_missing(supervisor.zygote.facts)
-                    return supervisor
-            supervisor.close()
-            self._layers = None
+            for layers in self._candidates(zygote.facts):
+                if _is_isolated(zygote, layers):
+                    self._layers = layers.union(bubblewrap)
+                    self._note_missing(self._layers, zygote.facts)
+                    return zygote
+            zygote.end()
             self.missing.setdefault("bubblewrap", "forbidden operations succeed inside it")
         raise SandboxUnavailableError(
             "the sandbox cannot isolate Python code on this machine: no seccomp filter works "
@@ -192,20 +210,19 @@ class Sandbox:
             if "seccomp" in layers or self._allow_unsafe:
                 yield layers
 
-    def _note_missing(self, facts: Mapping[str, bool]) -> None:
-        assert self._layers is not None
-        for name in [name for name in OPTIONAL_LAYERS if name not in self._layers]:
+    def _note_missing(self, layers: Collection[str], facts: Mapping[str, bool]) -> None:
+        for name in [name for name in OPTIONAL_LAYERS if name not in layers]:
             reason = "forbidden operations succeed in spite of it" if facts.get(name) else "the kernel does not have it"
             self.missing.setdefault(name, reason)
             logger.warning("sandbox without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
-def _is_isolated(supervisor: Supervisor) -> bool:
+def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
     """Whether everything that the layers forbid fails, and what they allow works."""
-    layers = supervisor.layers
     readable = str(Path(__file__).resolve().parents[1] / "__init__.py")
+    request = SandboxRequest(_PROBE % readable)
     try:
-        result = supervisor.submit(SandboxRequest(_PROBE % readable)).result()
+        result = SnippetProcess(zygote, layers, request).run(request, lambda: False)
     except SandboxError:
         return False
     if result.status is not Status.OK:

@@ -1,12 +1,11 @@
 """Pre-forked interpreter that has imported what snippets need and forks one child per run.
 
-    supervisor --(socket on descriptor 0: ChildSpec with the child's descriptors | kill | idle | busy)--> zygote
-    supervisor <--(ready | exit of a child)-- zygote --fork--> child
+    program --(socket on descriptor 0: ChildSpec with descriptors of the child)--> zygote --fork--> child
+    program <--(notice connection of each child: stop, continue, kill | its end)--> zygote
 
-Code, input and output go directly between supervisor and child, so the memory of the zygote, which every child
-inherits, contains none of them. The zygote enforces two limits that the kernel does not have: the number of threads of
-a child, and no computation between two snippets of a session. When the supervisor disappears, it kills all children and
-exits.
+Code, input and output go directly between program and child, so the memory of the zygote, which every child
+inherits, contains none of them. The zygote enforces a limit that the kernel does not have, the number of threads of a
+child. When the program disappears, it kills all children and exits.
 
 In bubblewrap this package is the only part of the project that exists: it must not import others.
 """
@@ -28,31 +27,30 @@ import time
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, NOBODY_UID, ChildSpec, ForkContext, run_child
+from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, ChildSpec, ForkContext, run_child
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
 CHECK_SECONDS = 0.2  # between two checks of the children
 MAX_THREADS = 256  # of a child
-IDLE_CPU_SECONDS = 1.0  # CPU time that a session may use between two snippets
+STOP, CONTINUE, KILL = b"S", b"C", b"K"  # orders of the program
+SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
 SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
 
 
 @dataclass
 class _ChildProcess:
-    id: int
     folder: str
-    start: float
+    notice: int  # connection to the program: orders from it, and at the end a notice to it
     may_fork: bool  # no seccomp filter forbids it
-    idle_cpu: float | None = None  # between two snippets of a session: the CPU time used until then
     stop_reason: str = ""  # why the zygote killed it
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.path += settings["sites"]
-    supervisor = socket.socket(fileno=os.dup(0))
-    soft = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    program = socket.socket(fileno=os.dup(0))
+    soft = min(1 << 14, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # keeps what a killed snippet printed
     for name in MODULES:
@@ -67,7 +65,7 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the OOM killer takes this process first
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    zygote = Zygote(supervisor, _make_context(settings["packages"]), settings["folder"])
+    zygote = Zygote(program, _make_context(settings["packages"]), settings["folder"])
     facts = {
         "landlock": zygote.context.landlock_version > 0,
         "seccomp": seccomp.supported(),
@@ -75,7 +73,7 @@ def main() -> None:
     }
     gc.collect()
     gc.freeze()
-    supervisor.send(json.dumps(facts).encode())
+    program.send(json.dumps(facts).encode())
     zygote.serve()
 
 
@@ -90,94 +88,95 @@ def _make_context(packages: list[str]) -> ForkContext:
 
 
 class Zygote:
-    """Message loop that serves one supervisor."""
+    """Message loop that serves one program."""
 
-    def __init__(self, supervisor: socket.socket, context: ForkContext, folder: str):
+    def __init__(self, program: socket.socket, context: ForkContext, folder: str):
         self.context = context
-        self._supervisor = supervisor
+        self._program = program
         self._folder = folder
+        self._num_children = 0  # forked so far
         self._children: dict[int, _ChildProcess] = {}  # by pid
         self._cleaners: set[int] = set()  # pids of processes that remove folders
+        self._poller = select.poll()
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        poller = select.poll()
-        for descriptor in (self._supervisor.fileno(), self._wake):
-            poller.register(descriptor, select.POLLIN)
+        for descriptor in (self._program.fileno(), self._wake):
+            self._poller.register(descriptor, select.POLLIN)
         next_check = 0.0
         while True:
-            for descriptor, _ in poller.poll(CHECK_SECONDS * 1000 if self._children else None):
+            for descriptor, _ in self._poller.poll(CHECK_SECONDS * 1000 if self._children else None):
                 if descriptor == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
-                elif not self._handle_message():
+                elif descriptor != self._program.fileno():
+                    self._follow_order(descriptor)
+                elif not self.fork_next():
                     self._end()
                     return
             if (now := time.monotonic()) >= next_check:
-                self._check_usage()
+                self._check_threads()
                 next_check = now + CHECK_SECONDS
 
-    def _check_usage(self) -> None:
+    def _check_threads(self) -> None:
         for pid, one in self._children.items():
-            threads, cpu_seconds = usage(pid)
-            if threads > MAX_THREADS:
+            if count_threads(pid) > MAX_THREADS:
                 one.stop_reason = f"stopped at more than {MAX_THREADS} threads"
-            elif one.idle_cpu is not None and cpu_seconds > one.idle_cpu + IDLE_CPU_SECONDS:
-                one.stop_reason = "stopped because it kept computing after its snippet had ended"
-            if one.stop_reason:
                 _kill(pid)
 
     def _end(self) -> None:
         for pid in self._children:
             _kill(pid)
             os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):  # the supervisor, if it is alive, removes it too
+        with contextlib.suppress(OSError):  # the program, if it is alive, removes it too
             remove_tree(self._folder)
 
-    def _handle_message(self) -> bool:
-        """Handle one message of the supervisor. False if the supervisor is gone."""
-        text, descriptors, _, _ = socket.recv_fds(self._supervisor, MESSAGE_BYTES, 4)
+    def _follow_order(self, notice: int) -> None:
+        """Stop, continue or kill the child with this notice connection. Killing is also the order of a closed one."""
+        for pid, one in self._children.items():
+            if one.notice != notice:
+                continue
+            with contextlib.suppress(BlockingIOError):  # an event of an earlier child
+                order = os.read(notice, MESSAGE_BYTES)
+                if order in SIGNALS:
+                    os.kill(pid, SIGNALS[order])
+                else:
+                    _kill(pid)
+                if not order:
+                    self._poller.unregister(notice)
+
+    def fork_next(self) -> bool:
+        """Fork the child that the next message of the program asks for. False if the program is gone."""
+        text, received, _, _ = socket.recv_fds(self._program, MESSAGE_BYTES, 5)
         if not text:
             return False
-        message = json.loads(text)
-        if "layers" not in message:
-            for pid, one in self._children.items():
-                if one.id == message.get("kill"):
-                    _kill(pid)
-                elif one.id == message.get("idle"):
-                    one.idle_cpu = usage(pid)[1]
-                elif one.id == message.get("busy"):
-                    one.idle_cpu = None
-            return True
-        spec = ChildSpec(**message)
+        notice, *descriptors = received
+        os.set_blocking(notice, False)
         try:
-            self._fork(spec, descriptors)
+            self._fork(ChildSpec(**json.loads(text)), notice, descriptors)
         except OSError as error:  # no free process or disk space: only this run fails
-            self._notify({"exit": spec.id, "status": 0, "seconds": 0.0, "stop_reason": str(error)})
+            _notify(notice, 0, str(error))
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
-    def _fork(self, spec: ChildSpec, descriptors: list[int]) -> None:
-        folder = os.path.join(self._folder, f"run{spec.id}")
-        start = time.monotonic()
+    def _fork(self, spec: ChildSpec, notice: int, descriptors: list[int]) -> None:
+        self._num_children += 1
+        folder = os.path.join(self._folder, f"run{self._num_children}")
         os.mkdir(folder, 0o700)
         try:
             if "setuid" in spec.layers:
-                os.chown(folder, NOBODY_UID, NOBODY_UID)
+                os.chown(folder, linux.NOBODY_UID, linux.NOBODY_UID)
             pid = os.fork()
         except OSError:
             os.rmdir(folder)
             raise
         if pid == 0:
             run_child(spec, self.context, folder, descriptors)
-        self._children[pid] = _ChildProcess(spec.id, folder, start, "seccomp" not in spec.layers)
-
-    def _notify(self, notice: dict[str, object]) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._supervisor.send(json.dumps(notice).encode())
+        self._children[pid] = _ChildProcess(folder, notice, "seccomp" not in spec.layers)
+        self._poller.register(notice, select.POLLIN)
 
     def _reap(self) -> None:
         while self._children or self._cleaners:
@@ -191,8 +190,9 @@ class Zygote:
             if one.may_fork:
                 _kill_group(pid)
             self._clean(one.folder)
-            seconds = time.monotonic() - one.start
-            self._notify({"exit": one.id, "status": status, "seconds": seconds, "stop_reason": one.stop_reason})
+            with contextlib.suppress(KeyError):  # the program has closed it
+                self._poller.unregister(one.notice)
+            _notify(one.notice, status, one.stop_reason)
 
     def _clean(self, folder: str) -> None:
         """Remove a child's folder; one that is not empty may hold a lot, so a separate process removes it."""
@@ -209,14 +209,12 @@ class Zygote:
             self._cleaners.add(pid)
 
 
-def usage(pid: int) -> tuple[int, float]:
-    """Threads and CPU seconds of a child; (0, 0.0) where /proc is mounted with hidepid."""
+def count_threads(pid: int) -> int:
+    """Threads of a child; 0 where /proc is mounted with hidepid."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
+        return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
-        return 0, 0.0
-    return int(fields[17]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0
 
 
 def remove_tree(folder: str) -> None:
@@ -234,6 +232,13 @@ def remove_tree(folder: str) -> None:
                 os.rename(inner.path, os.path.join(folder, f"{prefix}-{moved}"))
             os.rmdir(entry.path)
     os.rmdir(folder)
+
+
+def _notify(notice: int, status: int, stop_reason: str) -> None:
+    """Tell the program that a child has ended, and close the connection."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(notice, json.dumps({"status": status, "stop_reason": stop_reason}).encode())
+    os.close(notice)
 
 
 def _kill(pid: int) -> None:

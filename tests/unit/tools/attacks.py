@@ -136,7 +136,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "raise_own_limits": Attack("import resource\nattempt(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))"),
     "become_root": Attack("attempt(lambda: os.setuid(0), lambda: os.setgroups([0]))"),
-    "identify_the_supervisor": Attack(
+    "identify_the_program": Attack(
         "import socket\nend = socket.socket(fileno=os.dup(3))\n"
         "attempt(*(lambda n=n: end.getsockopt(1, n, 12) for n in (17, 31, 59, 77)))"
     ),
@@ -200,7 +200,7 @@ ATTACKS: dict[str, Attack] = {
         stopped=False,
     ),
     # Verdicts
-    "flood_the_supervisor": Attack(
+    "flood_the_program": Attack(
         "while True: os.write(3, b'x')", status=("timeout",), stopped=False, timeout=1.0
     ),
     "forge_the_end": Attack(

@@ -9,18 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, Status, run_python, run_python_async
-from alphaapollo.tools.sandbox import supervisor as supervisor_module
-from alphaapollo.tools.sandbox.supervisor import wait_status
-from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture, SandboxRequest
+from alphaapollo.tools.sandbox.processes import wait_status
+from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture
 from alphaapollo.tools.sandbox.zygote import remove_tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,6 +154,20 @@ def test_concurrent_runs(sandbox: Sandbox) -> None:
     assert asyncio.run(main()) == [str(n * n) for n in range(40)]
 
 
+def num_children(sandbox: Sandbox) -> int:
+    """Processes of snippets and sessions, if bubblewrap is not used."""
+    assert sandbox._zygote is not None
+    pid = sandbox._zygote.process.pid
+    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) - ("bubblewrap" in sandbox.mode)
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
 def test_mixed_load_leaks_no_descriptors() -> None:
     """Many ends, timeouts and sessions at once."""
 
@@ -172,12 +184,7 @@ def test_mixed_load_leaks_no_descriptors() -> None:
             assert all(threads.map(run, range(200)))
         for number in range(7):
             sandbox.end_session(f"s{number}")
-        supervisor = sandbox._supervisor
-        assert supervisor is not None
-        end = time.monotonic() + 20
-        while supervisor._children and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not supervisor._children and not supervisor._sessions and not supervisor._lost
+        assert not sandbox._sessions and wait_until(lambda: num_children(sandbox) == 0)
         assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -229,23 +236,24 @@ def test_false_end_of_a_session_affects_only_itself(sandbox: Sandbox) -> None:
 
 
 def test_dead_zygote_is_replaced(sandbox: Sandbox) -> None:
-    supervisor = sandbox.start()._supervisor
-    assert supervisor is not None
-    supervisor.zygote.kill()
-    supervisor._thread.join(20)
-    assert supervisor.failure
+    zygote = sandbox.start()._zygote
+    assert zygote is not None
+    sandbox.run("x = 1", session="h")
+    zygote.kill()
     assert sandbox.run("print('again')").stdout == "again\n"
+    assert sandbox.run("pass", session="h").restarted
+    sandbox.end_session("h")
 
 
 def test_close_fails_unfinished_runs() -> None:
-    with Sandbox(without=["bubblewrap"]) as sandbox:
-        supervisor = sandbox._supervisor
-        assert supervisor is not None
-        future = supervisor.submit(SandboxRequest("import time; time.sleep(60)", timeout=90))
-        folder = Path(supervisor.zygote.folder)
-        assert folder.is_dir()
-    with pytest.raises(SandboxError, match="closed"):
-        future.result(timeout=10)
+    with ThreadPoolExecutor(1) as thread, Sandbox(without=["bubblewrap"]) as sandbox:
+        assert sandbox._zygote is not None
+        folder = Path(sandbox._zygote.folder)
+        future = thread.submit(sandbox.run, "import time; time.sleep(60)", timeout=90)
+        assert wait_until(lambda: num_children(sandbox) == 1)
+        sandbox.close()
+        with pytest.raises(SandboxError, match="closed"):
+            future.result(timeout=10)
     assert not folder.exists()
 
 
@@ -261,7 +269,7 @@ def test_killed_program_leaves_no_processes() -> None:
         "sandbox = Sandbox(without=['bubblewrap']).start()\n"
         "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)',), kwargs={'timeout': 90}).start()\n"
         "import time; time.sleep(0.5)\n"
-        "print(sandbox._supervisor.zygote.process.pid, sandbox._supervisor.zygote.folder, flush=True)\n"
+        "print(sandbox._zygote.process.pid, sandbox._zygote.folder, flush=True)\n"
         "time.sleep(60)"
     )
     host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -271,11 +279,8 @@ def test_killed_program_leaves_no_processes() -> None:
         snippets = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
         assert len(snippets) == 1
         host.kill()
-    end = time.monotonic() + 20
-    alive = [zygote, *snippets]
-    while (alive := [pid for pid in alive if runs(pid)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not alive and not Path(folder).exists()
+    assert wait_until(lambda: not any(runs(pid) for pid in (zygote, *snippets)))
+    assert not Path(folder).exists()
 
 
 def runs(pid: str) -> bool:
@@ -337,20 +342,6 @@ def test_wait_status() -> None:
     assert wait_status(40, None, 5) == ("error", "killed by signal 40")
 
 
-def test_error_in_the_supervisor_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("internal error")
-
-    for name in ("wait_status", "memory_file"):  # at the end and at the start of a run
-        with monkeypatch.context() as patch, Sandbox() as sandbox:
-            sandbox.run("1")
-            patch.setattr(supervisor_module, name, broken)
-            patch.setattr(threading, "excepthook", lambda arguments: None)
-            assert sandbox._supervisor is not None
-            with pytest.raises(SandboxError, match="RuntimeError: internal error"):
-                sandbox._supervisor.submit(SandboxRequest("2")).result(timeout=20)
-
-
 def test_remove_tree(tmp_path: Path) -> None:
     deep = tmp_path / "deep"
     deep.mkdir()
@@ -377,12 +368,8 @@ def test_cancelled_run_is_killed(sandbox: Sandbox) -> None:
         sandbox.end_session("cancelled")
 
     asyncio.run(main())
-    supervisor = sandbox._supervisor
-    assert supervisor is not None
-    end = time.monotonic() + 20
-    while supervisor._children and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not supervisor._children and not supervisor.failure
+    assert sandbox._zygote is not None and not sandbox._zygote.has_ended
+    assert not sandbox._sessions and wait_until(lambda: num_children(sandbox) == 0)
 
 
 def test_package_is_self_contained() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, child
@@ -24,44 +26,63 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
-def test_session_may_not_compute_between_snippets(sandbox: Sandbox) -> None:
+def test_session_does_not_compute_between_snippets(sandbox: Sandbox) -> None:
     """The snippet reports its end to avoid its time limit."""
-    early = sandbox.run("x = 1\nimport os\nos.write(3, b'D\\0')\nwhile True: pass", session="f", timeout=2)
-    assert early.status == "ok"
-    supervisor = sandbox.start()._supervisor
-    assert supervisor is not None
-    end = time.monotonic() + 30
-    while "f" in supervisor._sessions and time.monotonic() < end:
-        time.sleep(0.05)
-    assert "f" not in supervisor._sessions
-    after = sandbox.run("x", session="f")
-    assert after.restarted and "NameError" in after.stderr
-    for _ in range(2):  # CPU time of a snippet does not count
-        busy = "import time\nwhile time.process_time() - start < 1.5: pass"
-        assert sandbox.run(f"import time\nstart = time.process_time()\n{busy}", session="f").status == "ok"
-    assert not sandbox.run("pass", session="f").restarted
-    sandbox.end_session("f")
+    count = "x = 0\ndef count():\n    global x\n    while True: x += 1\n"
+    thread = "import threading\nthreading.Thread(target=count, daemon=True).start()\n"
+    for session, code in (("f", "import os\nos.write(3, b'D\\0')\ncount()"), ("left thread", thread)):
+        assert sandbox.run(count + code, session=session, timeout=5).status == "ok"
+        time.sleep(0.1)
+        (pid,) = stopped_children(sandbox)
+        before = cpu_ticks(pid)
+        time.sleep(1)
+        assert cpu_ticks(pid) == before
+        sandbox.end_session(session)
+        end = time.monotonic() + 20
+        while stopped_children(sandbox) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not stopped_children(sandbox)
+
+
+def stopped_children(sandbox: Sandbox) -> list[str]:
+    """Processes of this machine that were stopped in the sandbox."""
+    assert sandbox._zygote is not None
+    found = []
+    for process in psutil.Process(sandbox._zygote.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                found.append(str(process.pid))
+    return found
+
+
+def cpu_ticks(pid: str) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_session_continues_its_threads(sandbox: Sandbox) -> None:
+    code = "import threading, time\ndone = threading.Event()\nthreading.Timer(0.2, done.set).start()"
+    assert sandbox.run(code, session="g").status == "ok"
+    after = sandbox.run("print(done.wait(10))", session="g")
+    assert (after.stdout, after.restarted) == ("True\n", False)
+    sandbox.end_session("g")
 
 
 def test_unresponsive_session_does_not_affect_other_runs() -> None:
     stubborn = "import os, time\nwhile True:\n    os.write(3, b'D\\0')\n    time.sleep(0.001)"
     with Sandbox(max_concurrent=2) as sandbox:
-        supervisor = sandbox.start()._supervisor
-        assert supervisor is not None
         sandbox.run(stubborn, session="g", timeout=2)
         for _ in range(500):  # more than its socket buffers
             sandbox.run("pass", session="g", timeout=0.5)
-        assert not supervisor.failure
+        assert sandbox._zygote is not None and not sandbox._zygote.has_ended
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
 def test_process_name_with_invalid_utf8() -> None:
     named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
     with Sandbox(max_concurrent=2) as sandbox:
-        supervisor = sandbox.start()._supervisor
-        assert supervisor is not None
         assert sandbox.run(named).stdout == "named\n"
-        assert not supervisor.failure
+        assert sandbox._zygote is not None and not sandbox._zygote.has_ended
 
 
 def test_threads_below_the_limit_work(sandbox: Sandbox) -> None:
@@ -91,15 +112,16 @@ def test_failed_fork_fails_only_its_run(name: str, tmp_path: Path, monkeypatch: 
     def broken(*arguments: object) -> None:
         raise OSError(errno.EAGAIN, "no more to be had")
 
-    spec = child.ChildSpec(7, [], 1024, 10, False)
-    with ours, theirs, monkeypatch.context() as patch:
+    spec = child.ChildSpec([], 1024, 10, False)
+    notice, theirs_notice = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, notice, theirs_notice, monkeypatch.context() as patch:
         zygote = Zygote(theirs, child.ForkContext(os.getpid(), 0, "", 0, []), str(tmp_path))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         patch.setattr(os, name, broken)
-        socket.send_fds(ours, [json.dumps(dataclasses.asdict(spec)).encode()], [null])
-        assert zygote._handle_message()
-        notice = json.loads(ours.recv(4096))
+        message = [json.dumps(dataclasses.asdict(spec)).encode()]
+        socket.send_fds(ours, message, [theirs_notice.fileno(), null])
+        assert zygote.fork_next()
+        assert "no more to be had" in json.loads(notice.recv(4096))["stop_reason"]
     os.close(null)
-    assert notice["exit"] == 7 and "no more to be had" in notice["stop_reason"]
     assert not list(tmp_path.iterdir())
