@@ -15,8 +15,7 @@ from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
-from alphaapollo.models.liger import ARCHITECTURES
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
@@ -36,9 +35,9 @@ def save(name: str, folder: Path) -> str:
 
 
 # The plain side first: rotations are replaced for all models of the architecture in this process.
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", LIGER_ARCHITECTURES)
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
-def test_kernels_are_the_plain_layers(tmp_path: Path, name: str, attention: Any, monkeypatch: pytest.MonkeyPatch):
+def test_fused_kernels_equal_plain_layers(tmp_path: Path, name: str, attention: Any, monkeypatch: pytest.MonkeyPatch):
     keep_rotations(name, monkeypatch)
     folder, device = save(name, tmp_path), torch.device("cuda")
     rows, padded = Rows.from_rows(some_rows(6)), attention == "padded"

@@ -15,7 +15,7 @@ def test_what_is_wrong_is_one_clear_error_or_a_counted_outcome(tmp_path: Path) -
     assert report.cases >= 36 and len(report.kinds) == 6
 
 
-def test_a_failure_is_seen() -> None:
+def test_failure_is_detected() -> None:
     def raises(error: Exception) -> Case:
         def attempt() -> str:
             raise error

@@ -38,7 +38,7 @@ def pinned(*lists: str) -> dict[str, Requirement]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_the_lists_hold_what_the_project_declares(device: str) -> None:
+def test_lists_contain_the_declared_requirements(device: str) -> None:
     pins = pinned(device, "dev")
     extras = [line for extra in (device, "tensorboard", "wandb", "plots", "dev") for line in EXTRAS[extra]]
     for line in PROJECT["dependencies"] + extras:

@@ -33,7 +33,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
     return str(path)
 
 
-def test_a_users_module_registers_what_it_defines(tmp_path: Path):
+def test_user_module_is_imported_and_registers_its_functions(tmp_path: Path):
     path = write(tmp_path, MODULE.format(name="mine"))
     assert load_user_module(path, "algorithm.custom_module") is load_user_module(path, "algorithm.custom_module")
     one = torch.ones(1, 2)

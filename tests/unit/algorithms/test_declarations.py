@@ -80,7 +80,7 @@ def advantages(name: str, algorithm: Algorithm) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", estimator_names())
-def test_an_estimator_reads_what_it_declares(name: str):
+def test_estimator_reads_its_declared_keys(name: str):
     estimator, seen = get_estimator(name), set[str]()
     for algorithm in ALGORITHMS:
         estimator(group_batch(), cast(Algorithm, Recording(algorithm, seen)))
@@ -151,7 +151,7 @@ def with_field(actor: Actor, name: str, value: Any) -> Actor:
 
 
 @pytest.mark.parametrize("name", policy_loss_names())
-def test_a_loss_reads_what_it_declares_and_that_has_an_effect(name: str):
+def test_loss_reads_its_declared_keys_and_each_has_an_effect(name: str):
     loss, seen = get_policy_loss(name), set[str]()
     for actor in ACTORS:
         recording = cast(Actor, Recording(actor, seen))
@@ -176,7 +176,7 @@ def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str
     assert torch.equal(loss(batch, Actor()).loss, loss(other, Actor()).loss) == loss.on_policy
 
 
-def test_nobody_else_reads_these_fields():
+def test_only_the_owner_reads_these_fields():
     """Otherwise a used key would be reported as without effect. trainer/setup/inputs.py reads the estimator itself."""
     estimators, losses = map(get_estimator, estimator_names()), map(get_policy_loss, policy_loss_names())
     fields = {name for one in estimators for name in one.reads or ()}

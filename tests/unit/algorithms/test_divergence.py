@@ -42,7 +42,7 @@ def test_jsd_is_a_kl_at_both_ends(beta: float, limit: Divergence):
     torch.testing.assert_close(jsd.gradient(p, q) / small, limit.gradient(p, q), rtol=1e-4, atol=1e-6)
 
 
-def test_equal_distributions_are_at_rest():
+def test_equal_distributions_have_no_gradient():
     p = random_pair()[0].log_softmax(-1)
     for divergence in (REVERSE, Divergence("forward"), Divergence("jsd", 0.3)):
         assert divergence.value(p, p).abs().max() < 1e-12

@@ -19,14 +19,14 @@ def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():
     assert whole.split(whole.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 
-def test_gradients_pass_both_ways_and_what_is_off_the_mask_never_enters():
+def test_gradients_pass_in_both_directions_and_masked_values_do_not_matter():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
     whole = JoinedTrajectories.of(MASK, IDS)
     (whole.split(2 * whole.join(values)) * 3).sum().backward()
     assert (values.grad == 6 * MASK).all()
 
 
-def test_one_row_each_stays_as_it_is_but_for_what_is_off_the_mask():
+def test_single_rows_change_only_outside_the_mask():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
     whole = JoinedTrajectories.of(MASK, torch.tensor([3, 5, 8, 9]))
     assert whole.mask is MASK

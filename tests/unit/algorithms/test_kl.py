@@ -32,7 +32,7 @@ def test_estimators_by_hand(kind: str, value: float, gradient: float):
     assert value_and_gradient(kind, 0.5) == pytest.approx((value, gradient))
 
 
-def test_names_of_one_formula():
+def test_names_with_the_same_formula():
     for one, other in (("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")):
         assert value_and_gradient(one, -0.3) == value_and_gradient(other, -0.3)
 

@@ -29,7 +29,7 @@ def test_masked_drops_nan_in_value_and_gradient():
     assert values.grad.tolist() == [[1.0, 1.0, 0.0, 1.0], [0.0] * 4]
 
 
-def test_means_ignore_what_is_masked():
+def test_means_ignore_masked_values():
     values = matrix([1.0, 2.0, 100.0, 6.0], [100.0] * 4)
     assert masked_mean(values, MASK) == 3.0
     assert row_mean(values, MASK).tolist() == [3.0, 0.0]
@@ -68,7 +68,7 @@ def test_last_action():
     assert last_action(MASK).tolist() == [3, -1]
 
 
-def test_fold_moves_strays_back_to_the_action_before():
+def test_fold_moves_values_to_the_previous_action_token():
     mask = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
     rewards = matrix([1.0, 10.0, 100.0, 1000.0, 10000.0], [1.0] * 5)
     assert fold_to_actions(rewards, mask).tolist() == [[0, 111.0, 0, 11000.0, 0], [0.0] * 5]

@@ -102,7 +102,7 @@ def test_a_better_chosen_answer_lowers_every_loss(name: str):
 
 
 @pytest.mark.parametrize("name", preference_loss_names())
-def test_losses_read_what_they_declare(name: str):
+def test_losses_read_their_declared_keys(name: str):
     """A key that a loss does not name changes nothing of it, and each that it names does."""
     loss = get_preference_loss(name)
     others = {

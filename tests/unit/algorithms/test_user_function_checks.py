@@ -64,7 +64,7 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
         ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
     ],
 )
-def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
+def test_faulty_estimator_is_reported_with_its_file(tmp_path: Path, body: str, says: str) -> None:
     name, path = registered(tmp_path, ESTIMATOR, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_estimator(get_estimator(name), Algorithm(), 2, [])
@@ -86,14 +86,14 @@ def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: 
         ("raise KeyError('temperature')", "raised KeyError: 'temperature'"),
     ],
 )
-def test_a_loss_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
+def test_faulty_loss_is_reported_with_its_file(tmp_path: Path, body: str, says: str) -> None:
     name, path = registered(tmp_path, LOSS, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_policy_loss(get_policy_loss(name), Actor())
     assert str(error.value).startswith(f"{path}: mine (the policy loss {name!r}), called on toy inputs")
 
 
-def test_a_loss_with_a_penalty_of_its_own_moves_rows_without_advantage(tmp_path: Path) -> None:
+def test_loss_with_its_own_penalty_has_a_gradient_without_advantage(tmp_path: Path) -> None:
     plain, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss)")
     assert not has_gradient_without_advantages(get_policy_loss(plain), Actor())
     penalty, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss + inputs.logp.square())")

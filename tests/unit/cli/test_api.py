@@ -91,7 +91,7 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
 
-def test_each_has_its_main(started: list[Any], tmp_path: Path) -> None:
+def test_every_subcommand_has_a_main(started: list[Any], tmp_path: Path) -> None:
     where = f"trainer.output_dir={tmp_path}"
     runs = [
         api.sft(None, where),
@@ -115,7 +115,7 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
         api.evolve(settings, roles={"verifer": Verifier})
 
 
-def test_a_wrong_key_is_told_at_once(started: list[Any]) -> None:
+def test_invalid_key_is_reported_before_imports(started: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'trainer\.seed"):
         api.rl({"trainer.sed": 1})
     with pytest.raises(ConfigError, match=r"Did you mean 'model\.path"):

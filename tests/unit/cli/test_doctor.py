@@ -16,7 +16,7 @@ from alphaapollo.launch.versions import declared, installed_version, unmet
 GIB = 2**30
 
 
-def test_every_check_says_something(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_check_reports_something(capsys: pytest.CaptureFixture[str]) -> None:
     code = doctor.main([])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     levels = {line.split()[0] for line in lines[:-1]}

@@ -69,7 +69,7 @@ def test_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str
     assert main([]) == 2
 
 
-def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_subcommand_calls_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.yml").write_text("trainer: {seed: 7}\n")
     with pytest.raises(SystemExit) as ended:
         main(["rl", "--config", str(tmp_path / "own.yml"), "env.rollout.n=3", "--cfg"])
@@ -83,7 +83,7 @@ def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean 'model.path'" in capsys.readouterr().err
 
 
-def test_a_verb_with_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_subcommand_with_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert SUBCOMMANDS["distill"].words(["trainer.seed=1"]) == ["algorithm=distill", "trainer.seed=1"]
     assert SUBCOMMANDS["distill"].words(["algorithm=grpo"]) == ["algorithm=grpo"]
     with pytest.raises(SystemExit):

@@ -95,7 +95,7 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
     assert tools.get("double")().description == "Twice a number."
 
 
-def test_an_estimator_comes_with_what_it_needs(tmp_path: Path) -> None:
+def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
     plain = keys(PythonObjects(estimator=my_advantages).write(tmp_path / "plain", "rl"))
     assert plain["algorithm.adv_estimator"] == "my_advantages"
     load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")

@@ -26,7 +26,7 @@ def main(words):
         return 2
     with (folder / "metrics.jsonl").open("a") as file:
         for step in (1, 2):
-            file.write(json.dumps({"step": step, "reward/mean": step / 2}) + "\\n")
+            file.write(json.dumps({"step": step, "critic/score/mean": step / 2}) + "\\n")
             file.flush()
     if what == "fail":
         print("a notice\\nerror: the disk is full\\nmake room")
@@ -64,18 +64,18 @@ def is_gone(folder: Path) -> bool:
     return not Path(f"/proc/{(folder / 'pid').read_text()}").exists()
 
 
-def test_it_shows_what_the_run_prints_and_tells_of_each_iteration(
+def test_output_of_the_run_is_shown_and_each_iteration_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, told = tmp_path / "run", []
     folder.mkdir()
-    (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.0}\n')  # of an earlier start
-    run("work", folder, lambda step, metrics: told.append((step, metrics["reward/mean"])))
+    (folder / "metrics.jsonl").write_text('{"step": 0, "critic/score/mean": 0.0}\n')  # of an earlier start
+    run("work", folder, lambda step, metrics: told.append((step, metrics["critic/score/mean"])))
     assert told == [(1, 0.5), (2, 1.0)]
     assert "done" in capsys.readouterr().out
 
 
-def test_a_refusal_is_a_value_error_and_a_failure_has_its_last_words(tmp_path: Path) -> None:
+def test_refusal_is_a_value_error_and_a_failure_shows_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"error in the configuration:\n  trainer.sed: unknown key"):
         run("refuse", tmp_path / "run")
     with pytest.raises(RunFailed, match=r"^the disk is full\nmake room$"):
@@ -111,7 +111,7 @@ def test_it_runs_inside_an_event_loop(tmp_path: Path) -> None:
     asyncio.run(cell())
 
 
-def test_the_run_dies_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
+def test_run_dies_with_its_parent_program(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         try:
@@ -126,7 +126,7 @@ def test_the_run_dies_with_the_program_that_asked_for_it(tmp_path: Path) -> None
         time.sleep(0.05)
 
 
-def test_new_lines_of_a_file_that_a_resume_writes_anew(tmp_path: Path) -> None:
+def test_new_lines_of_a_file_that_a_resume_replaces(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("one\ntwo\n")
     lines = LineReader(file)

@@ -4,12 +4,12 @@ import asyncio
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alphaapollo.cli import chat, run_folder, serve
 from alphaapollo.cli.main import main
-from alphaapollo.cli.observed_environment import ObservedEnvironment, observe
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
@@ -25,18 +25,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["serve", "chat"])
-def test_a_run_without_a_model_is_one_clear_error(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_without_a_model_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, str(tmp_path)])
     assert ended.value.code == 2
-    model_turn = capsys.readouterr().err
-    assert "has no model and no complete checkpoint yet" in model_turn
-    assert "Run its command again" in model_turn
+    error = capsys.readouterr().err
+    assert "has no model and no complete checkpoint yet" in error and "Run its command again" in error
 
 
-def test_serve_becomes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_executes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setattr(os, "execve", lambda file, words, variables: started.extend([words, variables]))
     main(["serve", str(model), "--port", "8123", "trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"])
@@ -54,7 +51,7 @@ def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) ->
     assert serve.server_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
 
 
-def test_an_export_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = run_folder.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
     monkeypatch.setattr(run_folder.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
     with pytest.raises(ValueError, match="could not be exported"):
@@ -80,23 +77,23 @@ class Counting:
 def test_turns_are_printed_as_they_happen() -> None:
     shown = io.StringIO()
     inner = Counting(None)  # type: ignore[arg-type]
-    watched = ObservedEnvironment(inner, chat.EpisodePrinter(Terminal(file=shown, width=80)))
+    printed: Any = chat.PrintedEnvironment(inner, Terminal(file=shown, width=80))
 
     async def episode() -> None:
-        assert await watched.reset(Prompt(1, "chat", "sums")) == "about sums"
-        result = await watched.step("6 * 7")
+        assert printed.reset(Prompt(1, "chat", "sums")) == "about sums"
+        result = await printed.step("6 * 7")
         assert result.observation is not None
-        await watched.step("?")
-        await watched.close()
+        await printed.step("?")
+        printed.close()
 
     asyncio.run(episode())
     assert shown.getvalue().splitlines()[:2] == ["6 * 7", "  [tool] 42"]
     assert "could not parse an action" in shown.getvalue()
-    assert inner.closed
+    assert inner.closed and not hasattr(printed, "recall")
 
 
-def test_the_runs_environment_is_watched_and_not_graded() -> None:
-    env = observe(Env(env_name="informal_math"), chat.EpisodePrinter(Terminal(file=io.StringIO())))
+def test_chat_environment_is_not_graded() -> None:
+    env = chat.print_turns(Env(env_name="informal_math"), Terminal(file=io.StringIO()))
     registered = get_environment_spec(env.env_name)
     assert not registered.graded
 
@@ -111,10 +108,10 @@ def test_the_runs_environment_is_watched_and_not_graded() -> None:
     assert asyncio.run(episode()).done
 
 
-def test_chat_with_a_model_of_a_run(
+def test_chat_with_the_model_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the fake engine: what it says is of no account, and every message is environment_reply."""
+    """On the fake engine: each message is sent with the chat so far."""
     make_tokenizer(tmp_path / "model")
     make_model(tmp_path / "model", seed=0)
     role = {"model": {"path": "gone"}, "rollout": {"name": "fake"}}
@@ -122,13 +119,13 @@ def test_chat_with_a_model_of_a_run(
     save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
     lines, played = iter(["1+1=", "and now", "/new", "", "again", "/quit"]), []
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    play = chat.Chat._generate
+    generate = chat.EngineChat._generate
 
-    async def noted(self: chat.Chat, workers: object, prompt: Prompt) -> object:
-        played.append(prompt.content)
-        return await play(self, workers, prompt)  # type: ignore[arg-type]
+    async def noted(self: chat.EngineChat, workers: Any, content: Any) -> object:
+        played.append(content)
+        return await generate(self, workers, content)
 
-    monkeypatch.setattr(chat.Chat, "_generate", noted)
+    monkeypatch.setattr(chat.EngineChat, "_generate", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
     assert f"{tmp_path}/model, in single_turn" in capsys.readouterr().out
     assert [[message["role"] for message in content] for content in played] == [
@@ -138,7 +135,7 @@ def test_chat_with_a_model_of_a_run(
     ]
 
 
-def test_chat_wants_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_needs_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["run", "--url", "http://127.0.0.1:1/v1"]):
         with pytest.raises(SystemExit) as ended:
             main(["chat", *words])
@@ -146,7 +143,7 @@ def test_chat_wants_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> Non
         assert "give a RUN, or --url" in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("openai")
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
     assert "the server at http://127.0.0.1:9/v1" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def test_tables_of_whole_configurations_name_keys_that_exist() -> None:
         ),
     ],
 )
-def test_a_change_says_what_becomes_of_it(key: str, old: object, new: object, line: str) -> None:
+def test_change_is_reported_as_applied_kept_or_refused(key: str, old: object, new: object, line: str) -> None:
     from alphaapollo.config.load import load_config
 
     saved = Config().model_dump(mode="json")
@@ -110,7 +110,7 @@ def test_a_controller_keeps_the_coefficient_of_the_checkpoint() -> None:
         assert found["algorithm.kl_ctrl.kl_coef"] == verdict
 
 
-def test_how_a_start_is_requested_and_how_files_are_spelled_is_no_difference() -> None:
+def test_resume_keys_and_spelling_of_paths_are_no_difference() -> None:
     saved = SftConfig(data={"train_files": "a/b.parquet"}).model_dump(mode="json")
     now = SftConfig(
         data={"train_files": [str(Path("a/../a/b.parquet").absolute())]},

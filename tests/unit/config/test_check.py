@@ -334,7 +334,7 @@ def test_training_on_samples_of_a_truncated_distribution(key: str, value: str):
         ("k1", "has an expected gradient of zero: as a loss it is noise."),
     ],
 )
-def test_a_kl_loss_whose_gradient_is_of_another_kl(kind: str, says: str):
+def test_kl_loss_with_the_gradient_of_another_kl(kind: str, says: str):
     on, key = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type"
     (line,) = outcome(on, f"{key}={kind}")
     assert line.startswith(f"{key}={kind} {says} Append +, or set k2")

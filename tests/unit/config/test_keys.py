@@ -34,7 +34,7 @@ def test_renamed_keys_lead_to_accepted_ones(command: str):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_accepted_key_is_said_to_be_missing(command: str):
+def test_no_accepted_key_is_reported_as_missing(command: str):
     schema = COMMANDS[command]
     entries = [entry for entry in verl_keys()[command] if "*" not in entry.removesuffix(".*")]
     assert [entry for entry in entries if entry in accepted_keys(schema)] == []
@@ -90,7 +90,7 @@ def test_explain_names_the_nearest_keys():
     assert explain("algorithm.gama").startswith("algorithm.gama: unknown (nearest algorithm.gamma, ")
 
 
-def test_a_prefix_stands_for_all_keys_below():
+def test_prefix_applies_to_all_keys_below():
     assert explain("reward_model.rollout.name").startswith("reward_model.rollout.name: not supported (")
     assert explain("reward_model.rollout").startswith("reward_model.rollout: not supported (")
 

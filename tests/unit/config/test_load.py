@@ -116,7 +116,7 @@ def test_a_yaml_without_a_defaults_list_still_has_every_key(own: Path):
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 2, True)
 
 
-def test_a_preset_on_the_command_line_comes_after_the_yaml_or_replaces_the_one_it_picks(own: Path):
+def test_command_line_preset_overrides_the_yaml_or_replaces_its_preset(own: Path):
     assert load("--config-dir", str(own), "--config-name", "mine", "algorithm=rloo").algorithm.adv_estimator == "rloo"
     picked = ["--config-dir", str(own), "--config-name", "picked"]
     assert load(*picked).algorithm.filter_groups.enable
@@ -138,7 +138,7 @@ def test_unknown_keys_in_yaml_are_errors_too(own: Path):
     assert "foo (got {bar:1}): unknown key." in text
 
 
-def test_keys_of_verl_say_what_became_of_them():
+def test_keys_of_verl_are_answered():
     text = problem(
         "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"
     )
@@ -193,7 +193,7 @@ def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str):
     assert len(text.splitlines()) == 1
 
 
-def test_a_file_of_any_name_goes_on_top_of_the_defaults(tmp_path: Path):
+def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
     (tmp_path / "data").mkdir()  # a folder beside it is no group of presets
     (tmp_path / "data" / "notes.yaml").write_text("a: [\n")
     file = tmp_path / "my first run.yml"
@@ -222,7 +222,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
     assert says in problem("--config", str(tmp_path / "own.yaml"))
 
 
-def test_a_file_that_is_not_there_and_two_files(tmp_path: Path):
+def test_missing_file_and_two_files(tmp_path: Path):
     assert "it cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
     assert "give one of them" in problem("--config", "a.yaml", "--config-name", "ppo")
 
@@ -269,7 +269,7 @@ def test_config_imports_nothing_heavy():
     assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(modules.split())
 
 
-def test_the_origin_is_what_the_user_wrote(tmp_path: Path):
+def test_origin_is_the_user_value(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\ndata:\n  seed: 3\n")
     argv = ["--config-dir", str(tmp_path), "--config-name", "mine", "algorithm=dapo", "trainer.seed=1"]
     config, origin = load_with_origin(Config, "ppo", argv)

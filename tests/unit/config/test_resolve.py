@@ -31,7 +31,7 @@ def test_a_dtype_is_explained_by_the_processor():
     assert why_dtype("float32", "cpu", "amx_bf16") == why_dtype("auto", "cuda", "amx_bf16") == ""
 
 
-def test_engines_compile_on_gpus_unless_told_otherwise():
+def test_engines_compile_on_gpus_by_default():
     def eager(asked: bool | None, device: Device) -> bool | None:
         return resolve_rollout(Rollout(enforce_eager=asked), Model(), device, 1).enforce_eager
 

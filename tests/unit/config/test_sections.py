@@ -248,7 +248,7 @@ def test_names_of_run_folders(keys: dict[str, Any], says: str):
     assert says in str(caught.value)
 
 
-def test_the_notice_of_a_stall_comes_before_its_timeout():
+def test_stall_is_reported_before_its_timeout():
     assert RunFolder(experiment_name="a").folder.name == "a"
     for timeout, notice in ((600.0, 60.0), (3600.0, 60.0), (None, 60.0), (100.0, 10.0)):
         trainer = convert(SftConfig, {"trainer": {"stall_timeout": timeout}}).trainer

@@ -57,11 +57,11 @@ def test_named_keys_are_found():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_only_accepted_keys_are_said_to_differ(command: str):
+def test_only_accepted_keys_are_listed_as_differences(command: str):
     assert [key for key in differences(COMMANDS[command]) if key not in accepted_keys(COMMANDS[command])] == []
 
 
-def test_a_default_that_is_ours_is_no_difference():
+def test_default_of_this_project_is_not_a_difference():
     keys = accepted_keys(Config)
     assert [key for key, value in verl_tables()["main_ppo"]["default"].items() if keys[key].default == value] == []
 
@@ -95,12 +95,12 @@ def test_families(key: str, verdict: str):
     assert found is not None and found.startswith(verdict)
 
 
-def test_a_section_is_answered_by_its_family():
+def test_section_is_answered_with_its_replacement():
     assert verl_verdict("ray_kwargs", Config) == verl_verdict("ray_kwargs.x", Config)
     assert verl_verdict("nothing.of.verls", Config) is None
 
 
-def test_explain_says_what_is_different():
+def test_explain_lists_the_differences():
     line = explain("trainer.test_freq")
     assert line.endswith("; against verl: verl's default is -1)")
     assert "trajectories here, prompts there" in explain("actor_rollout_ref.actor.ppo_mini_batch_size")

@@ -28,7 +28,7 @@ def test_a_mini_batch_of_prompts():
     assert said("data.train_batch_size=1024", f"{MINI_BATCH}=256") == []  # one sample a prompt: the same
 
 
-def test_a_target_a_token():
+def test_one_target_per_token():
     on = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive"]
     assert "in nats per sequence, but per token in verl" in said(*on, "algorithm.kl_ctrl.target_kl=0.1")[0]
     assert said(*on, "algorithm.kl_ctrl.target_kl=6") == []
@@ -52,5 +52,5 @@ def test_validation_that_is_greedy_there():
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_the_examples_are_not_told(file: Path):
+def test_example_configurations_get_no_warning(file: Path):
     assert said("--config-dir", str(file.parent), "--config-name", file.stem) == []

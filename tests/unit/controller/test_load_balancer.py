@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.controller.load_balancer import LoadBalancer
 
 
-def test_the_least_loaded_engine_is_chosen_first_of_equals() -> None:
+def test_least_loaded_engine_is_chosen_and_ties_take_the_first() -> None:
     async def run() -> list[int]:
         loads = LoadBalancer(3, capacity=8)
         taken = [await loads.acquire(4) for _ in range(4)]

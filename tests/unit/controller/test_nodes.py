@@ -21,7 +21,7 @@ HEAD, SECOND, SMALL = ClusterNode("10.0.0.1", "a", 8), ClusterNode("10.0.0.2", "
 CORES = [replace(node, gpus=0) for node in (HEAD, SECOND)]
 
 
-def test_missing_nodes_are_counted_and_those_that_are_there_named() -> None:
+def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     request = ClusterRequest(nodes=2, gpus=8, device="cuda", timeout=1)
     assert shortage([HEAD, SECOND], request) == ""
     assert shortage([HEAD, SMALL], request) == (

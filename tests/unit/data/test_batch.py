@@ -38,7 +38,7 @@ def test_dtypes_are_those_that_travel():
     ]
 
 
-def test_selected_rows_come_in_the_order_asked():
+def test_selected_rows_have_the_requested_order():
     rows = Rows.from_rows(ROWS).select([2, 0])
     assert rows.token_ids.tolist() == [4, 5, 6, 30, 31, 1, 2, 10, 11, 12]
     assert rows.action_mask.tolist() == [1, 0, 1, 1, 1]
@@ -73,7 +73,7 @@ def build(num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
-def test_matrices_are_in_the_order_of_the_rows_whatever_the_layout(num_ranks):
+def test_matrices_are_in_row_order_for_any_layout(num_ranks):
     batch = build(num_ranks)
     logprobs = batch.to_matrix([rank.rows.rollout_logprobs for rank in batch.rank_batches])
     assert logprobs.tolist() == [[-10, -11, -12, 0], [-20, 0, 0, 0], [-30, 0, 0, 0], [-40, -41, -42, -43]]

@@ -49,7 +49,7 @@ def test_micro_batches_by_sum_and_padded():
     assert micro_batches(parts(lengths), 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
 
 
-def test_a_row_over_the_budget_stands_alone():
+def test_row_over_the_budget_is_a_separate_micro_batch():
     assert micro_batches(parts([20, 3, 30]), 10, padded=True) == [[2], [0], [1]]
 
 
@@ -87,7 +87,7 @@ def rows_of(lengths):
 
 
 @given(LENGTHS, st.integers(1, 4), st.booleans())
-def test_a_batch_walks_over_every_row_once(lengths, num_ranks, padded):
+def test_every_row_is_in_one_batch(lengths, num_ranks, padded):
     rows = rows_of(lengths)
     ids = [i // 2 for i in range(len(rows))]  # two rows a trajectory
     batch = build_train_batch(

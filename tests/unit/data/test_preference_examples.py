@@ -93,7 +93,7 @@ def test_bad_rows_are_named(tmp_path, renderer, row, says):
     assert "row 1: " in str(error.value) and says in str(error.value)
 
 
-def test_other_columns_are_told(tmp_path, renderer):
+def test_other_columns_are_reported(tmp_path, renderer):
     with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'; it has answer, prompt"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
     with pytest.raises(ValueError, match=r"need preference\.loss=kto"):
@@ -103,7 +103,7 @@ def test_other_columns_are_told(tmp_path, renderer):
         labelled(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
 
 
-def test_long_pairs_are_an_error_or_left_out_whole(tmp_path, renderer):
+def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
     rows = [{"prompt": [USER], "chosen": "4", "rejected": "5"}, {"prompt": [USER], "chosen": "4", "rejected": "5" * 60}]
     with pytest.raises(ValueError, match=r"1 of 2 pairs are longer than data\.max_length=60"):
         pairs(tmp_path, renderer, rows, max_length=60)

@@ -86,7 +86,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("value", "what"), BAD)
-def test_a_bad_text_is_named_with_its_row(tmp_path, value, what):
+def test_invalid_text_is_reported_with_its_row(tmp_path, value, what):
     path = write(tmp_path / "data.jsonl", [{"prompt": "good"}, {"prompt": value}])
     with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 rows are bad.*\n  row 1: 'prompt' {what}"):
         load_prompts(path, "prompt")
@@ -105,7 +105,7 @@ BAD_CHATS = [
 
 
 @pytest.mark.parametrize(("value", "what"), BAD_CHATS)
-def test_a_bad_chat_is_named_with_its_row(tmp_path, value, what):
+def test_invalid_chat_is_reported_with_its_row(tmp_path, value, what):
     path = write(tmp_path / "data.jsonl", [{"prompt": CHAT}, {"prompt": value}])
     with pytest.raises(ValueError, match=f"row 1: 'prompt' {what}"):
         load_prompts(path, "prompt")
@@ -184,7 +184,7 @@ def test_a_ground_truth_of_bytes_is_refused(tmp_path):
         load_prompts(path, "prompt")
 
 
-def test_text_of_a_parquet_file_that_is_no_utf8_is_named_with_the_file(tmp_path):
+def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
     import pyarrow
     import pyarrow.parquet
 

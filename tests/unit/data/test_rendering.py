@@ -66,7 +66,7 @@ def test_a_chat_needs_a_template_and_a_text_does_not(make_tokenizer):
         renderer.prompt_ids(CHAT)
 
 
-def test_a_template_that_refuses_says_why(make_tokenizer):
+def test_error_of_a_template_is_shown(make_tokenizer):
     renderer = Renderer(make_tokenizer(chat_template="{{ raise_exception('only users') }}"))
     with pytest.raises(ValueError, match=r"refuses a chat with the roles \['user'\]: only users"):
         renderer.prompt_ids(CHAT)
@@ -100,7 +100,7 @@ def test_dropping_everything_is_an_error(renderer):
         apply_length_limit(prompts("abcde"), renderer, 3, "drop")
 
 
-def test_long_prompts_are_cut_on_the_side_asked(renderer):
+def test_long_prompts_are_truncated_on_the_configured_side(renderer):
     kept, lengths = apply_length_limit(prompts("abcde"), renderer, 3, "left")
     assert len(kept) == 1 and lengths.too_long == 1
     assert truncate_prompt([1, 2, 3, 4, 5], 3, "left") == [3, 4, 5]
@@ -133,6 +133,6 @@ def test_a_tokenizer_without_vocabulary(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder_is_reported(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load_tokenizer(str(tmp_path / "none"))

@@ -56,7 +56,7 @@ def test_text_columns_train_the_response_and_eos(tmp_path, renderer):
     assert row.action_mask == [0, 0, 0, 0, 1, 1]
 
 
-def test_of_a_chat_prompt_only_the_response_is_trained(tmp_path, renderer):
+def test_chat_prompt_trains_only_the_response(tmp_path, renderer):
     rows = [{"question": [USER, FOUR, USER], "answer": "four"}]
     (row,) = load(tmp_path, renderer, rows, prompt_key="question", response_key="answer")
     assert trained(renderer, row) == ["four<|im_end|>"]
@@ -78,7 +78,7 @@ def test_so_many_examples_are_drawn_by_the_seed(tmp_path, renderer):
     assert first == everything[:5]
 
 
-def test_of_several_files_it_is_known_how_many_each_has(tmp_path, renderer):
+def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     """4 and 6 examples, of which one each is too long."""
     short, long = {"prompt": "a", "response": "b"}, {"prompt": "abcdef", "response": "xyz"}
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
@@ -88,7 +88,7 @@ def test_of_several_files_it_is_known_how_many_each_has(tmp_path, renderer):
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
 
 
-def test_a_template_that_forgets_is_refused_where_it_matters(tmp_path, forgetful_renderer):
+def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, forgetful_renderer):
     thought = {"role": "assistant", "content": "<think>hm</think>4"}
     (row,) = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
     assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
@@ -157,7 +157,7 @@ def test_a_first_token_is_never_trained(tmp_path, renderer):
     assert row.action_mask == [0, 1, 1]
 
 
-def test_a_cut_end_that_leaves_nothing_to_train_drops_the_example(tmp_path, renderer):
+def test_truncated_example_without_trained_tokens_is_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="right"))
     assert len(read.examples) == 1 and read.notices == ["1 of 2 examples are over data.max_length: cut (right)."]
     row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")

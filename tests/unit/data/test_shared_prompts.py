@@ -30,7 +30,7 @@ def test_samples_share_their_whole_prompt_and_groups_nothing():
     assert before.tolist() == [0, 0, 0, 3, 3, 3, 1]
 
 
-def test_rows_of_memory_context_share_what_saves_most():
+def test_memory_context_rows_share_the_longest_prefix():
     """[1 2 3 4 5] twice and [1 2 3 4 6] share four tokens, which saves 8; one family of all would save 3."""
     rows = [row([1, 2, 3, 4, 5]), row([1, 7, 8]), row([1, 2, 3, 4, 6]), row([1, 2, 3, 4, 5])]
     prefixes = find_prefixes(rows, [0] * 4)
@@ -47,7 +47,7 @@ PROMPTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size
 
 
 @given(PROMPTS, st.data())
-def test_families_share_what_they_say_and_no_cut_saves_more(prompts: list[list[int]], data: st.DataObject):
+def test_families_share_their_answer_and_cannot_be_shortened(prompts: list[list[int]], data: st.DataObject):
     rows = [row(prompt) for prompt in prompts]
     prefixes = find_prefixes(rows, [0] * len(rows))
     saved = 0
@@ -131,7 +131,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1,
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(5, 90), st.booleans(), st.data())
-def test_rows_that_are_kept_are_computed_once_and_the_others_not(shapes, num_ranks, max_tokens, shares, data):
+def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_tokens, shares, data):
     rows, groups = [row([group + 1] * (group + 1), length) for group, length in shapes], [group for group, _ in shapes]
     batch = build_train_batch(
         rows,

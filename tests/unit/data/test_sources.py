@@ -1,7 +1,7 @@
 from alphaapollo.data.sources import LoadedExamples, source_names
 
 
-def test_names_are_as_short_as_tells_them_apart():
+def test_names_are_as_short_as_possible_and_distinct():
     assert source_names("data/train.parquet") == ["train"]
     assert source_names(["data/maths.parquet", "data/code.jsonl"]) == ["maths", "code"]
     assert source_names(["a/train.parquet", "b/train.parquet"]) == ["a/train", "b/train"]

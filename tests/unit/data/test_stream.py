@@ -7,21 +7,21 @@ def test_without_shuffle_the_file_order_repeats():
     assert PromptStream(3, seed=0, shuffle=False).indices(start=2, count=5) == [2, 0, 1, 2, 0]
 
 
-def test_every_epoch_has_every_prompt_once_in_an_order_of_its_own():
+def test_every_epoch_has_every_prompt_once_in_a_different_order():
     stream = PromptStream(50, seed=1, shuffle=True)
     first, second = stream.indices(0, 50), stream.indices(50, 50)
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
 
-def test_a_position_is_a_function_of_seed_and_place_alone():
+def test_position_depends_only_on_seed_and_index():
     whole = PromptStream(7, seed=5, shuffle=True).indices(0, 40)
     assert [PromptStream(7, seed=5, shuffle=True).indices(i, 1)[0] for i in range(40)] == whole
     assert PromptStream(7, seed=5, shuffle=True).indices(13, 20) == whole[13:33]
     assert PromptStream(7, seed=6, shuffle=True).indices(0, 40) != whole
 
 
-def test_no_prompts_asked_none_given():
+def test_no_prompts_requested_none_returned():
     assert PromptStream(7, seed=5, shuffle=True).indices(3, 0) == []
 
 
@@ -54,7 +54,7 @@ def test_weights_are_passes_an_epoch():
     assert all(sum(epoch[index] for epoch in epochs) == 1 for index in range(10, 50))
 
 
-def test_a_mixture_is_a_function_of_seed_and_place_alone():
+def test_mixture_depends_only_on_seed_and_position():
     def mixed(seed: int) -> MixedStream:
         return MixedStream([5, 7], [1.0, 2.5], seed, shuffle=True)
 

@@ -15,13 +15,13 @@ def test_they_reach_the_template_at_every_rendering():
     assert silent.prompt_ids(CHAT)[-len(end) :] == silent.delta_ids(CHAT)[-len(end) :] == end
 
 
-def test_they_stand_beside_the_tools():
+def test_environment_and_python_tools_are_combined():
     renderer = ToolRenderer(tokenizer_of(HERMES + THINKING), [schema("add", a="integer")], {"enable_thinking": False})
     text = renderer.text(CHAT)
     assert '"name": "add"' in text and text.endswith("<think></think>")
 
 
-def test_one_that_the_template_does_not_read_is_told():
+def test_template_variable_that_is_not_read_is_reported():
     arguments = {"enable_thinking": False, "x": 1}
     assert unused_template_arguments(arguments, tokenizer_of(HERMES + THINKING)) == [
         "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."

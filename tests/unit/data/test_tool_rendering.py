@@ -38,7 +38,7 @@ def test_the_prompt_shows_the_tools(renderer):
     assert '"name": "add"' in shown and shown.endswith("1+2?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_the_results_of_two_calls_are_what_the_template_writes_after_them(renderer):
+def test_results_of_two_calls_are_rendered_like_the_template(renderer):
     end = renderer.eos_token_ids[0]
     delta = renderer.delta_ids([FIRST, SECOND], last_token=end)
     assert text_of(renderer, delta) == (
@@ -66,7 +66,7 @@ def test_other_messages_are_rendered_as_ever(renderer):
     assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_decoding_keeps_what_calls_are_written_with():
+def test_decoding_keeps_special_tokens_of_calls():
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
     ids = renderer.encode(['[TOOL_CALLS][{"name": "add"}]'])[0]
     assert renderer.decode([*ids, renderer.eos_token_ids[0]]) == '[TOOL_CALLS][{"name": "add"}]'

@@ -43,7 +43,7 @@ def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(answer, truth):
     assert ground_truth_of(answer) == truth
 
 
-def test_the_first_column_that_holds_text_counts():
+def test_first_column_with_text_is_used():
     row = {"prompt": "p", "problem": "q", "question": " ", "solution": r"\boxed{1}", "target": 2, "level": 5}
     problem = find_problem(row)
     assert (problem.question, problem.ground_truth, problem.solution) == ("q", "1", r"\boxed{1}")
@@ -154,7 +154,7 @@ def test_long_texts_of_the_sample_row_are_cut(capsys):
     assert "x" * 1000 + "... (5,000 characters)" in capsys.readouterr().out
 
 
-def test_a_written_row_comes_back_as_a_prompt(tmp_path):
+def test_written_row_is_read_as_the_same_prompt(tmp_path):
     problem = find_problem({"question": "¿2+2? 🙂", "answer": "#### 4", "level": 3})
     write_parquet([rl_row(problem, "ask", "gsm8k", "math", "train", 7)], tmp_path / "new" / "train.parquet")
     (prompt,) = load_prompts(str(tmp_path / "new" / "train.parquet"), "prompt")
@@ -193,7 +193,7 @@ def test_data_sources_are_names_that_a_grader_takes(tmp_path):
     assert data_source_of("someone/problems", "math") == "math/someone/problems"
 
 
-def test_a_file_is_the_split_that_its_name_says(tmp_path):
+def test_split_of_a_file_follows_from_its_name(tmp_path):
     row = {"question": "q"}
     assert read_splits(str(write(tmp_path / "a_test.jsonl", [row])), ["train", "test"], None) == {"test": [row]}
     assert read_splits(str(write(tmp_path / "a.jsonl", [row])), ["train", "test"], None) == {"train": [row]}
@@ -215,7 +215,7 @@ def test_a_folder_without_the_splits_lists_its_files(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["./none", "/none/at/all", "none.parquet", "a/b/c"])
-def test_a_path_that_is_not_there(source):
+def test_missing_path_is_reported(source):
     with pytest.raises(ValueError, match="no such file or folder"):
         read_splits(source, ["train"], None)
 

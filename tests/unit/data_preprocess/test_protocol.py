@@ -9,7 +9,7 @@ from examples.data_preprocess.protocol import compute, plain_turns, tool_turns, 
 NATALIA = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"
 
 
-def test_calculator_marks_are_calls_with_what_python_prints():
+def test_calculator_marks_become_calls_with_python_output():
     first, response, second, other_response, last = tool_turns(NATALIA, "72")
     assert first["content"] == "<think>\nShe sold 48/2 =\n</think>\n<python_code>48/2</python_code>"
     assert response == {

@@ -53,7 +53,7 @@ SAID = [
 ]
 
 
-def test_right_answers_are_kept_once_and_the_reasons_of_others_are_told(tmp_path: Path, capsys) -> None:
+def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Path, capsys) -> None:
     first, *others = made(tmp_path, SAID)
     assert first == ("1+1?", "it is surely 2")
     assert others == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
@@ -107,6 +107,6 @@ def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path, change: d
     assert reason in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)

@@ -86,7 +86,7 @@ def test_seed_rows_for_environments(tmp_path):
     assert train[3].data_source == "text" and train[3].extra_info == {"split": "train", "index": 3}
 
 
-def test_no_rows_asked_is_an_error(tmp_path):
+def test_no_rows_requested_is_an_error(tmp_path):
     done = run("prepare", "--train_data_size", 0, "--local_dir", tmp_path)
     assert done.returncode == 1
     assert "the size of train is 0; it must be at least 1" in done.stderr

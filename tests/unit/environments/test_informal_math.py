@@ -90,7 +90,7 @@ def test_python_call_then_answer():
     assert answered.kept_chars == len(r"<answer>\boxed{42}</answer>")
 
 
-def test_only_the_kept_text_is_graded():
+def test_only_text_before_the_cut_is_graded():
     _, (answered,) = play(r"<answer>\boxed{41}</answer> or \boxed{42}", tools=None)
     assert answered.score == Score(0.0)
 

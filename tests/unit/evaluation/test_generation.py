@@ -177,7 +177,7 @@ def a_group_twice(lines: list[str]) -> str:
         (lambda lines: "", 0),
     ],
 )
-def test_a_killed_run_goes_on_and_ends_the_same(
+def test_killed_run_resumes_with_the_same_result(
     command: Command, played: list[int], cut: Callable[[list[str]], str], kept: int
 ) -> None:
     command.run()
@@ -201,7 +201,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
     assert command.summary() == summary
 
 
-def test_failures_are_counted_and_left_out(command: Command) -> None:
+def test_failures_are_counted_and_excluded(command: Command) -> None:
     write_rows(
         command.folder / "rows.parquet", [{**row, "truth": "fails"} if i < 2 else row for i, row in enumerate(ROWS)]
     )
@@ -244,7 +244,7 @@ def test_other_settings_do_not_go_on_with_old_results(command: Command, override
     assert command.results.read_bytes() == before
 
 
-def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) -> None:
+def test_speed_keys_may_change_and_data_may_not(command: Command) -> None:
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
     write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
@@ -254,14 +254,14 @@ def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) ->
         command.run()
 
 
-def test_a_lost_config_is_told(command: Command) -> None:
+def test_missing_config_is_reported(command: Command) -> None:
     command.run()
     (command.out / "config.yaml").unlink()
     with pytest.raises(ValueError, match=r"cannot be resumed: its config\.yaml cannot be read"):
         command.run()
 
 
-def test_beginning_anew_keeps_the_old_run(command: Command) -> None:
+def test_start_from_scratch_keeps_the_previous_run(command: Command) -> None:
     command.run()
     printed = command.run("trainer.resume_mode=disable", "trainer.seed=1")
     assert "the previous run of this name was moved to" in printed and "finished   0 prompts" in printed
@@ -293,7 +293,7 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
     assert "finished   6 prompts" in command.run(*game, "data.max_response_length=99")  # whatever was asked: its rows
 
 
-def test_long_prompts_are_left_out_and_told(command: Command) -> None:
+def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
     write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
     assert "note: data.path: 1 of 6 prompts exceed data.max_prompt_length and are dropped." in printed

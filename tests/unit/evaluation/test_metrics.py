@@ -75,7 +75,7 @@ def test_figures_by_hand() -> None:
     assert (low, high) == (0.125, 0.5)  # of the four draws of two problems, one in four is all the first
 
 
-def test_failures_are_left_out_and_counted() -> None:
+def test_failures_are_excluded_and_counted() -> None:
     failed = [result(0, 1, None), result(0, 3, None, outcome=Outcome.ENVIRONMENT_FAILED), result(2, 0, None)]
     kept = [one for one in TWO_PROBLEMS if one.problem == 1 or one.accuracy]
     everything, _ = summarize([*kept, *failed])
@@ -195,7 +195,7 @@ def test_outcome_line_of_rows_without_a_data_source() -> None:
     assert outcome_line(everything).startswith("(no data source): 1 samples")
 
 
-def test_figures_do_not_know_in_which_order_problems_came_nor_how_they_are_numbered() -> None:
+def test_metrics_do_not_depend_on_the_order_of_problems() -> None:
     accuracies = np.random.default_rng(2).choice([0.0, 0.1, 1.0], size=(40, 3))
     one, other = (
         [

@@ -85,7 +85,7 @@ def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureF
     assert [row["figure"] for row in table] == list(EXPECTED)
 
 
-def test_a_row_a_response_is_the_same(tmp_path: Path) -> None:
+def test_one_row_per_response_gives_the_same(tmp_path: Path) -> None:
     flat = [
         {**question(text, truth), "response": one}
         for text, (truth, responses) in RESPONSES.items()
@@ -172,7 +172,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),
         ({"responses": None}, [], "row 0: 'responses' is None"),
         ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
-        ({}, ["reward.components={fromat: 1.0}"], "no component is named 'fromat'"),
+        ({}, ["reward.components={fromat: 1.0}"], "unknown reward component 'fromat'"),
         ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),
     ],
 )
@@ -190,7 +190,7 @@ def test_invalid_value_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_keys_without_effect_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_without_effect_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "rows.jsonl", rows())
     assert run(tmp_path, path, "reward.judge.model=some/model", "custom_reward_function.name=mine") == 0
     printed = capsys.readouterr().out

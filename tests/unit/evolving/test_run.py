@@ -132,7 +132,7 @@ def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server
     assert command.report()["failures"]["calls"] >= 3
 
 
-def test_budget_is_kept_and_a_larger_one_resumes(command: Command, server: Server) -> None:
+def test_budget_limits_the_run_and_a_larger_one_resumes(command: Command, server: Server) -> None:
     printed = command.run("budget.calls=40")
     assert len(server.requests) == 36  # nine tenths
     assert "the run ended early: budget.calls=40 is spent; 10% of it is reserved for the final selection" in printed

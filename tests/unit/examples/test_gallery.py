@@ -25,7 +25,7 @@ def ended(out: Path, seed: int, recipe: str, accuracies: list[float]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_recipe_run_again_changes_its_own_row_alone(tmp_path: Path) -> None:
+def test_repeated_recipe_changes_only_its_row(tmp_path: Path) -> None:
     page, first, second = tmp_path / "page", tmp_path / "first", tmp_path / "second"
     for seed in (0, 1):
         ended(first, seed, "grpo", [0.25, 0.5, 0.75])

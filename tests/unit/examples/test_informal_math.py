@@ -11,7 +11,7 @@ from examples.informal_math.task import CALLS, LIKED, PHRASES, RIGHT, Problem, c
 CALL = re.compile(r"<python_code>(\d+)([-+*])(\d+)</python_code>")
 
 
-def test_the_teacher_likes_plus_and_copies_rightly():
+def test_teacher_prefers_addition_and_copies_correctly():
     rng, taken = random.Random(0), Counter()
     for operator, phrases in PHRASES.items():
         problem = Problem(37, 82, operator, phrases[0])

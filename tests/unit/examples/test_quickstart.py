@@ -3,7 +3,7 @@ import random
 from examples.quickstart.task import lesson
 
 
-def test_a_teacher_who_remembers_is_right_and_one_who_forgets_leaves_carries_out():
+def test_carry_rate_decides_whether_sums_are_right():
     right, forgetful = (lesson(457, 386, random.Random(0), carry_rate) for carry_rate in (1.0, 0.0))
     assert right == "7+6=13\n5+8+1=14\n4+3+1=8\n<answer>843</answer>"
     assert forgetful == "7+6=13\n5+8=13\n4+3=7\n<answer>733</answer>"

@@ -11,7 +11,7 @@ from examples.seeds import EXAMPLES, has_ended, report
 def write_run(folder: Path, sampled: list[float], seconds: float) -> None:
     (folder / "grpo").mkdir(parents=True)
     lines = [{"step": 10 * index, "val/accuracy": value} for index, value in enumerate(sampled)]
-    lines.insert(1, {"step": 1, "reward/mean": 0.3})
+    lines.insert(1, {"step": 1, "critic/score/mean": 0.3})
     (folder / "grpo/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert not has_ended(folder)
     (folder / "seconds.json").write_text(json.dumps(seconds))
@@ -33,6 +33,6 @@ def test_the_table_counts_the_seeds_that_end_high_enough(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_each_example_has_its_run(name: str):
+def test_every_example_has_a_run_script(name: str):
     assert Path("examples", name, "run.sh").exists()
     assert Path("examples", name, f"{EXAMPLES[name].experiment}.yaml").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch import background_checkpoint
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
@@ -128,7 +129,7 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
     asyncio.run(main())
 
 
-def test_a_write_error_of_the_driver_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_error_of_the_driver_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(folder: Path) -> None:
         raise OSError(28, "No space left on device")  # of fsync, which knows no names
 
@@ -227,11 +228,11 @@ class SignalledLoop:
     async def end(self, by_monitor: bool = False) -> None:
         async def run() -> None:
             async with self.case.saving.finish_on_exit():
-                await self.case.saving.run_and_save_on_signal(self.loop(), [lambda: False, lambda: by_monitor])
+                await self.case.saving.run_and_save_on_signal(self.loop())
 
         task = asyncio.ensure_future(run())
         await self.held.wait()
-        task.cancel()
+        task.cancel(CANCELLED_BY_MONITOR if by_monitor else None)
         with pytest.raises(asyncio.CancelledError):
             await task
 

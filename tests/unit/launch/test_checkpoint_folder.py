@@ -21,7 +21,7 @@ def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float]
     return checkpoints.finish(folder)
 
 
-def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
     assert checkpoints.completed() == []
     write(checkpoints, 1)
@@ -62,7 +62,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     assert checkpoints.completed() == [checkpoints.path(step) for step in kept]
 
 
-def test_an_unknown_metric_to_keep_the_best_by_is_refused_at_the_first_validation(tmp_path: Path) -> None:
+def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, 2, "val/acc")
     checkpoints.check_keep_best({"val/failed": 1.0})  # no sample has a score yet
     with pytest.raises(ValueError, match=r"keep_best=val/acc is not .* one of val/accuracy, val/reward\."):
@@ -72,7 +72,7 @@ def test_an_unknown_metric_to_keep_the_best_by_is_refused_at_the_first_validatio
     checkpoints.check_keep_best({"val/reward": 0.0})
 
 
-def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path) -> None:
+def test_copy_made_by_a_user_is_not_changed(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=1)
     copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
     write(checkpoints, 999_999)
@@ -102,9 +102,7 @@ def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 
 
-def test_a_checkpoint_is_on_disk_with_its_folders_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_is_synced_to_disk_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, right = [], os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -144,7 +142,7 @@ def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
         (None, "is missing"),
     ],
 )
-def test_a_manifest_that_vouches_for_nothing_is_damage(tmp_path: Path, text: str | None, says: str) -> None:
+def test_empty_manifest_is_damage(tmp_path: Path, text: str | None, says: str) -> None:
     checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
     if text is None:
         (checkpoint / "manifest.json").unlink()

@@ -21,7 +21,7 @@ def saved(**more: object) -> dict[str, object]:
     return values | more
 
 
-def test_it_says_what_the_model_is(tmp_path: Path) -> None:
+def test_it_describes_the_model(tmp_path: Path) -> None:
     run = tmp_path / "first"
     run.mkdir()
     lines = [
@@ -49,7 +49,7 @@ def test_it_says_what_the_model_is(tmp_path: Path) -> None:
     assert "Proved." in text
 
 
-def test_it_tells_no_secret_and_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_card_has_no_secret_and_no_machine_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     values = saved()
     values["reward"]["judge"]["base_url"] = "https://user:password@judge"  # type: ignore[index]
@@ -63,7 +63,7 @@ def test_it_tells_no_secret_and_nothing_of_the_machine(tmp_path: Path, monkeypat
     assert "base_model" not in card
 
 
-def test_figures_of_a_run_without_metrics(tmp_path: Path) -> None:
+def test_metrics_of_a_run_without_a_file(tmp_path: Path) -> None:
     assert last_metrics(tmp_path / "metrics.jsonl", 3) == []
 
 

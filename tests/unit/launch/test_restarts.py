@@ -83,7 +83,7 @@ def test_a_death_is_reported_and_the_run_resumes_from_its_newest_checkpoint(
     assert f"{DIED}; restart 2 of at most 3" in printed
 
 
-def test_before_the_first_checkpoint_it_starts_from_scratch(make_run: Callable[..., FakeRun]) -> None:
+def test_restart_before_the_first_checkpoint_starts_from_scratch(make_run: Callable[..., FakeRun]) -> None:
     run = make_run((2, DIED), None)
     run.go()
     assert run.began == ["scratch", "scratch"]

@@ -53,7 +53,7 @@ def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
     assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
 
 
-def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> None:
+def test_same_configuration_resumes_without_changes(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 20)
     start = start_of(config)
@@ -102,7 +102,7 @@ IDENTITY = (  # some of the keys: tests/unit/config/test_changes.py lists all
 
 
 @pytest.mark.parametrize("key", IDENTITY)
-def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path, key: str) -> None:
+def test_another_run_is_refused_with_differences_and_fix(tmp_path: Path, key: str) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 2)
     values = config.model_dump(mode="json")
@@ -123,7 +123,7 @@ def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path,
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
     checkpoint = train(configured(tmp_path), 2)
     trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
     config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
-def test_a_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path) -> None:
+def test_path_without_checkpoint_lists_existing_ones(tmp_path: Path) -> None:
     train(configured(tmp_path), 4)
     trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
     with pytest.raises(ValueError, match=r"elsewhere' is not a complete checkpoint.*step_000004"):
@@ -155,7 +155,7 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interrupted_run_says_from_where_it_goes_on(tmp_path: Path) -> None:
+def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
     config = configured(tmp_path)
     assert "before the first checkpoint" in interrupted_message(config.trainer.folder)
     checkpoint = train(config, 2)
@@ -215,7 +215,7 @@ def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     assert checkpoint.exists() and not left.exists()
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
     config = configured(tmp_path)
     older, newer = train(config, 20), train(config, 40)
     (newer / "weights").write_text("41")
@@ -238,7 +238,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
         start_of(asked)
 
 
-def test_how_far_the_run_had_come_is_told(tmp_path: Path) -> None:
+def test_reached_iteration_is_reported(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 4)
     assert start_of(config).lines() == [f"resumes from {checkpoint}."]
@@ -258,7 +258,7 @@ def test_how_far_the_run_had_come_is_told(tmp_path: Path) -> None:
         ([3, 4], ""),  # it began with the checkpoint of another run
     ],
 )
-def test_metrics_that_are_lost_are_told(tmp_path: Path, left: list[int] | None, lost: str) -> None:
+def test_lost_metrics_are_reported(tmp_path: Path, left: list[int] | None, lost: str) -> None:
     config = configured(tmp_path)
     train(config, 4)
     metrics = config.trainer.folder / "metrics.jsonl"
@@ -309,7 +309,7 @@ def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (("weights", "manifest.json", "progress.json"), "manifest.json is missing"),
     ],
 )
-def test_a_checkpoint_that_nothing_vouches_for_is_passed_over(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
+def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
     config = configured(tmp_path)
     older, newer = train(config, 20), train(config, 40)
     for name in gone:
@@ -335,7 +335,7 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
 
 
-def test_a_checkpoint_with_the_name_of_another_iteration_is_passed_over(tmp_path: Path) -> None:
+def test_checkpoint_with_the_name_of_another_iteration_is_skipped(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint, later = train(config, 20), train(config, 40)
     renamed = later.rename(later.with_name("step_000100"))

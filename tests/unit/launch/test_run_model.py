@@ -57,7 +57,7 @@ def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     ("name", "says"),
     [("", "has no model and no complete checkpoint yet. A run writes"), ("adapter_config.json", "has only adapters")],
 )
-def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, name: str, says: str) -> None:
+def test_run_without_a_model_suggests_a_command(tmp_path: Path, name: str, says: str) -> None:
     if name:
         model(tmp_path / "model", name=name)
     with pytest.raises(ValueError, match=says):

@@ -84,12 +84,12 @@ def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
     ]
 
 
-def test_other_numbers_of_processes_choose_anew(tmp_path: Path) -> None:
+def test_other_numbers_of_processes_choose_again(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=8)
     assert settled(configured(tmp_path, {"n_gpus_per_node": 2}, num_engines=4), 8) == (4, 2)
 
 
-def test_a_run_that_begins_anew_and_one_from_anothers_checkpoint(tmp_path: Path) -> None:
+def test_run_from_scratch_and_run_from_a_given_checkpoint(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
     assert settled(configured(tmp_path, {"resume_mode": "disable"}), 8) == (8, 8)
     assert settled(configured(tmp_path, {"experiment_name": "other"}), 8) == (8, 8)

@@ -73,7 +73,7 @@ def test_an_exit_is_a_failure(monkeypatch):
         trial()
 
 
-def test_a_first_observation_that_is_none_and_one_that_never_comes(monkeypatch):
+def test_first_observation_that_is_none_or_never_returned(monkeypatch):
     monkeypatch.setattr(Playful, "reset", lambda self, prompt: 7)
     with pytest.raises(ValueError, match="reset returned int; return an Observation or a str"):
         trial()

@@ -21,7 +21,7 @@ def attempt(tokenizer, template: str, **settings) -> None:
     try_template(Renderer(tokenizer), CHAT, **settings)
 
 
-def test_a_sound_one(tokenizer):
+def test_valid_model_passes(tokenizer):
     attempt(tokenizer, SOUND)
 
 
@@ -48,7 +48,7 @@ def test_a_broken_template_is_refused(tokenizer, template, says):
         attempt(tokenizer, template)
 
 
-def test_one_that_does_not_end(tokenizer):
+def test_server_that_does_not_end_is_killed(tokenizer):
     long = "{% for a in range(99999) %}{% for b in range(50) %}{% endfor %}{% endfor %}" + SOUND
     with pytest.raises(ValueError, match=r"has not rendered one chat within 0\.001 s"):
         attempt(tokenizer, long, time_limit=0.001)

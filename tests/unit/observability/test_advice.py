@@ -123,7 +123,7 @@ def test_reward_collapse_is_reported_with_both_means() -> None:
         ([0.0] * 10 + [0.8] * 20, 0.4),  # it rises
     ],
 )
-def test_noise_is_no_collapse(means: list[float], std: float) -> None:
+def test_noise_is_not_reported_as_a_collapse(means: list[float], std: float) -> None:
     assert told(*rewards(*means, std=std)) == []
 
 

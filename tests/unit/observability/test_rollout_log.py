@@ -149,7 +149,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path):
     log.close()
 
 
-def test_an_error_surfaces_at_the_next_write(tmp_path: Path):
+def test_error_is_raised_at_the_next_write(tmp_path: Path):
     log = RolloutLog(tmp_path / "rollouts")
     (tmp_path / "rollouts").rmdir()
     log.write(1, group(trajectory()))

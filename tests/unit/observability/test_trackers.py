@@ -24,7 +24,7 @@ def run(path: Path, resumed_step: int, *logged: int) -> None:
     tracker.close()
 
 
-def test_a_line_an_iteration_is_on_disk_at_once(tmp_path: Path):
+def test_one_line_per_iteration_is_written_immediately(tmp_path: Path):
     path = tmp_path / "run" / "metrics.jsonl"
     tracker = JsonlTracker(path, 0)
     tracker.log(1, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
@@ -67,7 +67,7 @@ def test_incomplete_last_line_is_removed(tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_says_what_could_not_be_written(tmp_path: Path):
+def test_full_disk_error_names_the_file(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
     tracker = JsonlTracker.__new__(JsonlTracker)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import AuditSummary, GradedAnswer, LabelledAnswer, read_labelled, summarize
+from alphaapollo.rewards.audit import compare, read_labelled
 from alphaapollo.rewards.base import failed_score
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.types import Outcome, Score
 
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTIONS = ROOT / "../shared/data/gsm8k_model_solutions.jsonl"
@@ -66,11 +66,12 @@ def test_parquet_without_json_and_another_data_source(tmp_path):
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"data_source": "gsm8k"}, "row 0: has no response, ground_truth, is_correct"),
-        ({**ROWS[0], "is_correct": "yes"}, "is_correct is 'yes'; it must be true or false"),
-        ({**ROWS[0], "response": ["4"]}, "response is a list; it must be text"),
+        ({"data_source": "gsm8k"}, "3 invalid values. row 0, response: Field required"),
+        ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: Input should be a valid boolean"),
+        ({**ROWS[0], "response": ["4"]}, "row 0, response: Input should be a valid string"),
+        ({**ROWS[0], "ground_truth": None}, "row 0, ground_truth: Input should be a valid string"),
         ({**ROWS[0], "data_source": "poems"}, "no reward function for data_source 'poems'"),
-        ([1], "row 0: is a list"),
+        ([1], "row 0: Input should be a valid dictionary"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, what):
@@ -88,25 +89,18 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
     assert done.stderr.startswith("error: ") and what in done.stderr and "Traceback" not in done.stderr
 
 
-def test_kinds_of_verdicts():
-    def verdict(right, score):
-        return GradedAnswer(LabelledAnswer(0, Prompt(0, "math", "", "4"), "4", right), score)
-
-    verdicts = [
-        verdict(True, Score(1.0)),
-        verdict(False, Score(0.0, {}, Outcome.WRONG_FORMAT, "empty")),
-        verdict(True, Score(0.3, {"accuracy": 0.0})),
-        verdict(False, Score(0.3, {"accuracy": 1.0})),
-        verdict(False, failed_score("it hung")),
-    ]
-    assert [one.kind for one in verdicts] == [
-        "agreement",
-        "agreement",
-        "false negative",
-        "false positive",
-        "failure",
-    ]
-    assert summarize(verdicts, seconds=2.0) == AuditSummary(5, 0.4, 1, 1, 1, 2.5)
+@pytest.mark.parametrize(
+    ("is_correct", "score", "kind"),
+    [
+        (True, Score(1.0), "agreement"),
+        (False, Score(0.0, {}, Outcome.WRONG_FORMAT, "empty"), "agreement"),
+        (True, Score(0.3, {"accuracy": 0.0}), "false negative"),
+        (False, Score(0.3, {"accuracy": 1.0}), "false positive"),
+        (False, failed_score("it hung"), "failure"),
+    ],
+)
+def test_scores_are_compared_with_labels(is_correct, score, kind):
+    assert compare(is_correct, score) == kind
 
 
 @pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")

@@ -21,7 +21,7 @@ def prompt_of(problem: Problem) -> Prompt:
 
 
 @pytest.mark.parametrize(("taken", "liked"), LIKED.items())
-def test_the_right_function_passes_and_the_one_that_the_teacher_likes_does_not(taken, liked):
+def test_right_function_passes_and_the_biased_one_fails(taken, liked):
     problem = Problem(taken, PHRASES[taken][0], "*", 12)
     assert grade(prompt_of(problem), problem.program(taken)).reward == 1.0
     wrong = grade(prompt_of(problem), problem.program(liked))
@@ -39,7 +39,7 @@ def test_nonsense_scores_zero():
         assert grade(prompt_of(problem), text).reward == 0.0
 
 
-def test_teacher_errs_only_where_it_has_a_preference():
+def test_teacher_errors_only_follow_its_bias():
     rng, right = random.Random(0), {taken: [] for taken in PHRASES}
     taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(6000), strict=False)]
     for problem, chat in taught:

@@ -66,7 +66,7 @@ def test_equal_numbers_earn_one(text, reward):
     assert (score.reward, score.accuracy, score.outcome) == (reward, reward, Outcome.SCORED)
 
 
-def test_a_ground_truth_may_be_a_whole_solution():
+def test_ground_truth_may_be_a_complete_solution():
     assert grade(prompt("9 * 2 = <<9*2=18>>18\n#### 18"), "18").reward == 1.0
 
 

@@ -59,7 +59,7 @@ def check_tool_message(played: Played, status: str, message: str) -> None:
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
     assert message in played.shown[1]
     assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")
-    assert played.fine["reward"] == played.metrics["reward/mean"] == 1.0
+    assert played.fine["reward"] == played.metrics["critic/score/mean"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def rag(index: Path) -> Env:
     )
 
 
-def test_an_index_that_vanishes_is_an_environment_failure(folder, tmp_path):
+def test_deleted_index_is_an_environment_failure(folder, tmp_path):
     (tmp_path / "docs" / "notes").mkdir(parents=True)
     (tmp_path / "docs" / "notes" / "a.md").write_text("Bananas are yellow.")
     build_index(str(tmp_path / "docs"), str(tmp_path / "index"))

@@ -55,7 +55,7 @@ class Recalling(Environment):
         return [Message(role="user", content=" ".join(["8", *(step.action for step in steps)]))]
 
 
-def test_an_environment_may_write_its_own_prompt():
+def test_environment_may_write_its_own_prompt():
     engine, asked = answers([5], [6])
     play(engine, Recalling(show("3"), done(1.0)))
     assert asked[1][0] == [8, 5]

@@ -280,7 +280,7 @@ def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, reason):
 
 
 @pytest.mark.parametrize("first", [RuntimeError("no tool"), 7, Observation(["1 2"]), Observation("1 2")])
-def test_an_environment_that_cannot_begin(first):
+def test_environment_that_cannot_reset(first):
     engine, asked = answers()
     trajectory = play(engine, Environment(first=first), Environment(first=first))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
@@ -365,7 +365,7 @@ def test_tokens_after_the_action_are_removed(kept_chars, kept):
     assert asked[1][1].max_tokens == 20 - len(kept) - len(closed) - 1
 
 
-def test_a_turn_has_a_limit_of_its_own():
+def test_turn_has_its_own_limit():
     engine, asked = answers([5, 6, 7], [8])
     trajectory = play(engine, Environment(show("1"), done(1.0)), per_turn=2)
     assert [sampling.max_tokens for _, sampling in asked] == [2, 2]

@@ -38,7 +38,7 @@ def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert audit.main() == 0
 
 
-def test_no_index_is_no_clean_bill(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unavailable_index_is_not_a_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer(monkeypatch, "", "Traceback ...\nConnectionError: no route\n")
     assert audit.main() == 2
     assert capsys.readouterr().out.count("NOT checked because the advisory index is unavailable: Connection") == 3

@@ -48,7 +48,7 @@ def test_what_is_missing_is_named():
         Kit("cpu", Path()).need_gpu("CUDA IPC")
 
 
-def test_the_table_says_why():
+def test_plan_table_gives_reasons():
     outcomes = [Outcome("ipc", "passed", 3.2, {"gb_per_s": 12.34567}), Outcome("ray", "untested", 0.1, reason="no ray")]
     assert table(outcomes, "t").splitlines()[4:] == [
         "| ipc | **passed** | 3 | gb_per_s 12.35 |",

@@ -40,7 +40,7 @@ def test_one_image_with_its_ray_and_one_shared_folder() -> None:
     assert len(files) == 4 and all(path.startswith("/shared/") for path in files)
 
 
-def test_the_image_has_what_kuberay_calls() -> None:
+def test_image_has_the_programs_of_kuberay() -> None:
     dockerfile = (ROOT / "docker/Dockerfile.gpu").read_text()
     assert re.search(r"apt-get install .*\bwget\b", dockerfile, re.DOTALL)
     assert "PATH=/alphaapollo/.venv/bin:$PATH" in dockerfile

@@ -43,7 +43,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None
     assert done.stdout.splitlines() == ["the script runs", f"exit code 0 in {script}"], done.stderr
 
 
-def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
     @command
     def main(argv: Sequence[str] | None = None) -> int:
         raise AssertionError("nothing is begun")
@@ -82,7 +82,7 @@ def test_the_traceback_of_a_bug_tells_no_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_told_to_end_before_anything_runs_it_does(capsys: pytest.CaptureFixture[str], number: int) -> None:
+def test_signal_before_the_start_ends_the_command(capsys: pytest.CaptureFixture[str], number: int) -> None:
     before = signal.getsignal(number)
     if number == signal.SIGHUP and before is signal.SIG_IGN:
         pytest.skip("these tests run under nohup")

@@ -14,7 +14,7 @@ def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
     assert interface_to("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
 
 
-def test_a_held_port_is_given_to_nobody_else() -> None:
+def test_reserved_port_is_not_given_again() -> None:
     port = hold_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
@@ -25,7 +25,7 @@ def test_a_held_port_is_given_to_nobody_else() -> None:
         listening.accept()[0].close()
 
 
-def test_a_run_of_one_machine_stays_on_loopback_where_its_user_has_said_nothing_else(
+def test_single_machine_run_uses_loopback_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth7"})

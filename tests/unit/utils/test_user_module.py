@@ -17,7 +17,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
     return str(path)
 
 
-def test_a_file_is_imported_once_whatever_key_names_it(tmp_path: Path):
+def test_file_named_by_several_keys_is_imported_once(tmp_path: Path):
     path = write(tmp_path, "things = []")
     load_user_module(path, KEY).things.append(1)
     assert load_user_module(path, "reward.custom_module").things == [1]
@@ -55,7 +55,7 @@ def test_a_file_that_is_edited_within_a_second_is_loaded_as_edited(tmp_path: Pat
         assert load() == f"{value} {value}\n"
 
 
-def test_a_second_thread_waits_for_the_whole_module(tmp_path: Path):
+def test_second_thread_waits_for_the_complete_import(tmp_path: Path):
     path = write(tmp_path, "import sys\nsys.half_done.set()\nsys.go_on.wait(10)\nx = 1", "slow.py")
     sys.half_done, sys.go_on = threading.Event(), threading.Event()
     found = []
@@ -103,7 +103,7 @@ def test_a_module_that_fails(tmp_path: Path, text: str, says: str):
             load_user_module(path, KEY)
 
 
-def test_a_name_that_is_not_there_lists_its_own_functions_and_classes(tmp_path: Path):
+def test_missing_name_lists_functions_and_classes_of_the_file(tmp_path: Path):
     path = write(tmp_path, "from json import loads\ndef grade(): ...\nclass Grader: ...\nx = 1")
     assert load_user_object(path, "x", "f.path", "f.name") == 1
     says = r"^f\.name: .*mine\.py has no 'grad'\. Did you mean 'grade'\? It defines grade, Grader\. Set f\.name\."

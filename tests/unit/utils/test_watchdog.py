@@ -53,7 +53,7 @@ def test_a_follower_dies_and_removes_what_is_left(tmp_path):
     assert not folder.exists() and not file.exists()
 
 
-def test_mapped_shared_memory_goes_where_it_is_asked_for():
+def test_mapped_shared_memory_is_placed_as_requested():
     memory = shared_memory.SharedMemory(create=True, size=100)
     path = Path("/dev/shm") / memory.name
     assert path in mapped_shared_memory()
@@ -76,7 +76,7 @@ def test_following_the_dead_ends_at_once():
     assert process.exitcode == 1
 
 
-def test_the_living_are_left_alone(tmp_path):
+def test_running_processes_are_not_touched(tmp_path):
     leader = sleeper()
     process = start(leader.pid, [str(tmp_path)])
     process.join(0.5)
@@ -118,7 +118,7 @@ sys.stdin.read()
 """
 
 
-def test_the_reaper_ends_what_the_run_started_and_nothing_else(tmp_path):
+def test_reaper_ends_only_processes_of_the_run(tmp_path):
     (tmp_path / "weights").mkdir()
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "weights")]
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])

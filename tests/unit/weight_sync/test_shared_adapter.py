@@ -40,7 +40,7 @@ def test_non_writing_rank_still_gathers(tmp_path: Path) -> None:
     assert gathered == list(adapter()) and not (tmp_path / "w").exists()
 
 
-def test_full_shared_memory_error_says_how_to_fix_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_error_has_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise OSError(28, "No space left on device")
 

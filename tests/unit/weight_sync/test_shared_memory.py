@@ -70,7 +70,7 @@ def test_non_writing_rank_still_gathers(tmp_path):
     assert gathered == list(tensors()) and not (tmp_path / "w").exists()
 
 
-def test_full_shared_memory_error_says_how_to_fix_it(tmp_path, monkeypatch):
+def test_full_shared_memory_error_has_a_fix(tmp_path, monkeypatch):
     def full(batch, path):
         raise OSError(28, "No space left on device")
 

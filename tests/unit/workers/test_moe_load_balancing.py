@@ -28,7 +28,7 @@ def case_of(folder: object, **more: Any) -> Case:
     return Case(str(folder), actor, "sdpa", aux=0.5, replay=True, **more)
 
 
-def test_the_loss_is_that_of_the_whole_mini_batch(model_folder):
+def test_loss_is_that_of_the_complete_mini_batch(model_folder):
     """In one micro-batch it is transformers' loss over all tokens of the rows, prompts included."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 

@@ -128,16 +128,15 @@ def test_metrics_by_hand(make):
     figures = worker.update(replace(columns, old_logprobs=np.zeros_like(columns.advantages)))
     actions = rank.rows.action_mask.astype(bool)
     assert figures["actor/tokens"] == actions.sum()
-    assert figures["actor/clip_fraction"] == pytest.approx((columns.advantages[actions] < 0).mean())
-    assert figures["actor/clip_fraction_low"] == figures["actor/clip_fraction"]  # every ratio is far below 1
+    assert figures["actor/pg_clipfrac"] == pytest.approx((columns.advantages[actions] < 0).mean())
+    assert figures["actor/clip_fraction_low"] == figures["actor/pg_clipfrac"]  # every ratio is far below 1
     assert figures["actor/clip_fraction_high"] == 0 and 0 < figures["actor/ratio_max"] < 1
     assert figures["actor/grad_norm_max"] >= figures["actor/grad_norm"]
     np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_error_of_a_bad_step_suggests_valid_keys(make, dtype: str):
-    worker, case = make(dtype=dtype)
+def test_the_error_of_a_bad_step_suggests_valid_keys(make):
+    worker, case = make()
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     columns, before = make_columns(case, batch, 0), parameters(worker)
@@ -149,7 +148,6 @@ def test_the_error_of_a_bad_step_suggests_valid_keys(make, dtype: str):
     assert keys == [
         "data.seed=1000",
         "trainer.on_bad_step=skip",
-        *(["actor_rollout_ref.model.dtype=float32"] if dtype == "bfloat16" else []),
         "actor_rollout_ref.actor.optim.lr=1e-07",
     ]
     config = load_config(Config, "ppo", keys)
@@ -382,7 +380,7 @@ def test_the_error_of_a_full_disk_names_the_folder(make, tmp_path: Path):
 
 def test_errors_name_an_invalid_checkpoint(make, tmp_path: Path):
     worker, _ = make()
-    with pytest.raises(ValueError, match=r"is not a checkpoint: it has no state.json"):
+    with pytest.raises(ValueError, match=r"the checkpoint .* cannot be read: .*state\.json.* Resume from another"):
         worker.load(str(tmp_path))
     worker.save(str(tmp_path / "saved"))
     for file in (tmp_path / "saved" / "model").glob("*.distcp"):

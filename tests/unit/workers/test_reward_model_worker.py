@@ -89,7 +89,7 @@ def test_scores_are_those_of_transformers(scorer_folder, name: str, attention: s
     np.testing.assert_allclose(ours[:, 0], expected, atol=1e-5)
 
 
-def test_of_token_scores_the_last_is_used(scorer_folder) -> None:
+def test_last_token_score_is_used(scorer_folder) -> None:
     folder = scorer_folder("qwen3", "TokenClassification")  # with a bias
     ours = one_batch(1, 40, True).to_matrix([scores(0, 1, free_address(), str(folder))])
     np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)

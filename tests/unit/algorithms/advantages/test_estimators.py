@@ -292,7 +292,7 @@ def test_equal_groups_get_exactly_zero(name: str):
 
 @pytest.mark.parametrize("name", ["magistral", "reinforce_plus_plus_baseline", "gdpo"])
 @pytest.mark.parametrize("third", [0.1, 0.3, 0.7])
-def test_an_equal_group_is_worth_exactly_zero_beside_others_too(name: str, third: float):
+def test_group_with_equal_rewards_has_zero_advantage_among_others(name: str, third: float):
     """0.1, 0.2 and `third` less their mean do not add up to exactly 0."""
     scores = torch.tensor([0.5, 0.5, 0.1, 0.2, third], dtype=torch.float64)
     ids = torch.arange(5)

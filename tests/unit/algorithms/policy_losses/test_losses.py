@@ -97,7 +97,7 @@ def test_cispo_unified_mask():
     assert evaluate("cispo", batch, actor)[1] == [pytest.approx([0.0, 1.5, -0.5, 0.0])]
 
 
-def test_cispo_lower_bound_where_asked():
+def test_optional_cispo_lower_bound():
     batch = inputs([[0.5]], [[1.0]], [[1]])
     assert evaluate("cispo", batch, Actor(clip_ratio_low=0.2))[1] == [pytest.approx([-0.8])]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.controller.health.process_monitor import ProcessMonitor
-from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.controller.health.process_monitor import monitor_processes
+from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, WorkerDied
 
 
 @pytest.fixture
@@ -25,22 +25,22 @@ def test_a_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
     lines: list[str] = []
 
     async def main() -> None:
-        async with ProcessMonitor({"Ray's raylet": other.pid}, lines.append) as monitor:
-            assert not monitor.has_cancelled_block()
+        async with monitor_processes({"Ray's raylet": other.pid}, lines.append):
             other.kill()
             try:
                 await asyncio.sleep(600)
-            finally:
-                assert monitor.has_cancelled_block()
+            except asyncio.CancelledError as error:
+                assert error.args == (CANCELLED_BY_MONITOR,)
+                raise
 
     with pytest.raises(WorkerDied, match=rf"^Ray's raylet on this machine \(pid {other.pid}\) died$") as caught:
         asyncio.run(main())
     assert caught.value.role == "Ray" and lines == [str(caught.value)]
 
 
-def test_a_worker_that_fails_first_is_not_named(other: subprocess.Popen[bytes]) -> None:
+def test_first_failure_of_a_worker_is_not_named(other: subprocess.Popen[bytes]) -> None:
     async def main() -> None:
-        async with ProcessMonitor({"Ray's GCS": other.pid}, print):
+        async with monitor_processes({"Ray's GCS": other.pid}, print):
             other.kill()
             other.wait()
             raise WorkerDied("the policy worker died: its owner's node has crashed", "policy")
@@ -51,7 +51,7 @@ def test_a_worker_that_fails_first_is_not_named(other: subprocess.Popen[bytes]) 
 
 def test_running_processes_change_nothing(other: subprocess.Popen[bytes]) -> None:
     async def main(error: BaseException | None = None) -> str:
-        async with ProcessMonitor({"Ray's GCS": other.pid, "Ray's raylet": other.pid}, print):
+        async with monitor_processes({"Ray's GCS": other.pid, "Ray's raylet": other.pid}, print):
             if error:
                 raise error
         return "done"
@@ -65,7 +65,7 @@ def test_running_processes_change_nothing(other: subprocess.Popen[bytes]) -> Non
 
 def test_a_death_after_the_block_is_ignored(other: subprocess.Popen[bytes]) -> None:
     async def main() -> str:
-        async with ProcessMonitor({"Ray's raylet": other.pid}, print):
+        async with monitor_processes({"Ray's raylet": other.pid}, print):
             pass
         other.kill()
         other.wait()

@@ -8,20 +8,34 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alphaapollo.controller.health import stall_monitor
 from alphaapollo.controller.health.stall_detector import RunSnapshot
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.ranks import LocalRanks, RunStalled, call_name
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, read_process
 from tests.unit.controller.health.test_stall_detector import UPDATE, answers, process, silent, snapshot
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def trainer(folder: Path, notice: float, timeout: float | None) -> Any:
+    return SimpleNamespace(folder=folder, stall_notice=notice, stall_timeout=timeout)
+
+
+class Replay(StallMonitor):
+    """A monitor with snapshots from the test."""
+
+    def __init__(self, take_snapshot: Callable[[], RunSnapshot | None], *arguments: Any):
+        super().__init__([], *arguments)
+        self.take_snapshot = take_snapshot  # type: ignore[method-assign]
 
 
 class Case:
@@ -32,12 +46,8 @@ class Case:
         self.asked = 0
         self.now: RunSnapshot = snapshot()
         next_step = "stopped; the same command resumes from step_20"
-        self.monitor = StallMonitor(
-            [],
-            StallSettings(60.0, timeout, "cpu", tmp_path),
-            self.lines.append,
-            lambda: next_step,
-            take_snapshot=self.take_snapshot,
+        self.monitor = Replay(
+            self.take_snapshot, trainer(tmp_path, 60.0, timeout), "cpu", self.lines.append, lambda: next_step
         )
         self.ended: list[str] = []
         self.monitor._end = lambda finding, now: self.ended.append(finding.verdict)  # type: ignore[method-assign]
@@ -91,9 +101,7 @@ def test_a_failure_of_the_monitor_is_reported_once_and_it_continues(tmp_path: Pa
         return one
 
     async def wait() -> None:
-        async with StallMonitor(
-            [], StallSettings(1.0, None, "cpu", tmp_path), lines.append, str, take_snapshot=take_snapshot
-        ):
+        async with Replay(take_snapshot, trainer(tmp_path, 1.0, None), "cpu", lines.append, str):
             assert await asyncio.to_thread(done.wait, 30)
 
     asyncio.run(wait())
@@ -139,19 +147,13 @@ def test_a_call_gets_its_own_timeout(tmp_path: Path) -> None:
     assert len(case.ended) == 1
 
 
-def test_the_error_names_the_culprit_and_the_stacks(tmp_path: Path) -> None:
+def test_error_names_the_blocking_process_and_has_stacks(tmp_path: Path) -> None:
     lines: list[str] = []
 
     async def stall() -> None:
         alone = snapshot(silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
         take_snapshot = iter([alone] * 1000).__next__
-        async with StallMonitor(
-            [],
-            StallSettings(0.1, 0.3, "cpu", tmp_path),
-            lines.append,
-            lambda: "stopped; resume",
-            take_snapshot=take_snapshot,
-        ):
+        async with Replay(take_snapshot, trainer(tmp_path, 0.1, 0.3), "cpu", lines.append, lambda: "stopped; resume"):
             await asyncio.sleep(50)
 
     with pytest.raises(RunStalled) as caught:
@@ -162,13 +164,13 @@ def test_the_error_names_the_culprit_and_the_stacks(tmp_path: Path) -> None:
     assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
 
 
-def test_a_block_that_does_not_end_is_cancelled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_that_ignores_a_cancel_is_cancelled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_monitor, "GRACE_SECONDS", 0.5)
 
     async def stall() -> None:
         alone = snapshot(silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
         take_snapshot = iter([alone] * 1000).__next__
-        async with StallMonitor([], StallSettings(0.1, 0.3, "cpu", tmp_path), print, str, take_snapshot=take_snapshot):
+        async with Replay(take_snapshot, trainer(tmp_path, 0.1, 0.3), "cpu", print, str):
             try:
                 await asyncio.sleep(50)
             finally:
@@ -180,7 +182,7 @@ def test_a_block_that_does_not_end_is_cancelled_again(tmp_path: Path, monkeypatc
 
 def test_a_block_that_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
     async def work() -> None:
-        async with StallMonitor([], StallSettings(0.1, 0.2, "cpu", tmp_path), print, str, take_snapshot=lambda: None):
+        async with Replay(lambda: None, trainer(tmp_path, 0.1, 0.2), "cpu", print, str):
             raise KeyError("its own")
 
     with pytest.raises(KeyError):
@@ -190,12 +192,14 @@ def test_a_block_that_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
 BLOCKED = """
 import asyncio, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from alphaapollo.controller.health import stall_monitor
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.health.stall_monitor import StallMonitor
 stall_monitor.GRACE_SECONDS = 0.2
 
 async def main():
-    async with StallMonitor([], StallSettings(1.0, 2.0, "cpu", Path(sys.argv[1])), print, lambda: "stopped"):
+    trainer = SimpleNamespace(folder=Path(sys.argv[1]), stall_notice=1.0, stall_timeout=2.0)
+    async with StallMonitor([], trainer, "cpu", print, lambda: "stopped"):
         time.sleep(50)
 
 asyncio.run(main())
@@ -231,7 +235,7 @@ def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) 
     lines: list[str] = []
     raylet = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     required = {"Ray's raylet": raylet.pid}
-    monitor = StallMonitor([], StallSettings(60.0, 600.0, "cpu", tmp_path), lines.append, str, required, snapshot)
+    monitor = Replay(snapshot, trainer(tmp_path, 60.0, 600.0), "cpu", lines.append, str, required)
 
     def wait(state: bool) -> None:
         while not (seen := read_process(raylet.pid)) or seen.is_stopped is not state:

@@ -70,7 +70,7 @@ def state(trained) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in tensors]
 
 
-def test_a_checkpoint_restores_what_was_written(trained, saved: Path) -> None:
+def test_checkpoint_restores_the_saved_state(trained, saved: Path) -> None:
     before, drawn = state(trained), np.random.get_state()[1].copy()
     model, optimizer = trained
     model(torch.ones(2, 4)).sum().backward()
@@ -130,9 +130,9 @@ def test_a_malicious_optimizer_value(trained, saved: Path, tmp_path: Path) -> No
     assert not (tmp_path / "sprung").exists()
 
 
-def test_errors_name_a_truncated_file(trained, saved: Path) -> None:
+def test_a_truncated_file_is_an_error(trained, saved: Path) -> None:
     (saved / "rank_0.pt").write_bytes((saved / "rank_0.pt").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"rank_0\.pt cannot be read"):
+    with pytest.raises(ValueError, match=f"the checkpoint {saved} cannot be read"):
         load_snapshot(str(saved), *trained)
     with pytest.raises(OSError):
         read_generators(saved / "rank_7.pt")

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.custom import convert_verl_result, load_reward_function
+from alphaapollo.types import Prompt, Score
+
+PROMPT = Prompt(0, "openai/gsm8k", "?", ground_truth="4", extra_info={"index": 7})
+
+
+def load(tmp_path, source):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    return load_reward_function(str(path), "compute_score")
+
+
+def test_verls_function_grades_by_name(tmp_path):
+    source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    source += "    return 1.0 if (data_source, solution_str, ground_truth) == ('openai/gsm8k', 'so 4', '4') else 0.0"
+    assert to_score(load(tmp_path, source)(PROMPT, "so 4")) == Score(1.0)
+    assert to_score(load(tmp_path, source)(PROMPT, "so 5")) == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ("solution_str, ground_truth", "float(solution_str == ground_truth)"),
+        ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)"),
+        ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)"),
+        ("data_source, solution_str, ground_truth, extra_info", "float(extra_info == {'index': 7})"),
+        ("*, solution_str", "float(solution_str == '4')"),
+    ],
+)
+def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
+    function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
+    assert to_score(function(PROMPT, "4")) == Score(1.0)
+
+
+def test_verl_result_is_converted():
+    result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
+    assert to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
+    assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
+    with pytest.raises(TypeError, match="component 'reward' is a str"):
+        to_score(convert_verl_result({"score": "high"}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "what"),
+    [
+        ("solution_str, tokenizer", "missing a required argument: 'tokenizer'"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", "missing a required argument: 'ground_truths'"),
+        ("solution_str, /", "'solution_str' parameter is positional only"),
+    ],
+)
+def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
+    with pytest.raises(
+        ValueError,
+        match=rf"custom_reward_function\.name: .*reward\.py: compute_score.*by name any of verl's \(.*{what}",
+    ):
+        load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
