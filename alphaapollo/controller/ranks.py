@@ -25,6 +25,8 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 W = TypeVar("W")
 A = TypeVar("A")
+CANCELLED_BY_MONITOR = "a required process died or hangs"
+"""Message with which the monitors (health/) cancel a run, unlike a signal."""
 
 
 class WorkerLost(RuntimeError):

@@ -8,15 +8,14 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alphaapollo.controller.health.process_monitor import ProcessMonitor
 from alphaapollo.controller.nodes import ClusterNode, ClusterRequest, NodeContents, differences, inspect_node, shortage
 from alphaapollo.controller.placement import Machine, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied
@@ -107,13 +106,6 @@ def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
     names = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
     started = ray._private.worker._global_node.all_processes if ray.is_initialized() else {}
     return {name: started[kind][0].process for kind, name in names.items() if kind in started}
-
-
-@asynccontextmanager
-async def limit_start(timeout: float) -> AsyncIterator[None]:
-    """Wrap the start of all workers. TimeoutError: it takes longer. WorkerDied: a process of a local Ray died."""
-    async with asyncio.timeout(timeout), ProcessMonitor(own_processes(), lambda what: None):
-        yield
 
 
 def wait_for_nodes(request: ClusterRequest) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
     compare_nodes,
     is_own_ray_silent,
-    limit_start,
     own_processes,
     session_logs,
 )
@@ -49,10 +49,10 @@ async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str
         await compare_nodes(reserved, paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with limit_start(timeout):
+        async with asyncio.timeout(timeout), monitor_processes(own_processes(), lambda what: None):
             await groups.start()
     except TimeoutError:
-        waiting, logs = ", ".join(groups.roles_starting()), session_logs()
+        waiting, logs = ", ".join(sorted(groups.starting)), session_logs()
         await groups.close()
         raise TimeoutError(
             f"not all workers started within trainer.start_timeout={timeout:.0f} s; still starting: {waiting}. "
@@ -70,13 +70,11 @@ class RayWorkerGroups(WorkerGroups):
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
         super().__init__(specs)
         self._reserved = list(reserved)
-        slots = assign_slots(specs.placement, reserved)
         self.by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.rank_builders(), *(["rollout"] if specs.engine else [])]:
-            own = slots.engines if role == "rollout" else slots.ranks if role in ("policy", "trainer") else slots.shared
-            self.by_role[role] = RayRanks(role, own)
+            self.by_role[role] = RayRanks(role, assign_slots(specs.placement, role, reserved))
             self._add(role, self.by_role[role])
-        self._starting: dict[str, asyncio.Task[Any]] = {}
+        self.starting = set(self.by_role)  # roles that have not started yet
 
     async def start(self) -> None:
         """Start all roles concurrently: importing torch and vLLM takes most of a start.
@@ -86,24 +84,23 @@ class RayWorkerGroups(WorkerGroups):
         """
         specs, at = self.specs, self.specs.placement
         engines = self.by_role.get("rollout")
-        engines_at = await engines.locations() if engines else []
-        first = next((ranks for role, ranks in self.by_role.items() if role != "rollout"), None)
-        ranks_at = await first.locations() if first else []
+        located = {role: await ranks.locate() for role, ranks in self.by_role.items()}
+        engines_at = located.get("rollout", [])
+        ranks_at = next((locations for role, locations in located.items() if role != "rollout"), [])
         if specs.through_memory:
             check_shared_memory(ranks_at, engines_at)
-        visible = visible_gpus(at, [location.gpus for location in ranks_at])
+        visible = {role: visible_gpus(at, role, [one.gpus for one in ranks_at]) for role in self.by_role}
         writers = assign_writers([one.node for one in ranks_at], [one.node for one in engines_at])
         client = RayWeightSyncClient(engines.actors) if engines and at.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
         for role, build in specs.rank_builders(client).items():
-            ranks = self.by_role[role]
-            placements = await self._rank_placements(ranks, writers)
-            gpus = None if role in ("policy", "trainer") else visible.shared
-            starts[role] = ranks.start([partial(build, one) for one in placements], specs.cleanup, gpus)
+            placements = await self._rank_placements(self.by_role[role], writers)
+            builders = [partial(build, one) for one in placements]
+            starts[role] = self.by_role[role].start(builders, specs.cleanup, visible[role])
         if engines:
             make = prepare_engine if at.shares_gpus else start_engine
-            builders = [partial(make, self._engine_builder(index, one.node)) for index, one in enumerate(engines_at)]
-            starts["rollout"] = engines.start(builders, specs.cleanup, visible.engines)
+            makers = [partial(make, self._engine_builder(index, one.node)) for index, one in enumerate(engines_at)]
+            starts["rollout"] = engines.start(makers, specs.cleanup, visible["rollout"])
         await self._run_starts(starts)
         if engines and at.shares_gpus:
             await self._run_starts({"rollout": engines.call(lambda worker: worker.start())})
@@ -122,16 +119,18 @@ class RayWorkerGroups(WorkerGroups):
         ]
 
     async def _run_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
-        self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
-        try:
-            await asyncio.gather(*self._starting.values())
-        finally:
-            for task in self._starting.values():
-                task.cancel()
+        self.starting = set(starts)
 
-    def roles_starting(self) -> list[str]:
-        """Roles that are still starting."""
-        return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
+        async def run(role: str, start: Coroutine[Any, Any, Any]) -> None:
+            await start
+            self.starting.discard(role)
+
+        tasks = [asyncio.ensure_future(run(role, start)) for role, start in starts.items()]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     @property
     def required_processes(self) -> Mapping[str, int]:
@@ -139,9 +138,7 @@ class RayWorkerGroups(WorkerGroups):
 
     async def replace_engine(self, index: int) -> None:
         await self.by_role["rollout"].replace(
-            index,
-            lambda location: partial(start_engine, self._engine_builder(index, location.node)),
-            self.specs.cleanup,
+            index, lambda node: partial(start_engine, self._engine_builder(index, node)), self.specs.cleanup
         )
 
     async def close(self) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_ranks import ActorLocation, ActorSlot
+from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorLocation, ActorSlot
 
-CPU_SHARE = 0.01  # CPUs per actor: workers set their threads themselves, and Ray needs a number to count
+GPU_ROLES = ("policy", "trainer")  # their actors hold the training GPUs
 GRANT_SECONDS = 60.0
 
 
@@ -44,54 +43,34 @@ def _has_engine_group(at: Placement) -> bool:
     return at.num_engines > 0 and (not at.num_ranks or (at.device == "cuda" and not at.colocate))
 
 
-@dataclass(frozen=True)
-class SlotPlan:
-    """Slots of the actors of each role, by rank; of engines by index."""
-
-    ranks: list[ActorSlot]  # that hold the training GPUs: the policy, or the model in fine-tuning
-    shared: list[ActorSlot]  # critic and reward model, on the policy's GPUs
-    engines: list[ActorSlot]
-
-
-def assign_slots(placement: Placement, reserved: Sequence[PlacementGroup]) -> SlotPlan:
-    """Slots in the groups of `reserve`. An engine on shared GPUs runs on the node of its first GPU; without GPUs
-    engines are dealt to the nodes in turn."""
+def assign_slots(placement: Placement, role: str, reserved: Sequence[PlacementGroup]) -> list[ActorSlot]:
+    """Slots of a role's actors in the groups of `reserve`, by rank; of engines by index. An engine on shared GPUs runs
+    on the node of its first GPU; without GPUs engines are dealt to the nodes in turn."""
     at = placement
-    node_of = [rank // at.ranks_per_node for rank in range(at.num_ranks)]
-    size, indices = at.tensor_parallel, range(at.num_engines)
     gpu = 1.0 if at.device == "cuda" else 0.0
+    node_of = [rank // at.ranks_per_node for rank in range(at.num_ranks)]
+    if role != "rollout":
+        return [ActorSlot(reserved[0], node, gpu if role in GPU_ROLES else 0.0) for node in node_of]
+    size, engines = at.tensor_parallel, range(at.num_engines)
     if _has_engine_group(at):
-        engines = [ActorSlot(reserved[-1], index, CPU_SHARE, gpu * size) for index in indices]
-    elif at.device == "cpu":
-        engines = [ActorSlot(reserved[0], index % at.num_nodes, CPU_SHARE) for index in indices]
-    else:
-        engines = [ActorSlot(reserved[0], node_of[index * size % at.num_ranks], CPU_SHARE) for index in indices]
-    return SlotPlan(
-        ranks=[ActorSlot(reserved[0], node, CPU_SHARE, gpu) for node in node_of],
-        shared=[ActorSlot(reserved[0], node, CPU_SHARE) for node in node_of],
-        engines=engines,
-    )
+        return [ActorSlot(reserved[-1], index, gpu * size) for index in engines]
+    if at.device == "cpu":
+        return [ActorSlot(reserved[0], index % at.num_nodes) for index in engines]
+    return [ActorSlot(reserved[0], node_of[index * size % at.num_ranks]) for index in engines]
 
 
-@dataclass(frozen=True)
-class GpuVisibility:
-    """Environment variables with the GPUs that a process may use, by rank or index; empty: the GPUs that Ray gave
-    it."""
+def visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Environment variables with the GPUs that each process of a role may use; empty: the GPUs that Ray gave it.
 
-    shared: list[dict[str, str]]
-    engines: list[dict[str, str]]
-
-
-def visible_gpus(placement: Placement, policy_gpus: Sequence[str]) -> GpuVisibility:
-    """policy_gpus: GPUs that Ray gave each rank; not read without GPUs."""
-    ranks, size, count = placement.num_ranks, placement.tensor_parallel, placement.num_engines
-    if placement.device != "cuda":
-        return GpuVisibility([{}] * ranks, [{}] * count)
-    shared = [{"CUDA_VISIBLE_DEVICES": own} for own in policy_gpus]
-    if not placement.colocate:
-        return GpuVisibility(shared, [{}] * count)
-    engines = [",".join(policy_gpus[index * size : (index + 1) * size]) for index in range(count)]
-    return GpuVisibility(shared, [{"CUDA_VISIBLE_DEVICES": own} for own in engines])
+    rank_gpus: GPUs that Ray gave each training rank; not read without GPUs.
+    """
+    at, is_engine = placement, role == "rollout"
+    if at.device != "cuda" or role in GPU_ROLES or (is_engine and not at.colocate):
+        return [{}] * (at.num_engines if is_engine else at.num_ranks)
+    size, gpus = at.tensor_parallel, rank_gpus
+    if is_engine:
+        gpus = [",".join(rank_gpus[index * size : (index + 1) * size]) for index in range(at.num_engines)]
+    return [{"CUDA_VISIBLE_DEVICES": own} for own in gpus]
 
 
 def check_shared_memory(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:

@@ -33,23 +33,23 @@ OUT_OF_MEMORY_HINT = (
 )
 PROCESS_DEATH_SECONDS = 3.0  # until Ray reports a dead process
 NODE_DEATH_SECONDS = 45.0  # Ray asks each node every three seconds, and gives up after five times
+CPU_SHARE = 0.01  # CPUs per actor: workers set their threads themselves, and Ray needs a number to count
 HEALTH = "health"  # concurrency group with a thread of its own, so that a worker answers while it computes
 STACKS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class ActorSlot:
-    """Where Ray places one actor: a bundle of a placement group, and the actor's share of it."""
+    """Where Ray places one actor: a bundle of a placement group, and the actor's share of its GPUs."""
 
     group: PlacementGroup
     bundle: int
-    num_cpus: float
     num_gpus: float = 0.0
 
 
 @dataclass(frozen=True)
 class ActorLocation:
-    """The process, node and GPUs of a started actor."""
+    """The process, node and GPUs of a started actor, or of the driver."""
 
     pid: int
     node: str
@@ -57,17 +57,10 @@ class ActorLocation:
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
 
 
-@dataclass(frozen=True)
-class DriverLocation:
-    """The process that the workers end with."""
-
-    node: str
-    pid: int
-    folder: str  # its working directory
-
-
-def this_driver() -> DriverLocation:
-    return DriverLocation(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
+def this_location() -> ActorLocation:
+    context = ray.get_runtime_context()
+    gpus = ",".join(context.get_accelerator_ids()["GPU"])
+    return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
 
 class WorkerActor(Generic[W]):
@@ -75,9 +68,7 @@ class WorkerActor(Generic[W]):
     end."""
 
     def location(self) -> ActorLocation:
-        context = ray.get_runtime_context()
-        gpus = ",".join(context.get_accelerator_ids()["GPU"])
-        return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
+        return this_location()
 
     def meeting_point(self) -> str:
         """An address for torch.distributed on this node, with a reserved port."""
@@ -85,22 +76,24 @@ class WorkerActor(Generic[W]):
         return f"tcp://{host}:{hold_port(host)}"
 
     async def start(
-        self, factory: Callable[[], Awaitable[W] | W], driver: DriverLocation, env: dict[str, str], cleanup: list[str]
+        self,
+        factory: Callable[[], Awaitable[W] | W],
+        driver: ActorLocation,
+        folder: str,
+        env: dict[str, str],
+        cleanup: list[str],
     ) -> None:
         """Build the worker in the driver's working directory. On the driver's node, end when the driver ends."""
         os.environ.update(env)
-        if os.path.isdir(driver.folder):
-            os.chdir(driver.folder)  # relative paths mean the same everywhere
+        if os.path.isdir(folder):
+            os.chdir(folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
             exit_with_process(driver.pid, cleanup)
         self.worker = await resolve(factory())
 
-    async def call(self, function: bytes) -> Any:
-        """Call a function of the worker, pickled by `pickle_function`."""
-        return await resolve(ray.cloudpickle.loads(function)(self.worker))
-
-    async def call_with(self, function: bytes, item: Any) -> Any:
-        return await resolve(ray.cloudpickle.loads(function)(self.worker, item))
+    async def call(self, function: bytes, *item: Any) -> Any:
+        """Call a function of the worker, pickled by `pickle_function`, and of the item, if there is one."""
+        return await resolve(ray.cloudpickle.loads(function)(self.worker, *item))
 
     @ray.method(concurrency_group=HEALTH)
     def report(self) -> ProcessReport:
@@ -158,21 +151,22 @@ class RayRanks(Ranks[W]):
 
     def _make_actor(self, slot: ActorSlot) -> Any:
         at = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
-        share = {"num_cpus": slot.num_cpus, "num_gpus": slot.num_gpus}
+        share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
         return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=at).remote()
 
-    async def locations(self) -> list[ActorLocation]:
-        return await self._all([actor.location.remote() for actor in self.actors])
+    async def locate(self) -> list[ActorLocation]:
+        """Wait until the actors' processes run, and return where."""
+        self._locations = await self._all([actor.location.remote() for actor in self.actors])
+        self.several_nodes = len({location.node for location in self._locations}) > 1
+        self.where = [self._describe(location) for location in self._locations]
+        return self._locations
 
     async def meeting_point(self) -> str:
         """The address at which rank 0 waits for the other ranks."""
         return str(await self._one(0, self.actors[0].meeting_point.remote()))
 
     async def start(
-        self,
-        factories: Sequence[Callable[[], Awaitable[W] | W]],
-        cleanup: list[str],
-        envs: Sequence[dict[str, str]] | None = None,
+        self, factories: Sequence[Callable[[], Awaitable[W] | W]], cleanup: list[str], envs: Sequence[dict[str, str]]
     ) -> None:
         """Build the worker of each rank in its process.
 
@@ -180,28 +174,21 @@ class RayRanks(Ranks[W]):
             cleanup: folders to remove when the driver dies.
             envs: environment variables of each process.
         """
-        self._locations = locations = await self.locations()
-        self.several_nodes = len({location.node for location in locations}) > 1
-        self.where = [self._describe(location) for location in locations]
-        driver = this_driver()
-        envs = envs or [{}] * self.size
-        await self._all(
-            [
-                actor.start.remote(factory, driver, env, cleanup)
-                for actor, factory, env in zip(self.actors, factories, envs, strict=True)
-            ],
-            "start",
-        )
+        each = enumerate(zip(factories, envs, strict=True))
+        await self._all([self._start(rank, factory, cleanup, env) for rank, (factory, env) in each], "start")
 
     async def replace(
-        self, rank: int, factory_at: Callable[[ActorLocation], Callable[[], Awaitable[W] | W]], cleanup: list[str]
+        self, rank: int, factory_at: Callable[[str], Callable[[], Awaitable[W] | W]], cleanup: list[str]
     ) -> None:
-        """Start another process with another worker in the slot of a dead one."""
+        """Start another process with another worker in the slot of a dead one. factory_at: takes the node."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
         self._locations[rank] = location = await self._one(rank, actor.location.remote())
         self.where[rank] = self._describe(location)
-        await self._one(rank, actor.start.remote(factory_at(location), this_driver(), {}, cleanup), "start")
+        await self._one(rank, self._start(rank, factory_at(location.node), cleanup, {}), "start")
+
+    def _start(self, rank: int, factory: Callable[[], Any], cleanup: list[str], env: dict[str, str]) -> Any:
+        return self.actors[rank].start.remote(factory, this_location(), os.getcwd(), env, cleanup)
 
     def _describe(self, location: ActorLocation) -> str:
         return f"pid {location.pid} on node {location.ip}" if self.several_nodes else f"pid {location.pid}"
@@ -215,7 +202,7 @@ class RayRanks(Ranks[W]):
         sent = {key: self._put(item) for key, item in distinct.items()}
         code = pickle_function(function)
         return await self._all(
-            [actor.call_with.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
+            [actor.call.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
             call_name(function),
         )
 

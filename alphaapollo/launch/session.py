@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup
-from alphaapollo.controller.health.process_monitor import ProcessMonitor
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.health.process_monitor import monitor_processes
+from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
@@ -33,13 +33,12 @@ class Session:
     workers: WorkerGroups
     console: Console
     tracker: Tracker
-    monitors: Sequence[Callable[[], bool]] = ()  # whether a monitor has cancelled the run
 
     async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpoint[Any]) -> None:
         """Run the loop until its last checkpoint is complete."""
         async with saving.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal
-            await (saving.run_and_save_on_signal(loop, self.monitors) if on_signal else loop)
+            await (saving.run_and_save_on_signal(loop) if on_signal else loop)
 
     async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpoint[Any]) -> None:
         """Export the model if requested, otherwise print how to do it."""
@@ -76,15 +75,13 @@ async def open_session(
         with timer("start"):
             console.phase("start", 0, 1)
             workers = await start_workers(config, specs)
-        required = workers.required_processes
-        settings = StallSettings(trainer.stall_notice, trainer.stall_timeout, specs.placement.device, folder)
-        processes = ProcessMonitor(required, lambda what: console.notice(f"{what}{resume_hint(folder)}"))
+        required, device = workers.required_processes, specs.placement.device
         stalls = StallMonitor(
-            workers.ranks, settings, console.notice, lambda: f"stopped{resume_hint(folder)}", required
+            workers.ranks, trainer, device, console.notice, lambda: f"stopped{resume_hint(folder)}", required
         )
+        processes = monitor_processes(required, lambda what: console.notice(f"{what}{resume_hint(folder)}"))
         async with processes, stalls:
-            monitors = [processes.has_cancelled_block, stalls.has_cancelled_block]
-            yield Session(config, workers, console, tracker, monitors)
+            yield Session(config, workers, console, tracker)
     finally:
         if workers:
             await workers.close()

@@ -71,10 +71,11 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     actors = 2
     bundles = placement_group([{"CPU": 0.1}] * actors)
     await bundles.ready()
-    ranks: RayRanks[Any] = RayRanks("rollout", [ActorSlot(bundles, index, 0.1) for index in range(actors)])
+    ranks: RayRanks[Any] = RayRanks("rollout", [ActorSlot(bundles, index) for index in range(actors)])
     request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), draw=0)
     group = await FakeRollout(Latencies(tokens_per_second=1e9, grading=0.0), Clock()).generate(request)
-    await ranks.start([lambda: group] * actors, [])
+    await ranks.locate()
+    await ranks.start([lambda: group] * actors, [], [{}] * actors)
     own = ranks.actors
     figures: dict[str, list[dict[str, float]]] = {"call": [], "call_of_all": [], "group_of_8": []}
     for _ in range(1 + rounds):

@@ -134,7 +134,7 @@ class Actor:
     """Actor handle of one worker."""
 
     def __init__(self, network: Network, worker: Any):
-        self.call = self.call_with = Method(network, worker)
+        self.call = Method(network, worker)
 
 
 class SimulatedRanks(RayRanks[Any]):

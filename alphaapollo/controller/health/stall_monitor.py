@@ -16,13 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.trainer import WatchedRun
 from alphaapollo.controller.health.stall_detector import (
     STOPPED,
     RunSnapshot,
@@ -31,7 +31,7 @@ from alphaapollo.controller.health.stall_detector import (
     find_stall,
     has_progress,
 )
-from alphaapollo.controller.ranks import Ranks, RunStalled
+from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, Ranks, RunStalled
 from alphaapollo.utils.heartbeat import HEARTBEAT, read_process
 from alphaapollo.utils.stack_dumps import dump_stacks
 
@@ -43,16 +43,6 @@ MARGIN_SECONDS = 30.0  # beyond a call's own timeout
 MAX_STACKS = 16  # processes with stacks in the file
 
 
-@dataclass(frozen=True)
-class StallSettings:
-    """When a stall is reported, and when it ends the run."""
-
-    notice: float  # seconds
-    timeout: float | None  # trainer.stall_timeout, seconds; None: never
-    device: Device
-    folder: Path  # of the run, for the stacks
-
-
 class StallMonitor:
     """`async with StallMonitor(...):` raises RunStalled out of the block.
 
@@ -61,23 +51,22 @@ class StallMonitor:
         notify: shows one line; called from another thread.
         next_step: how the run can be resumed, for the error message.
         required: pid by name of processes besides the workers that the run depends on. If one is stopped, that is
-            reported after `settings.notice`, even if the run makes progress.
-        take_snapshot: by default asks `ranks`; None as its result: the monitor has ended meanwhile.
+            reported even if the run makes progress.
     """
 
     def __init__(
         self,
         ranks: Sequence[Ranks[Any]],
-        settings: StallSettings,
+        trainer: WatchedRun,
+        device: Device,
         notify: Callable[[str], None],
         next_step: Callable[[], str],
         required: Mapping[str, int] = MappingProxyType({}),
-        take_snapshot: Callable[[], RunSnapshot | None] | None = None,
     ):
-        self._ranks, self._settings = ranks, settings
+        self._ranks, self._device, self._folder = ranks, device, trainer.folder
+        self._notice, self._timeout = trainer.stall_notice, trainer.stall_timeout
         self._notify, self._next_step = notify, next_step
-        self._take_snapshot = take_snapshot or self._ask_workers
-        self._tick = max(settings.notice / CHECKS, SHORTEST_TICK)
+        self._tick = max(self._notice / CHECKS, SHORTEST_TICK)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stall-monitor", daemon=True)
         self._error: RunStalled | None = None
@@ -89,10 +78,6 @@ class StallMonitor:
         self._failures: set[type[Exception]] = set()
         self._required = {pid: name for name, pid in required.items()}
         self._stopped: dict[int, float] = {}  # seconds by pid of required processes
-
-    def has_cancelled_block(self) -> bool:
-        """Whether the monitor has cancelled the block."""
-        return self._error is not None
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
@@ -134,7 +119,7 @@ class StallMonitor:
             return
         self._stalled += seconds
         self._idle += seconds
-        if self._stalled < self._settings.notice / 2 or (now := self._take_snapshot()) is None:
+        if self._stalled < self._notice / 2 or (now := self.take_snapshot()) is None:
             return
         before, self._before = self._before, now
         if before is None:
@@ -143,20 +128,20 @@ class StallMonitor:
             self._reset()
             self._before = now
             return
-        finding = find_stall(before, now, self._settings.device)
+        finding = find_stall(before, now, self._device)
         if not finding.is_hung:
             self._idle = 0.0
-        if self._stalled >= self._settings.notice and finding.is_hung not in self._reported:
+        if self._stalled >= self._notice and finding.is_hung not in self._reported:
             self._reported.add(finding.is_hung)
             self._notify(self._message(finding))
-        if (timeout := self._timeout(finding)) is not None and self._idle >= timeout:
+        if (timeout := self._timeout_of(finding)) is not None and self._idle >= timeout:
             self._end(finding, now)
 
     def _check_required(self, seconds: float) -> None:
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
             self._stopped[pid] = before + seconds if process and process.is_stopped else 0.0
-            if before < self._settings.notice <= self._stopped[pid]:
+            if before < self._notice <= self._stopped[pid]:
                 self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
     def _reset(self) -> None:
@@ -166,15 +151,16 @@ class StallMonitor:
         self._before = None
         self._reported.clear()
 
-    def _timeout(self, finding: StallFinding) -> float | None:
+    def _timeout_of(self, finding: StallFinding) -> float | None:
         """Seconds after which this finding ends the run. A call with its own timeout gets that time."""
-        timeout = self._settings.timeout
-        return max(timeout, finding.limit + MARGIN_SECONDS) if timeout is not None and finding.limit else timeout
+        if self._timeout is None or not finding.limit:
+            return self._timeout
+        return max(self._timeout, finding.limit + MARGIN_SECONDS)
 
     def _message(self, finding: StallFinding) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
         text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.waiting}."
-        if finding.is_hung and (timeout := self._timeout(finding)) is not None:
+        if finding.is_hung and (timeout := self._timeout_of(finding)) is not None:
             text += f" The run ends after {timeout:.0f} s (trainer.stall_timeout)."
         return text
 
@@ -189,7 +175,7 @@ class StallMonitor:
             return
         assert self._task
         for _ in range(2):  # the first cancellation may end in a wait for a checkpoint that hangs as well
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._loop.call_soon_threadsafe(self._task.cancel, CANCELLED_BY_MONITOR)
             if self._left.wait(GRACE_SECONDS):
                 return
         report_error(self._error, 1)  # the event loop is blocked: the reaper ends the other processes
@@ -197,7 +183,7 @@ class StallMonitor:
 
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
         """Write stacks of the culprits and of the processes that wait for them. Returns a sentence with the file."""
-        path = self._settings.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
+        path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         others = [one for one in (*now.awaited, now.controller) if one not in finding.culprits]
         shown = [*finding.culprits, *others][:MAX_STACKS]
         text = "\n".join(
@@ -225,7 +211,8 @@ class StallMonitor:
             text = ranks.stacks(helper.rank, pids)
         return f"=== {one.name}\n{text}"
 
-    def _ask_workers(self) -> RunSnapshot | None:
+    def take_snapshot(self) -> RunSnapshot | None:
+        """Ask all workers for reports. None: the monitor has ended meanwhile."""
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
             ranks.request_reports()

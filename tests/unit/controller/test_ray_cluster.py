@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller import ray_cluster, ray_launcher
+from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
 from alphaapollo.controller.worker_groups import WorkerSpecs
@@ -54,12 +55,12 @@ def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Proc
         gcs.kill()
         await asyncio.sleep(60)
 
-    async def begin(seconds: float) -> None:
-        async with ray_cluster.limit_start(seconds):
+    async def begin() -> None:
+        async with monitor_processes(ray_cluster.own_processes(), print):
             await start()
 
     with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS on this machine \(pid {gcs.pid}\) died"):
-        asyncio.run(begin(30))
+        asyncio.run(begin())
 
 
 def test_the_workers_of_a_dead_ray_are_killed(

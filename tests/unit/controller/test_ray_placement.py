@@ -29,33 +29,35 @@ APART = replace(SHARED, num_engines=3, colocate=False)
 
 
 def test_engines_on_shared_gpus_get_the_slots_and_gpus_of_their_ranks() -> None:
-    placed = assign_slots(SHARED, [NODES])
-    assert [(slot.group, slot.bundle, slot.num_gpus) for slot in placed.ranks] == [
-        *[(NODES, 0, 1.0)] * 4,
-        *[(NODES, 1, 1.0)] * 4,
-    ]
-    assert [slot.bundle for slot in placed.shared] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [(slot.bundle, slot.num_gpus) for slot in placed.engines] == [(0, 0.0), (0, 0.0), (1, 0.0), (1, 0.0)]
-    visible = visible_gpus(SHARED, ["0", "1", "2", "3", "3", "2", "1", "0"])  # as Ray assigned them
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in visible.shared] == ["0", "1", "2", "3", "3", "2", "1", "0"]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in visible.engines] == ["0,1", "2,3", "3,2", "1,0"]
+    ranks = [(slot.group, slot.bundle, slot.num_gpus) for slot in assign_slots(SHARED, "policy", [NODES])]
+    assert ranks == [*[(NODES, 0, 1.0)] * 4, *[(NODES, 1, 1.0)] * 4]
+    critics = [(slot.bundle, slot.num_gpus) for slot in assign_slots(SHARED, "critic", [NODES])]
+    assert critics == [*[(0, 0.0)] * 4, *[(1, 0.0)] * 4]
+    engines = [(slot.bundle, slot.num_gpus) for slot in assign_slots(SHARED, "rollout", [NODES])]
+    assert engines == [(0, 0.0), (0, 0.0), (1, 0.0), (1, 0.0)]
+    gpus = ["0", "1", "2", "3", "3", "2", "1", "0"]  # as Ray assigned them
+    assert visible_gpus(SHARED, "policy", gpus) == [{}] * 8
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in visible_gpus(SHARED, "critic", gpus)] == gpus
+    visible = [one["CUDA_VISIBLE_DEVICES"] for one in visible_gpus(SHARED, "rollout", gpus)]
+    assert visible == ["0,1", "2,3", "3,2", "1,0"]
 
 
 def test_engines_with_gpus_of_their_own_get_them_from_ray() -> None:
-    placed = assign_slots(APART, [NODES, ENGINE_GPUS])
-    assert [(slot.group, slot.bundle, slot.num_gpus) for slot in placed.engines] == [
+    engines = assign_slots(APART, "rollout", [NODES, ENGINE_GPUS])
+    assert [(slot.group, slot.bundle, slot.num_gpus) for slot in engines] == [
         (ENGINE_GPUS, index, 2.0) for index in range(3)
     ]
-    visible = visible_gpus(APART, [str(gpu) for gpu in range(8)])
-    assert visible.engines == [{}, {}, {}] and visible.shared[5] == {"CUDA_VISIBLE_DEVICES": "5"}
+    gpus = [str(gpu) for gpu in range(8)]
+    assert visible_gpus(APART, "rollout", gpus) == [{}, {}, {}]
+    assert visible_gpus(APART, "critic", gpus)[5] == {"CUDA_VISIBLE_DEVICES": "5"}
 
 
 def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
     laptops = replace(SHARED, device="cpu", num_engines=5)
-    placed = assign_slots(laptops, [NODES])
-    assert {slot.num_gpus for slot in (*placed.ranks, *placed.engines)} == {0.0}
-    assert [slot.bundle for slot in placed.engines] == [0, 1, 0, 1, 0]
-    assert visible_gpus(laptops, [""] * 8).engines == [{}] * 5
+    engines = assign_slots(laptops, "rollout", [NODES])
+    assert {slot.num_gpus for slot in (*assign_slots(laptops, "policy", [NODES]), *engines)} == {0.0}
+    assert [slot.bundle for slot in engines] == [0, 1, 0, 1, 0]
+    assert visible_gpus(laptops, "rollout", [""] * 8) == [{}] * 5
 
 
 def test_an_engine_on_a_node_without_training_rank_is_named() -> None:

@@ -37,7 +37,7 @@ class FakeRanks:
     def __init__(self, role: str, calls: list[str]):
         self.role, self.calls, self.actors = role, calls, []
 
-    async def locations(self) -> list[ActorLocation]:
+    async def locate(self) -> list[ActorLocation]:
         return [ActorLocation(1, "node", "127.0.0.1", "0")]
 
     async def meeting_point(self) -> str:
