@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Before any test module imports torch. On a machine with few cores more threads are slower, and much slower where
-# several processes share them.
+# Set before any test module imports torch. With few cores, more threads are slower, especially if several processes
+# share the cores.
 for name, value in {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -22,8 +22,8 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-# A busy machine makes a case slow, not wrong; pytest's own time limits stay. The cases are the same in every run: new
-# ones are for tests.fuzz.check and tests.invariance.check.
+# No deadline per example, because machines may be busy; pytest's timeouts still apply. Examples are the same in every
+# run. tests.fuzz.check and tests.invariance.check draw new ones.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
@@ -31,7 +31,7 @@ STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """tests/loop is marked loop; tests/gpu is marked gpu, and skipped without a CUDA device."""
+    """Mark tests/loop with `loop` and tests/gpu with `gpu`, and skip the latter without a CUDA device."""
     for item in items:
         if (folder := folder_of(item)) in STACK:
             item.add_marker(folder)
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if hasattr(config, "workerinput"):  # the longest line first
+    if hasattr(config, "workerinput"):  # the longest scope first
         items.sort(key=lambda item: folder_of(item) not in STACK)
 
 
@@ -52,8 +52,8 @@ def folder_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side (`-n 2`) the tests of a file stay together in their order, and those that start the real stack run
-    one after the other."""
+    """With several processes (`-n 2`), the tests of a file stay together in order, and tests that start the real stack
+    run one after the other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -66,11 +66,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def freeze_what_is_there() -> None:
-    """So that garbage is not looked for among all that torch and vLLM have made: a second, each time."""
+def freeze_garbage_collection() -> None:
+    """Exclude existing objects from garbage collection, which takes a second with torch and vLLM imported."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # or libraries complain at the end about what was never freed
+    gc.unfreeze()  # otherwise libraries report leaks at exit
