@@ -17,17 +17,14 @@ from alphaapollo.config.schema import (
     Env,
     GenerationConfig,
     GenerationData,
-    GenerationTrainer,
     Model,
     Reward,
     Rollout,
     SftConfig,
-    Trainer,
     Training,
     TuningConfig,
-    TuningTrainer,
 )
-from alphaapollo.controller.nodes import ClusterRequest
+from alphaapollo.controller.nodes import AnyTrainer
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
@@ -40,18 +37,18 @@ from alphaapollo.launch.try_environment import try_reward
 from alphaapollo.launch.try_template import in_time, try_template
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.registry import check_gradable, check_judge, is_judged
+from alphaapollo.rewards.registry import check_gradable, is_judged
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
-def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machine:
+def find_machine(trainer: AnyTrainer) -> Machine:
     """Resources of this machine, or of the cluster that RAY_ADDRESS names, which is joined."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_cluster import connect
 
-        return connect(ClusterRequest(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
+        return connect(trainer)
     return detect_machine()
 
 
@@ -212,19 +209,18 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
 def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
     """The resolved section, without Liger's kernels if they were not tested on its architecture. ValueError: they are
     required (use_liger=true)."""
-    from alphaapollo.models.liger import ARCHITECTURES
-    from alphaapollo.models.load import load_config  # imports torch
+    from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
 
     if not model.use_liger:
         return model
     kind = load_config(model).model_type
-    if asked is True and kind not in ARCHITECTURES:
+    if asked is True and kind not in LIGER_ARCHITECTURES:
         raise ValueError(
             f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
-            f"{', '.join(ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same "
+            f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same "
             "operations."
         )
-    return model.model_copy(update={"use_liger": kind in ARCHITECTURES})
+    return model.model_copy(update={"use_liger": kind in LIGER_ARCHITECTURES})
 
 
 def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
@@ -278,8 +274,7 @@ def check_rewards(
     else:
         check_components(reward.components, reward.required)
     if graded and not custom.path:
-        check_gradable(prompts)
-        check_judge({prompt.data_source for prompt in prompts}, reward)
+        check_gradable(prompts, reward)
     own = graded and bool(custom.path or reward.custom_module)
     tried = asyncio.run(try_reward(prompts[0], reward, custom)) if own else []
     if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):

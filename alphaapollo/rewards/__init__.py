@@ -3,7 +3,7 @@
 base, registry                  the contract of a reward function; the built-in ones by `data_source`
 exact_match, gsm8k, math/, ...  built-in reward functions
 judge                           a language model as judge: its requests, retries and verdicts
-custom, verl_signature          the user's reward function, with this project's or verl's signature
+custom                          the user's reward function, with this project's or verl's signature
 components                      extra rewards, weighted and added
 grader_processes/               isolation: client (slots, retries) -> process (time limits) -> worker (child process)
 audit                           agreement of the graders with labelled answers

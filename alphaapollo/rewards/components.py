@@ -51,7 +51,7 @@ def reward_component(function: ComponentT) -> ComponentT:
 def check_components(names: Iterable[str], required: Iterable[str]) -> None:
     """Check reward.components and reward.required at startup (ValueError: an unknown name, or one not computed)."""
     names = {TASK, *names}
-    for name in names - {TASK}:
+    for name in sorted(names - {TASK}):
         COMPONENTS.get(name)
     if absent := [name for name in required if name not in names]:
         raise ValueError(

@@ -1,12 +1,20 @@
-"""Loading of the user's own reward function (`custom_reward_function`)."""
+"""Loading of the user's own reward function (`custom_reward_function`), with this project's or verl's signature.
+
+verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. Such a function gets these arguments by
+name; it may leave some out, or take all with `**kwargs`.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from alphaapollo.rewards.base import RewardFunction, signature_mismatch
-from alphaapollo.rewards.verl_signature import adapt_verl_function, has_verl_signature
+from alphaapollo.rewards.base import RewardFunction, RewardResult, signature_mismatch
+from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_object
+
+VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
@@ -21,13 +29,47 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "an async function" if callable(function) else f"a {type(function).__name__}"
         raise ValueError(f"{name_key}: {name} in {path} is {kind}. Write a plain `def {name}(prompt, completion)`.")
-    if has_verl_signature(function):
-        return adapt_verl_function(function, f"{name_key}: {path}")
-    if problem := signature_mismatch(function, "prompt", "completion"):
+    parameters = inspect.signature(function).parameters
+    if "solution_str" in parameters:
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        names = [one for one in VERL_NAMES if takes_all or one in parameters]
+        adapted, problem = adapt_verl_function(function, names), signature_mismatch(function, **dict.fromkeys(names))
+    else:
+        adapted, problem = function, signature_mismatch(function, "prompt", "completion")
+    if problem:
         raise ValueError(
             f"{name_key}: {path}: {name}{inspect.signature(function)} must take (prompt, completion) or (prompt, "
-            f"trajectory), or verl's (data_source, solution_str, ground_truth, extra_info): {problem}. The ground "
-            "truth is prompt.ground_truth, other columns are in prompt.extra_info."
+            f"trajectory), or by name any of verl's ({', '.join(VERL_NAMES)}): {problem}. The ground truth is "
+            "prompt.ground_truth, other columns are in prompt.extra_info."
         )
-    checked: RewardFunction = function
-    return checked
+    return adapted
+
+
+def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> RewardFunction:
+    """Wrap a function that takes those of verl's arguments to take (prompt, completion)."""
+
+    def reward(prompt: Prompt, completion: str) -> RewardResult:
+        values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
+        arguments = dict(zip(VERL_NAMES, values, strict=True))
+        return convert_verl_result(function(**{name: arguments[name] for name in names}))
+
+    return reward
+
+
+def convert_verl_result(result: Any) -> Any:
+    """Convert a dict with `score` to this project's names, without entries that are not numbers; return anything else
+    unchanged.
+
+    Example: `{"score": 0.5, "acc": True, "pred": "7"}` -> `{"reward": 0.5, "accuracy": 1.0}`.
+    """
+    if not isinstance(result, Mapping) or "score" not in result:
+        return result
+    converted = {str(key): value for key, value in result.items() if _is_number(value)}
+    converted["reward"] = converted.pop("score", result["score"])
+    if "acc" in converted:
+        converted["accuracy"] = converted.pop("acc")
+    return converted
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)

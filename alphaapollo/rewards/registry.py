@@ -101,23 +101,12 @@ def is_judged(data_source: str) -> bool:
     return grader is not None and grader.is_judge
 
 
-def check_judge(data_sources: Iterable[str], reward: Reward) -> None:
-    """Check at startup that judged data sources have a judge and enough time (ValueError: names the key)."""
-    judged = sorted({source for source in data_sources if find_grader(source).is_judge})
-    if judged and not reward.judge.model:
-        raise ValueError(f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model (and .base_url).")
-    if judged and reward.timeout <= reward.judge.timeout:
-        raise ValueError(
-            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the time "
-            "limit of one request. Leave time for retries."
-        )
-
-
-def check_gradable(prompts: Iterable[Prompt]) -> None:
+def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
     """Check at startup that the built-in graders can grade every prompt.
 
     Raises:
-        ValueError: a data source has no grader, or a prompt has no ground truth; names the first.
+        ValueError: a data source has no grader, a prompt has no ground truth (names the first), or a data source that
+            a judge grades has no judge or not enough time.
     """
     prompts = list(prompts)
     graders = {source: find_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
@@ -126,4 +115,12 @@ def check_gradable(prompts: Iterable[Prompt]) -> None:
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth, the first is row {lacking[0]}. Add "
             "reward_model.ground_truth, or set custom_reward_function.path and .name."
+        )
+    judged = [source for source, grader in graders.items() if grader.is_judge]
+    if judged and not reward.judge.model:
+        raise ValueError(f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model (and .base_url).")
+    if judged and reward.timeout <= reward.judge.timeout:
+        raise ValueError(
+            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the time "
+            "limit of one request. Leave time for retries."
         )
