@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the small examples share: make a task and a tiny model, warm the model up with SFT, train it with RL.
-#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      everything is written to OUT; what is there moves to OUT.1, ...
+# Shared by the small examples: make a task and a tiny model, warm up the model with SFT, train it with RL.
+#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      writes to OUT; an existing OUT is moved to OUT.1, ...
 # EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
 set -euo pipefail
 cd "$(dirname "$0")/.."

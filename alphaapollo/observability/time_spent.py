@@ -65,7 +65,7 @@ def suggest_key(shares: Mapping[str, float], figures: Mapping[str, float]) -> st
 
 
 def _of_generation(figures: Mapping[str, float]) -> str:
-    calls = figures.get("tool/calls_a_turn", 0.0) * figures.get("num_turns/mean", 0.0)
+    calls = figures.get("tool/calls_per_turn", 0.0) * figures.get("num_turns/mean", 0.0)
     if calls * figures.get("tool/seconds", 0.0) > WAITS * figures.get("timing/generate", float("inf")):
         return "env.tool_limits: episodes wait longer for tools than for the engine"
     median, longest = figures.get("response_length/p50", 0.0), figures.get("response_length/p99", 0.0)

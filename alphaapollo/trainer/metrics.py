@@ -29,7 +29,7 @@ def rollout_metrics(
         "rollout/tokens": float(tokens.sum()),
         "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
         "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
-        "rollout/turns_mean": len(turns) / len(every),
+        "num_turns/mean": len(turns) / len(every),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
@@ -46,8 +46,8 @@ def rollout_metrics(
         | _length_metrics(every, tokens)
         | _tool_metrics(turns)
         | _group_metrics(generated, trained)
-        | _score_metrics(every, "reward")
-        | _score_metrics(baselines, "baseline")
+        | _score_metrics(every, "critic/score", "reward")
+        | _score_metrics(baselines, "baseline", "baseline")
         | _source_metrics(generated)
     )
 
@@ -60,18 +60,18 @@ def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str
     """Sampled tokens per episode, and tokens of the first prompt."""
     quantiles = np.quantile(tokens, list(QUANTILES.values()))
     metrics = {
-        "response/length_mean": float(tokens.mean()),
-        "response/length_max": float(tokens.max()),
-        "response/truncated": sum(one.truncated for one in every) / len(every),
+        "response_length/mean": float(tokens.mean()),
+        "response_length/max": float(tokens.max()),
+        "response_length/clip_ratio": sum(one.truncated for one in every) / len(every),
     }
-    metrics |= {f"response/length_{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     for name, is_right in (("right", True), ("wrong", False)):
         lengths = [one.num_tokens for one in _scored(every) if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
-            metrics[f"response/length_{name}"] = float(np.mean(lengths))
+            metrics[f"response_length/{name}"] = float(np.mean(lengths))
     prompts = [len(one.turns[0].context_ids) for one in every if one.turns]
     if prompts:
-        metrics |= {"prompt/length_mean": float(np.mean(prompts)), "prompt/length_max": float(max(prompts))}
+        metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
 
 
@@ -83,7 +83,7 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
     metrics = {
         "turn/invalid": sum(not turn.valid for turn in turns) / len(turns),
-        "tool/calls_a_turn": len(calls) / len(turns),
+        "tool/calls_per_turn": len(calls) / len(turns),
     }
     if calls:
         metrics["tool/seconds"] = float(np.mean([call["seconds"] for call in calls]))
@@ -109,17 +109,22 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
     return {f"groups/{name}": counts[name] / len(generated) for name in names}
 
 
-def _score_metrics(trajectories: Iterable[Trajectory], name: str) -> dict[str, float]:
-    """Mean, spread, accuracy and named components of the trajectories with a score."""
+def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) -> dict[str, float]:
+    """Mean, spread, accuracy and named components of the trajectories with a score.
+
+    Args:
+        score: prefix of the statistics of the total reward.
+        name: prefix of the accuracy and the components.
+    """
     scored = _scored(trajectories)
     if not scored:
         return {}
     rewards = np.array([one.reward for one in scored])
     metrics = {
-        f"{name}/mean": float(rewards.mean()),
-        f"{name}/std": float(rewards.std()),
-        f"{name}/min": float(rewards.min()),
-        f"{name}/max": float(rewards.max()),
+        f"{score}/mean": float(rewards.mean()),
+        f"{score}/std": float(rewards.std()),
+        f"{score}/min": float(rewards.min()),
+        f"{score}/max": float(rewards.max()),
         f"{name}/accuracy": float(np.mean([one.accuracy for one in scored])),
     }
     for component in sorted({component for one in scored for component in one.score.components}):
@@ -148,12 +153,12 @@ def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarra
         return {}
     low, high = torch.aminmax(own)
     return {
-        "advantage/mean": float(own.mean()),
-        "advantage/std": float(own.std(correction=0)),
-        "advantage/min": float(low),
-        "advantage/max": float(high),
-        "advantage/abs_mean": float(own.abs().mean()),
-        "advantage/share_zero": float((~has_advantage).mean()),
+        "critic/advantages/mean": float(own.mean()),
+        "critic/advantages/std": float(own.std(correction=0)),
+        "critic/advantages/min": float(low),
+        "critic/advantages/max": float(high),
+        "critic/advantages/abs_mean": float(own.abs().mean()),
+        "critic/advantages/share_zero": float((~has_advantage).mean()),
     }
 
 
@@ -185,5 +190,5 @@ def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dic
     if update:
         metrics["perf/train_tokens_per_second"] = tokens / update
     if num_gpus and step:
-        metrics["perf/tokens_per_second_per_gpu"] = tokens / step / num_gpus
+        metrics["perf/throughput"] = tokens / step / num_gpus
     return metrics

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a tiny model and questions, warm it up with SFT, train it with GRPO; its programs are run against unit tests.
-#   examples/code/run.sh [SEED [OUT]]        everything is written to OUT (outputs/code); what is there moves to OUT.1, ...
+#   examples/code/run.sh [SEED [OUT]]        writes to OUT (default: outputs/code); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A teacher that carries, a student that forgets to, and distillation on policy.
-#   examples/distill/run.sh [SEED [OUT]]        everything is written to OUT (outputs/distill); what is there moves to OUT.1, ...
+# Train a teacher that carries and a student that does not, and distill the teacher on policy.
+#   examples/distill/run.sh [SEED [OUT]]        writes to OUT (default: outputs/distill); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

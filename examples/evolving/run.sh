@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a task and a tiny model, train it to add and to check, and run two evolutions: with its own votes, and with random ones.
+# Make a task and a tiny model, train it to add and to check, and run two evolutions: with its own votes and with random ones.
 #   examples/evolving/run.sh [SEED [OUT]]        writes to OUT (default: outputs/evolving)
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Expert iteration on the quickstart's task: sample, keep the right answers, train the warmed-up model on them, again.
-#   examples/expert_iteration/run.sh [SEED [OUT [ROUNDS]]]        everything is written to OUT (outputs/expert_iteration); what
-#                                                                 is there moves to OUT.1, ...
+# Expert iteration on the quickstart's task: sample, keep the right answers, train the warmed-up model on them, repeat.
+#   examples/expert_iteration/run.sh [SEED [OUT [ROUNDS]]]        writes to OUT (default:
+#                                                                 outputs/expert_iteration); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a tiny model and its data, warm the model up with SFT, train it with GiGPO over several turns.
-#   examples/grid_world/run.sh [SEED [OUT]]        everything is written to OUT (outputs/grid_world); what is there moves to OUT.1, ...
+#   examples/grid_world/run.sh [SEED [OUT]]        writes to OUT (default: outputs/grid_world); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# GSM8K end to end. Without arguments: the data from the hub, Qwen3-0.6B, on this machine's GPUs.
+# GSM8K end to end. Without arguments: data and Qwen3-0.6B from the hub, on this machine's GPUs.
 #   examples/gsm8k/run.sh [KEY=VALUE ...]
-#   examples/gsm8k/run.sh small FOLDER [KEY=VALUE ...]    a small model made here, on FOLDER/gsm8k_{train,test}.jsonl
+#   examples/gsm8k/run.sh small FOLDER [KEY=VALUE ...]    a small new model, on FOLDER/gsm8k_{train,test}.jsonl
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=.venv/bin/python

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a tiny model and the games' data, warm the model up with SFT, train it with GRPO over several turns.
-#   examples/guessing_game/run.sh [SEED [OUT]]        everything is written to OUT (outputs/guessing_game); what is there moves to OUT.1, ...
+#   examples/guessing_game/run.sh [SEED [OUT]]        writes to OUT (default: outputs/guessing_game); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

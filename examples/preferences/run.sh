@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Preferences: warm a tiny model up, train it with DPO on pairs of right and wrong sums, and let it add before and after.
-#   examples/preferences/run.sh [SEED [OUT [KEY=VALUE ...]]]      everything is written to OUT (outputs/preferences)
-# Keys are main_dpo's: preference.loss=kto, say.
+# Preferences: warm up a tiny model, train it with DPO on pairs of right and wrong sums, and evaluate it before and after.
+#   examples/preferences/run.sh [SEED [OUT [KEY=VALUE ...]]]      writes to OUT (default: outputs/preferences)
+# Keys are those of main_dpo, e.g. preference.loss=kto.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0} out=${2:-outputs/preferences}

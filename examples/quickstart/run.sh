@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The quickstart: make a task and a tiny model, warm it up with SFT, train it with GRPO, show what it learned.
-#   examples/quickstart/run.sh [SEED [OUT]]        everything is written to OUT (outputs/quickstart); what is there moves to OUT.1, ...
+# The quickstart: make a task and a tiny model, warm it up with SFT, train it with GRPO, and show the results.
+#   examples/quickstart/run.sh [SEED [OUT]]        writes to OUT (default: outputs/quickstart); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a tiny model and its data, warm the model up with SFT, train it with GRPO.
-#   examples/reasoning_gym/run.sh [SEED [OUT]]        everything is written to OUT (outputs/reasoning_gym); what is there moves to OUT.1, ...
+#   examples/reasoning_gym/run.sh [SEED [OUT]]        writes to OUT (default: outputs/reasoning_gym); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The circle of a reward model: pairs -> reward model -> GRPO on its score alone -> more sums are right.
-#   examples/reward_model/run.sh [SEED [OUT [KEY=VALUE ...]]]      everything is written to OUT (outputs/reward_model)
-# Keys are main_ppo's: actor_rollout_ref.actor.use_kl_loss=false, say.
+# A complete reward model workflow: pairs -> reward model -> GRPO on its score -> more sums are right.
+#   examples/reward_model/run.sh [SEED [OUT [KEY=VALUE ...]]]      writes to OUT (default: outputs/reward_model)
+# Keys are those of main_ppo, e.g. actor_rollout_ref.actor.use_kl_loss=false.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0} out=${2:-outputs/reward_model}

@@ -32,7 +32,7 @@ def test_time_summary() -> None:
         ),
         (
             {"generate": 0.6},
-            {"tool/calls_a_turn": 1.0, "num_turns/mean": 3.0, "tool/seconds": 2.0, "timing/generate": 8.0},
+            {"tool/calls_per_turn": 1.0, "num_turns/mean": 3.0, "tool/seconds": 2.0, "timing/generate": 8.0},
             "env.tool_limits",
         ),
         (

@@ -104,11 +104,11 @@ def _cached(turn: Turn, count: int) -> Turn:
 
 def test_tool_calls() -> None:
     without = trajectory(0, 1.0, 1)
-    assert measured(group(without))["tool/calls_a_turn"] == 0.0
+    assert measured(group(without))["tool/calls_per_turn"] == 0.0
     with_calls = trajectory(1, 1.0, 1)
     with_calls.turns[0].info = {"tool_calls": [{"status": "ok", "seconds": 1.0}, {"status": "error", "seconds": 3.0}]}
     metrics = measured(group(without, with_calls))
-    assert (metrics["tool/calls_a_turn"], metrics["tool/seconds"], metrics["tool/ok"]) == (1.0, 2.0, 0.5)
+    assert (metrics["tool/calls_per_turn"], metrics["tool/seconds"], metrics["tool/ok"]) == (1.0, 2.0, 0.5)
 
 
 def credit(samples: list[Trajectory], actor: Actor | None = None, **algorithm: Any) -> dict[str, float]:
