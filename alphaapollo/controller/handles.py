@@ -23,7 +23,7 @@ import numpy as np
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied
-from alphaapollo.data.batch import Columns, FinetuningBatch, FinetuningStep, MiniBatch, RankBatch
+from alphaapollo.data.batch import Columns, FinetuningStep, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -44,7 +44,7 @@ W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
 M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")
 L = TypeVar("L", bound="TrainingWorker")
 R = TypeVar("R", bound="PolicyWorker | CriticWorker")
-B = TypeVar("B", bound=FinetuningBatch)
+B = TypeVar("B", bound=RankBatch)
 
 
 class WorkerGroup(Generic[W]):

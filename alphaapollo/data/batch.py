@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.types import Row
 
 A = TypeVar("A")
+PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids")  # columns with one value per row
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Rows:
     prefixes: Prefixes | None = None  # prefixes shared within a micro-batch and computed once; None: no sharing
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row]) -> Rows:
+    def from_rows(cls, rows: Sequence[Row], prefixes: Prefixes | None = None) -> Rows:
         """Concatenate rows. Each needs at least one prompt token and one action token."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
@@ -53,6 +54,7 @@ class Rows:
             action_mask=_concatenate([row.action_mask[start:] for row, start in responses], np.uint8),
             rollout_logprobs=_concatenate([row.logprobs[start:] for row, start in responses], np.float32),
             routed_experts=_routed_experts(rows),
+            prefixes=prefixes,
         )
 
     def __len__(self) -> int:
@@ -81,7 +83,9 @@ class Rows:
             response_starts=self.response_starts[list(positions)],
             action_mask=take_segments(self.action_mask, self.response_offsets, positions),
             rollout_logprobs=take_segments(self.rollout_logprobs, self.response_offsets, positions),
-            routed_experts=None if self.routed_experts is None else self._experts(positions),
+            routed_experts=None
+            if self.routed_experts is None
+            else take_segments(self.routed_experts, self.token_offsets, positions),
             prefixes=None if self.prefixes is None else self.prefixes.select(positions),
         )
 
@@ -100,10 +104,6 @@ class Rows:
         lengths = self.segments(positions)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
-
-    def _experts(self, positions: Sequence[int]) -> np.ndarray:
-        assert self.routed_experts is not None
-        return take_segments(self.routed_experts, self.token_offsets, positions)
 
 
 @dataclass(frozen=True)
@@ -124,25 +124,13 @@ class Columns(Generic[A]):
 
     def select(self: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[np.ndarray]:
         """The columns of the rows at `positions`; `rows` are the rows that these columns belong to."""
-
-        def flat(column: np.ndarray | None) -> np.ndarray | None:
-            return None if column is None else take_segments(column, rows.response_offsets, positions)
-
-        def by_row(column: np.ndarray | None) -> np.ndarray | None:
-            return None if column is None else column[list(positions)]
-
-        return Columns(
-            advantages=flat(self.advantages),
-            returns=flat(self.returns),
-            old_logprobs=flat(self.old_logprobs),
-            ref_logprobs=flat(self.ref_logprobs),
-            values=flat(self.values),
-            loss_weights=by_row(self.loss_weights),
-            sequence_weights=by_row(self.sequence_weights),
-            value_weights=by_row(self.value_weights),
-            trajectory_ids=by_row(self.trajectory_ids),
-            chosen=flat(self.chosen),
-        )
+        selected = {}
+        for name, column in vars(self).items():
+            if column is not None and name in PER_ROW:
+                selected[name] = column[list(positions)]
+            elif column is not None:
+                selected[name] = take_segments(column, rows.response_offsets, positions)
+        return Columns(**selected)
 
 
 @dataclass(frozen=True)
@@ -160,7 +148,8 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """Rows of one training rank and their mini-batches. Ranks of one sequence-parallel group get the same."""
+    """Rows of one training rank and their mini-batches. Ranks of one sequence-parallel group get the same. In
+    fine-tuning, a batch of an optimizer step has one mini-batch."""
 
     rows: Rows
     mini_batches: list[MiniBatch]
@@ -237,17 +226,6 @@ class TrainBatch:
             offsets = rank.rows.response_offsets.tolist()
             spans.append(list(zip(order.tolist(), offsets[:-1], offsets[1:], strict=True)))
         return spans
-
-
-class FinetuningBatch(Protocol):
-    """Batch of a group of ranks for one optimizer step or evaluation in fine-tuning: RankBatch or a subclass. A batch
-    of an optimizer step has one mini-batch."""
-
-    @property
-    def rows(self) -> Rows: ...
-
-    @property
-    def mini_batches(self) -> Sequence[MiniBatch]: ...
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
+MAX_BAD_ROWS_SHOWN = 5
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -51,6 +53,21 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
         ValueError: the file does not exist, has another type, cannot be read at all, or has no rows.
     """
     return _read(path, strict=False)
+
+
+def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
+    """Convert the rows of a file. Raises one ValueError for all rows that `convert` rejects; it shows the first few."""
+    converted, problems = [], []
+    for index, row in enumerate(rows):
+        try:
+            converted.append(convert(row))
+        except ValueError as error:
+            problems.append(f"row {index}: {error}")
+    if problems:
+        shown = "\n  ".join(problems[:MAX_BAD_ROWS_SHOWN])
+        more = f"\n  and {len(problems) - MAX_BAD_ROWS_SHOWN} more" if len(problems) > MAX_BAD_ROWS_SHOWN else ""
+        raise ValueError(f"{path}: {len(problems)} of {len(rows)} rows are bad (rows count from 0):\n  {shown}{more}")
+    return converted
 
 
 def column_names(rows: Iterable[DataRow]) -> list[str]:

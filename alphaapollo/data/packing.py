@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,8 +42,7 @@ def build_train_batch(
         trajectory_ids: [B], the trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
         mini_batch_size: trajectories per optimizer step, over all ranks.
         max_tokens: tokens of one micro-batch on one rank; with `padded`, its rows x its longest row; shared prefixes
-        count
-            once.
+            count once.
         seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
         group_ids: [N], the group of each trajectory, 0 .. G-1, if groups must share a mini-batch too.
         whole_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
@@ -68,12 +67,16 @@ def build_train_batch(
         costs = [[parts[i].costs for i in share] for share in shares]
         micros = equal_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            walked = [[row for i in micro for row in parts[share[i]].rows] for micro in rank_micros]
-            mini_batches[rank].append(MiniBatch(_number_from(len(orders[rank]), walked)))
-            orders[rank].extend(row for micro in walked for row in micro)
+            positions = []
+            for micro in rank_micros:  # a rank stores its rows in the order of their micro-batches
+                first = len(orders[rank])
+                orders[rank] += [row for i in micro for row in parts[share[i]].rows]
+                positions.append(list(range(first, len(orders[rank]))))
+            mini_batches[rank].append(MiniBatch(positions))
     return TrainBatch(
         rank_batches=[
-            RankBatch(_rows_of(rows, order, prefixes), steps) for order, steps in zip(orders, mini_batches, strict=True)
+            RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
+            for order, steps in zip(orders, mini_batches, strict=True)
         ],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for one in part for row in members[one]] for part in mini_batches_of_trajectories],
@@ -182,11 +185,6 @@ def _families(rows: list[int], lengths: list[int], ids: list[int], shared: list[
     return parts
 
 
-def _rows_of(rows: Sequence[Row], order: list[int], prefixes: Prefixes | None) -> Rows:
-    own = Rows.from_rows([rows[row] for row in order])
-    return own if prefixes is None else replace(own, prefixes=prefixes.select(order))
-
-
 def _members(owners: Sequence[int]) -> list[list[int]]:
     """Positions of each owner 0, 1, .."""
     members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
@@ -255,15 +253,6 @@ def _split_until(batches: list[list[int]], count: int) -> list[list[int]]:
         batch = batches[fullest]
         batches[fullest : fullest + 1] = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
     return batches
-
-
-def _number_from(first: int, batches: list[list[int]]) -> list[list[int]]:
-    """Consecutive positions in the shape of `batches`: rows are stored in the order of their micro-batches."""
-    numbered = []
-    for batch in batches:
-        numbered.append(list(range(first, first + len(batch))))
-        first += len(batch)
-    return numbered
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

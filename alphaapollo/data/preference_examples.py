@@ -12,24 +12,19 @@ tokens.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
-from alphaapollo.data.length_limit import check_length_limit
-from alphaapollo.data.prompts import raise_bad_rows, read_chat
+from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
+from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import TextPiece, answer_pieces, read_text, text_pieces, tokenize
-from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
-
-_GOOD = (True, False)  # the sides of a pair
 
 
 @dataclass
@@ -59,7 +54,6 @@ class PreferenceRow:
 
     sides: list[list[TextPiece]]
     data_source: str
-    file: int = 0  # index of its file
     margin: float = 0.0
     good: bool = True
 
@@ -67,19 +61,19 @@ class PreferenceRow:
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """The pairs of parquet or jsonl files, in order; at most `max_samples` of them if it is above 0
-    (stream.choose_rows).
+    """The pairs of parquet or jsonl files, in order; at most `max_samples` if it is above 0 (stream.choose_rows).
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, lacks the columns (the message lists those it has), or has
-        bad rows
+        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
             (names them: empty or equal answers, different prompts); a side is too long and truncation is error.
     """
-    read = _read_all(files, data, lambda path, columns: _pair_reader(path, columns, renderer, data))
-    read = _choose(read, max_samples, data)
-    rows = iter(tokenize([side for one in read for side in one.sides], renderer))
-    pairs = [PreferenceExample([next(rows), next(rows)], [True, False], one.data_source, one.margin) for one in read]
-    return _fit(pairs, [one.file for one in read], len(file_list(files)), "pairs", data)
+    read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
+    rows = iter(tokenize([side for _, row in read for side in row.sides], renderer))
+    pairs = [
+        (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
+        for number, row in read
+    ]
+    return apply_max_length(files, pairs, lambda pair: pair.longest, "pairs", data)
 
 
 def load_labelled(
@@ -90,14 +84,14 @@ def load_labelled(
     Raises:
         ValueError: as load_pairs; also for invalid labels, and if all labels are equal.
     """
-    read = _read_all(files, data, lambda path, columns: _labelled_reader(path, columns, renderer, data))
-    read = _choose(read, max_samples, data)
-    singles = [(one, one.good if len(one.sides) == 1 else good) for one in read for good in _GOOD[: len(one.sides)]]
-    rows = tokenize([side for one in read for side in one.sides], renderer)
+    read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
+    rows = iter(tokenize([side for _, row in read for side in row.sides], renderer))
     answers = [
-        PreferenceExample([row], [good], one.data_source) for row, (one, good) in zip(rows, singles, strict=True)
+        (number, PreferenceExample([next(rows)], [good], row.data_source))
+        for number, row in read
+        for good in ((row.good,) if len(row.sides) == 1 else (True, False))
     ]
-    fitted = _fit(answers, [one.file for one, _ in singles], len(file_list(files)), "answers", data)
+    fitted = apply_max_length(files, answers, lambda answer: answer.longest, "answers", data)
     kept = fitted.examples
     if len({answer.good[0] for answer in kept}) == 1:
         kind = "desirable" if kept[0].good[0] else "undesirable"
@@ -142,66 +136,28 @@ def _joined(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
     return Row(ids, mask, [0.0] * len(ids), [len(ids) - 1])
 
 
-def _read_all(
-    files: str | Sequence[str],
-    data: PairData,
-    reader_of: Callable[[str, set[str]], Callable[[DataRow], PreferenceRow]],
-) -> list[PreferenceRow]:
-    read: list[PreferenceRow] = []
-    for number, path in enumerate(file_list(files)):
-        rows = read_rows(path)
-        reader, problems = reader_of(path, {*column_names(rows)}), []
-        for index, row in enumerate(rows):
-            try:
-                read.append(replace(reader(row), file=number))
-            except ValueError as error:
-                problems.append(f"row {index}: {error}")
-        raise_bad_rows(path, problems, len(rows))
-    return read
-
-
-def _choose(read: list[PreferenceRow], max_samples: int, data: PairData) -> list[PreferenceRow]:
-    return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
-
-
-def _fit(
-    examples: list[PreferenceExample], files: list[int], num_files: int, what: str, data: PairData
-) -> LoadedExamples[PreferenceExample]:
-    """Keep examples within data.max_length. files: index of each example's file."""
-    lengths = [example.longest for example in examples]
-    counts = check_length_limit(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
-    kept = [index for index, length in enumerate(lengths) if length <= data.max_length]
-    sizes = Counter(files[index] for index in kept)
-    dropped = [f"{counts.too_long} of {counts.total} {what} are over data.max_length: left out."]
-    return LoadedExamples(
-        [examples[index] for index in kept],
-        [sizes[number] for number in range(num_files)],
-        dropped if counts.too_long else [],
-    )
-
-
-def _pair_reader(
-    path: str, columns: set[str], renderer: Renderer, data: PairData
-) -> Callable[[DataRow], PreferenceRow]:
-    if not {data.chosen_key, data.rejected_key} <= columns:
+def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceRow]:
+    rows = read_rows(path)
+    columns = column_names(rows)
+    if not {data.chosen_key, data.rejected_key} <= {*columns}:
         more = ""
-        if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= columns:
+        if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= {*columns}:
             more = " Single answers with labels need preference.loss=kto."
         raise ValueError(
             f"{path}: needs columns {data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}."
             f"{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs with python -m "
             f"examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
-    return lambda row: _read_pair(row, renderer, data)
+    return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
 
 
-def _labelled_reader(
-    path: str, columns: set[str], renderer: Renderer, data: PreferenceData
-) -> Callable[[DataRow], PreferenceRow]:
-    if {data.response_key, data.label_key} <= columns:
-        return lambda row: _read_labelled(row, renderer, data)
-    if {data.chosen_key, data.rejected_key} <= columns:
-        return lambda row: _read_pair(row, renderer, data)
+def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[PreferenceRow]:
+    rows = read_rows(path)
+    columns = column_names(rows)
+    if {data.response_key, data.label_key} <= {*columns}:
+        return convert_rows(path, rows, lambda row: _read_labelled(row, renderer, data))
+    if {data.chosen_key, data.rejected_key} <= {*columns}:
+        return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
     raise ValueError(
         f"{path}: needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
         f"{data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}. Set "

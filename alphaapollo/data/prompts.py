@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
-from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
 from alphaapollo.types import Message, Prompt
-
-MAX_BAD_ROWS_SHOWN = 5
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
@@ -30,22 +30,8 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
         if prompt_key not in (columns := column_names(rows)):
             raise ValueError(f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_advice(columns, path)}")
         chat = isinstance((prompts[0].content if prompts else _first(rows, prompt_key)), list)
-        problems = []
-        for index, row in enumerate(rows):
-            try:
-                prompts.append(_to_prompt(row, prompt_key, chat, len(prompts)))
-            except ValueError as error:
-                problems.append(f"row {index}: {error}")
-        raise_bad_rows(path, problems, len(rows))
-    return prompts
-
-
-def raise_bad_rows(path: str, problems: Sequence[str], num_rows: int) -> None:
-    """Raise one ValueError for all bad rows of a file, if any; it shows the first few."""
-    if problems:
-        shown = "\n  ".join(problems[:MAX_BAD_ROWS_SHOWN])
-        more = f"\n  and {len(problems) - MAX_BAD_ROWS_SHOWN} more" if len(problems) > MAX_BAD_ROWS_SHOWN else ""
-        raise ValueError(f"{path}: {len(problems)} of {num_rows} rows are bad (rows count from 0):\n  {shown}{more}")
+        prompts += convert_rows(path, rows, partial(_to_prompt, prompt_key=prompt_key, chat=chat))
+    return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
 def read_chat(value: list[Any], what: str) -> list[Message]:
@@ -71,7 +57,8 @@ def _advice(columns: Sequence[str], path: str) -> str:
     return "Set data.prompt_key to the column with the prompts."
 
 
-def _to_prompt(row: DataRow, prompt_key: str, chat: bool, prompt_id: int) -> Prompt:
+def _to_prompt(row: DataRow, prompt_key: str, chat: bool) -> Prompt:
+    """Prompt of a row, without its id."""
     reward_model, extra_info, env_kwargs = (_section(row, key) for key in ("reward_model", "extra_info", "env_kwargs"))
     if row.get("metadata"):
         extra_info = {**extra_info, "metadata": _metadata(row["metadata"])}
@@ -80,7 +67,7 @@ def _to_prompt(row: DataRow, prompt_key: str, chat: bool, prompt_id: int) -> Pro
     if not isinstance(data_source, str | None):
         raise ValueError(f"data_source is not text: {_brief(data_source)}.")
     return Prompt(
-        id=prompt_id,
+        id=0,
         data_source=data_source or "",
         content=_content(row.get(prompt_key), prompt_key, chat),
         ground_truth=_as_text(next((truth for truth in truths if truth is not None), None)),

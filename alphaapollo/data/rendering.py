@@ -20,17 +20,11 @@ from alphaapollo.utils.hub import is_local_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-)
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Errors that template code may raise besides Jinja's, e.g. by adding a dict to a string."""
+TOKENIZER_FIX = (
+    "Save one beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
+)
 PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
 
 
@@ -75,11 +69,8 @@ class Renderer:
         """Text without special tokens; for display, graders and environments; never re-encoded."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def text(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
+    def text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The chat as rendered by the template, including special tokens."""
-        return self._text(messages, add_generation_prompt)
-
-    def _text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
@@ -132,14 +123,6 @@ class Renderer:
         """Token ids that the chat template adds after the last assistant text; empty without a template."""
         return self._after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
-    @property
-    def pad_token_id(self) -> int:
-        """The padding token, else EOS, else 0: padding is always masked."""
-        for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return int(token)
-        return 0
-
 
 def unused_template_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One warning for each argument that the chat template does not read."""
@@ -162,11 +145,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
-    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ValueError(
-            f"{path}: has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). Save one beside the model with "
-            "tokenizer.save_pretrained, or point actor_rollout_ref.model.tokenizer_path at one."
-        )
     if not folder.is_dir() and is_local_path(path):
         raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
     try:
@@ -174,7 +152,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        raise ValueError(f"{path}: its tokenizer cannot be loaded ({type(error).__name__}: {error}).") from error
+        problem = f"{path}: has no tokenizer that can be loaded ({type(error).__name__}: {str(error).splitlines()[0]})."
+        raise ValueError(f"{problem} {TOKENIZER_FIX}") from error
     if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
-        raise ValueError(f"{path}: its tokenizer has {len(tokenizer)} tokens; the vocabulary file is missing.")
+        raise ValueError(f"{path}: has no tokenizer; its vocabulary has {len(tokenizer)} tokens. {TOKENIZER_FIX}")
     return tokenizer

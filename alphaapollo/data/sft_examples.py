@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
-from alphaapollo.data.length_limit import LengthSummary, Truncation, check_length_limit, truncate_prompt
-from alphaapollo.data.prompts import raise_bad_rows, read_chat
+from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows
+from alphaapollo.data.length_limit import Truncation, truncate_prompt
+from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 
 
@@ -42,38 +41,26 @@ def load_examples(
         ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
             (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
     """
-    examples: list[list[TextPiece]] = []
-    source: list[int] = []  # file index of each example
-    paths = file_list(files)
-    for number, path in enumerate(paths):
+
+    def read_file(path: str) -> list[list[TextPiece]]:
         rows = read_rows(path)
-        _check_columns(path, column_names(rows), data)
-        problems = []
-        for index, row in enumerate(rows):
-            try:
-                examples.append(_row_pieces(row, renderer, data))
-            except ValueError as error:
-                problems.append(f"row {index}: {error}")
-        raise_bad_rows(path, problems, len(rows))
-        source += [number] * (len(examples) - len(source))
-    chosen = choose_rows(len(examples), max_samples, data.seed, data.shuffle)
-    rows_of_tokens = tokenize([examples[index] for index in chosen], renderer)
-    lengths = [len(row.token_ids) for row in rows_of_tokens]
-    counts = check_length_limit(
-        lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation
-    )
-    fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
-    kept = [(row, source[index]) for row, index in zip(fitted, chosen, strict=True) if row is not None]
-    sizes = [sum(own == number for _, own in kept) for number in range(len(paths))]
-    return LoadedExamples([row for row, _ in kept], sizes, length_notices(counts, data.truncation))
+        columns = column_names(rows)
+        if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
+            raise ValueError(
+                f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it "
+                f"has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or "
+                "convert the file to chats with python -m examples.data_preprocess.prepare_sft --data_source "
+                f"{path} (docs/data.md)."
+            )
+        return convert_rows(path, rows, lambda row: _row_pieces(row, renderer, data))
 
+    def truncate(row: Row) -> Row | None:
+        return _truncate(row, data.max_length, data.truncation)
 
-def length_notices(counts: LengthSummary, truncation: Truncation) -> list[str]:
-    """Notices about examples that are too long."""
-    if not counts.too_long:
-        return []
-    done = "left out" if truncation == "drop" else f"cut ({truncation})"
-    return [f"{counts.too_long} of {counts.total} examples are over data.max_length: {done}."]
+    read = read_examples(files, read_file, max_samples, data)
+    rows = tokenize([pieces for _, pieces in read], renderer)
+    numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
+    return apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
 
 
 def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
@@ -114,15 +101,6 @@ def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Render
 def text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     """Pieces of a text that the model continues."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
-
-
-def _check_columns(path: str, columns: list[str], data: SftData) -> None:
-    if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= set(columns):
-        raise ValueError(
-            f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it has "
-            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or convert the "
-            f"file to chats with python -m examples.data_preprocess.prepare_sft --data_source {path} (docs/data.md)."
-        )
 
 
 def _row_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
@@ -186,10 +164,8 @@ def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer
     row.action_mask = [*row.action_mask, *[1] * num_trained, *[0] * (len(token_ids) - num_trained)]
 
 
-def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
-    """Apply the length limit to a row. None if it is dropped or has no trained token left."""
-    if len(row.token_ids) <= max_length:
-        return row
+def _truncate(row: Row, max_length: int, truncation: Truncation) -> Row | None:
+    """Truncate a long row. None if it is dropped or has no trained token left."""
     if truncation == "drop":
         return None
     mask = truncate_prompt(list(row.action_mask), max_length, truncation)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.files import file_list
+from alphaapollo.data.length_limit import check_length_limit
+from alphaapollo.data.stream import choose_rows
 
 E = TypeVar("E")
+T = TypeVar("T")
+TuningData = SftData | PairData
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,49 @@ class LoadedExamples(Generic[E]):
         """The examples of each file."""
         ends = [sum(self.sizes[: index + 1]) for index in range(len(self.sizes))]
         return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+
+
+def read_examples(
+    files: str | Sequence[str], read_file: Callable[[str], list[T]], max_samples: int, data: TuningData
+) -> list[tuple[int, T]]:
+    """Examples of all files, each with the index of its file; at most `max_samples` if it is above 0
+    (stream.choose_rows)."""
+    read = [(number, example) for number, path in enumerate(file_list(files)) for example in read_file(path)]
+    return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
+
+
+def apply_max_length(
+    files: str | Sequence[str],
+    examples: Sequence[tuple[int, E]],
+    length: Callable[[E], int],
+    what: str,
+    data: TuningData,
+    truncate: Callable[[E], E | None] = lambda example: None,
+) -> LoadedExamples[E]:
+    """Drop or truncate examples that are longer than data.max_length.
+
+    Args:
+        examples: each with the index of its file.
+        truncate: truncates a long example; None drops it.
+
+    Raises ValueError if data.truncation=error and an example is too long, or no example remains.
+    """
+    lengths = [length(example) for _, example in examples]
+    rows, limit = range(len(lengths)), data.max_length
+    counts = check_length_limit(lengths, rows, what, "data.max_length", limit, data.truncation)
+    fitted = [
+        (number, example if size <= limit else truncate(example))
+        for (number, example), size in zip(examples, lengths, strict=True)
+    ]
+    kept = [(number, example) for number, example in fitted if example is not None]
+    sizes = Counter(number for number, _ in kept)
+    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
+    notice = f"{counts.too_long} of {counts.total} {what} are over data.max_length: {done}."
+    return LoadedExamples(
+        [example for _, example in kept],
+        [sizes[number] for number in range(len(file_list(files)))],
+        [notice] if counts.too_long else [],
+    )
 
 
 def source_names(files: str | Sequence[str]) -> list[str]:

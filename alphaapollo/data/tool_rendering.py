@@ -84,9 +84,7 @@ class ToolRenderer(Renderer):
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
-        return not self._text([QUESTION, calling, _with_id(answer, 0)], True).startswith(
-            self.text([QUESTION]) + thought
-        )
+        return not self.text([QUESTION, calling, _with_id(answer, 0)], True).startswith(self.text([QUESTION]) + thought)
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
@@ -117,10 +115,9 @@ class ToolRenderer(Renderer):
 
     def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Render a call as the model should sample it."""
-        text = self._text([QUESTION, _call_message([name], arguments)], False)
-        start = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text([QUESTION]), strict=False))
-        )
+        text = self.text([QUESTION, _call_message([name], arguments)], False)
+        pairs = zip(text, self.text([QUESTION]), strict=False)
+        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
         return self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -132,7 +129,7 @@ class ToolRenderer(Renderer):
         names = [answer.get("name", "") for answer in answers]
         answered = [_with_id(answer, place) for place, answer in enumerate(answers)]
         chat = [QUESTION, _call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
-        _, found, rest = self._text(chat, add_generation_prompt).partition(PLACEHOLDER)
+        _, found, rest = self.text(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
         end = next((place for place, token in enumerate(ids) if token in self.eos_token_ids), None)
         if not found or end is None:
