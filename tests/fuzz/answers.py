@@ -1,4 +1,4 @@
-"""What a model or a reward function gives back: calls of tools, actions, rewards."""
+"""Random outputs of models and reward functions: tool calls, actions, rewards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(a: int, b: list[float] | None = None, note: str = "") -> str:
 
 
 def reader(parser: str) -> ToolCallParser:
-    """Of the tokenizer's own response_template ("") or vLLM's of that name."""
+    """Tool call parser of the tokenizer's response_template (""), or vLLM's parser of that name."""
     tokenizer = tokenizer_of()
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
     return make_tool_call_parser(parser, ToolRenderer(tokenizer, [schema("add", a="integer")]))
@@ -65,7 +65,7 @@ turns = pieces | written.map(lambda call: f"{OPEN}\n{call}\n{CLOSE}")
 
 
 def call_tools(text: str, read: ToolCallParser) -> str:
-    """Whatever a model writes is an answer, a call that is carried out, or one that says what is wrong with it."""
+    """Any model output is an answer, an executed call, or a call with an error message."""
     read_action(text)
     try:
         calls = read(text)
@@ -113,7 +113,7 @@ returned: st.SearchStrategy[Any] = st.one_of(
 
 
 def reward(value: Any) -> str:
-    """What a reward function returns is a score that the driver can read, or a failure with its reason."""
+    """Any result of a reward function is a valid score, or a failure with its reason."""
     try:
         score = to_score(value)
     except (ValueError, TypeError) as error:
@@ -155,7 +155,7 @@ def functions(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def grade(name: str, path: Path) -> str:
-    """In a process as in a run; the next request finds a grader, too."""
+    """Grade in a grader process, as in a run. The next request is graded, too."""
 
     async def run() -> list[str]:
         client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(path)))

@@ -1,14 +1,14 @@
-"""What people, models and disks get wrong is one error or a counted outcome: `python -m tests.fuzz.check --seed 7`.
+"""Check that bad input gives one error or a counted outcome: `python -m tests.fuzz.check --seed 7`.
 
-    configs         keys with values that they do not take, in YAML and as words, up to where workers would start
-    data            parquet and jsonl files: cut, torn, of other types, with half characters, huge
-    templates       chat templates that are wrong, do not show the chat, or recurse
-    tool calls      what a model writes, through the readers of calls to the tools
-    rewards         what a reward function returns, and what it does to its process
-    checkpoints     bytes that flip, files that are cut, missing, renamed, swapped; the manifest's, too
+    configs         keys with invalid values in YAML and on the command line, up to the start of workers
+    data            parquet and jsonl files: truncated, damaged, with wrong types, partial characters, huge values
+    templates       chat templates that are invalid, do not show the chat, or recurse
+    tool calls      random model outputs, through the tool call parsers to the tools
+    rewards         random results of reward functions, and what these do to their process
+    checkpoints     flipped bytes, and files (also the manifest) that are truncated, missing, renamed or swapped
 
-A failure is anything else: another exception, an error that names neither key nor file, a hang, a configuration that
-does not come back from its config.yaml, a damaged checkpoint that is gone on from.
+Anything else is a failure: another exception, an error that names neither key nor file, a hang, a configuration that
+differs after loading its config.yaml, a resume from a damaged checkpoint.
 
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
@@ -39,7 +39,7 @@ Draw = Callable[[st.DataObject, Path], Case]
 
 
 def check(chosen_seed: int, cases: int, folder: Path, quick: bool = False, progress: bool = False) -> Report:
-    """`quick`: no processes of graders, and no parser of vLLM's."""
+    """`quick`: no grader processes and no vLLM parsers."""
     report = Report()
     for kind, draw in kinds(folder, quick).items():
         _run(kind, draw, max(1, round(SHARES[kind] * cases)), chosen_seed, folder, report)
@@ -105,7 +105,7 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
 
 
 def _parts(keys: object) -> tuple[str, ...]:
-    """The keys and any word of them: an error may name a section, or a key by its end."""
+    """The keys and their parts: an error may name a section, or the last part of a key."""
     assert isinstance(keys, dict | list)
     whole = [str(key).split("=")[0].strip("+~") for key in keys]
     words = {part for key in whole for part in [key, *key.split(".")] if len(part) > 1}

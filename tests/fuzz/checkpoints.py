@@ -1,4 +1,4 @@
-"""A run's folder with a damaged checkpoint, as the next start finds it."""
+"""Resuming a run folder with a damaged checkpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ damages = st.builds(Damage, st.sampled_from(HOW), st.sampled_from(FILES), st.flo
 
 
 def make_run(folder: Path) -> Config:
-    """Two checkpoints, as a run of four steps leaves them."""
+    """Make two checkpoints like those of a run of four steps."""
     config = Config(trainer={"output_dir": str(folder), "project_name": "p", "experiment_name": "e"})
     run = config.trainer.folder
     save_config(config, run / "config.yaml")
@@ -94,6 +94,6 @@ def _start(config: Config, damage: Damage, sound: Path) -> str:
 
 
 def _files(checkpoint: Path) -> dict[str, bytes]:
-    """But the manifest, which may lack its last newline."""
+    """Damage a file. The manifest may lose its last newline without damage."""
     files = [file for file in checkpoint.rglob("*") if file.is_file() and file.name != MANIFEST]
     return {str(file.relative_to(checkpoint)): file.read_bytes() for file in files}

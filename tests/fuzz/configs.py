@@ -1,4 +1,4 @@
-"""Command lines and YAML files of main_ppo, up to where workers would start."""
+"""Command lines and YAML files of main_ppo, up to the start of workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HUBS = ("path", "tokenizer_path")
 
 @dataclass(frozen=True)
 class Task:
-    """What every command line begins with: a tiny model and its data."""
+    """A tiny model and its data, which every command line names."""
 
     folder: Path
 
@@ -71,7 +71,7 @@ def tried_keys() -> list[str]:
 
 @st.composite
 def settings(draw: st.DrawFn) -> dict[str, Any]:
-    """One to three keys with values that their types take, whatever else they do; or with values near and far."""
+    """One to three keys with values of their types, or with other values."""
     names = draw(st.lists(st.sampled_from(tried_keys()), min_size=1, max_size=3, unique=True))
     value_of = _fitting if draw(st.booleans()) else _any_value
     return {name: _local(name, draw(value_of(KEYS[name]))) for name in names}
@@ -101,13 +101,13 @@ def _any_value(key: Key) -> st.SearchStrategy[Any]:
 
 
 def _local(name: str, value: Any) -> Any:
-    """Never a hub id: that would be asked for over the network."""
+    """Exclude hub ids, which would need the network."""
     is_model = name.endswith(HUBS) and "model" in name
     return f"/{value}" if is_model and isinstance(value, str) and value else value
 
 
 def from_yaml(task: Task, given: dict[str, Any], folder: Path) -> str:
-    """The keys in a file of the user's own, which is started from."""
+    """Write the keys to a YAML file with which the run is started."""
     values: dict[str, Any] = {"defaults": ["/ppo"]}
     for name, value in (task.words() | given).items():
         place = values
@@ -121,14 +121,14 @@ def from_yaml(task: Task, given: dict[str, Any], folder: Path) -> str:
 
 
 def from_words(task: Task, words: Sequence[str]) -> str:
-    """The words as the shell gives them, after those that every run needs."""
+    """Arguments of the command, after those that every run needs."""
     given = {word.split("=")[0].lstrip("+~") for word in words}
     first = [f"{name}={value}" for name, value in task.words().items() if name not in given]
     return up_to_the_workers([*first, *words, "trainer.dry_run=true"])
 
 
 def up_to_the_workers(argv: list[str]) -> str:
-    """Accepted is what also comes back whole from the run's config.yaml."""
+    """A configuration is accepted if it is equal after loading the run's config.yaml."""
     with contextlib.redirect_stdout(io.StringIO()):
         config, origin = load_with_origin(Config, "ppo", argv)
         prepared = prepare(config, origin)
@@ -151,7 +151,7 @@ WORDS = ["=", "==", "a", "trainer", "trainer=", "=1", "+trainer.seed=1", "~train
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """Words that are no KEY=VALUE, or odd ones."""
+    """Arguments that are not KEY=VALUE, or unusual ones."""
     odd = st.sampled_from(WORDS)
     keys = st.sampled_from([*tried_keys(), *sections(Config)])
     return draw(st.lists(odd | st.builds("{}={}".format, keys, texts.map(_flat)), min_size=1, max_size=2))

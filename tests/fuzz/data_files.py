@@ -1,4 +1,4 @@
-"""Files of prompts: cut, torn, of wrong types; and chat templates."""
+"""Prompt files that are truncated, damaged or have wrong types; and chat templates."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _lines(given: list[Any], ascii: bool) -> str:
 
 
 def _columns(draw: st.DrawFn, path: Path) -> Path:
-    """A parquet file by its columns: types that JSON does not have."""
+    """A parquet file with types that JSON does not have."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -85,7 +85,7 @@ def _damage(draw: st.DrawFn, path: Path) -> None:
 
 
 def read(path: Path, renderer: Renderer) -> str:
-    """As a run reads it; accepted is what can be tokenized, sent to a grader and logged."""
+    """Read the file as in a run. It is accepted if its prompts can be tokenized, sent to a grader and logged."""
     prompts = load_prompts(str(path), "prompt")
     if isinstance(prompts[0].content, list):
         try_template(renderer, prompts[0].content)
@@ -108,7 +108,7 @@ templates = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 
 
 def render(template: str, renderer: Renderer) -> str:
-    """A template on a sound prompt: shown, or refused with its own name."""
+    """Render a valid prompt: the template works, or the error names it."""
     renderer.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "w2 w3"}]
     try_template(renderer, chat)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What people and programs write by mistake."""
+"""Typical mistakes of users and programs."""
 
 from __future__ import annotations
 

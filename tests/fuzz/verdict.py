@@ -1,4 +1,4 @@
-"""One case of bad input, how it is judged, and the count of all of them."""
+"""A case of bad input, its outcome, and the counts of all outcomes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-TIME_LIMIT = 60  # seconds of one case: it hangs; far above what any takes
+TIME_LIMIT = 60  # seconds after which a case counts as hung
 
 
 class Hang(BaseException):
-    """No `except Exception` on the way may take it."""
+    """BaseException, so that no `except Exception` catches it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`attempt` returns the name of an outcome ("accepted", "masked", ...) or raises the one error; then its message
-    must name one of `names`: the keys or the file that the user has to fix."""
+    """`attempt` returns the name of an outcome ("accepted", "masked", ...) or raises an error. Its message must contain
+    one of `names`, the keys or the file that the user has to fix."""
 
     shown: str
     attempt: Callable[[], str]
@@ -48,7 +48,7 @@ class Report:
 
 
 def judge(case: Case) -> tuple[str, str]:
-    """The outcome, and what is wrong with it ("": nothing)."""
+    """The outcome, and the problem with it ("" if there is none)."""
     try:
         with time_limit(TIME_LIMIT):
             return case.attempt(), ""
@@ -63,7 +63,7 @@ def judge(case: Case) -> tuple[str, str]:
 
 
 def is_clear(error: ValueError, names: tuple[str, ...]) -> bool:
-    """Not a library's own, and it says where to look."""
+    """Whether the error is the project's own and names its cause."""
     message = str(error)
     return not isinstance(error, UnicodeError) and any(name in message for name in names)
 

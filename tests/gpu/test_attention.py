@@ -1,4 +1,4 @@
-"""The GPU's attention kernels against plain padded attention, and a training worker in bfloat16."""
+"""GPU attention kernels against padded attention, and a training worker in bfloat16."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 64, which every kernel takes."""
+    """Head size 64, which every kernel supports."""
     path = tmp_path_factory.mktemp("model")
     build_model("qwen3", head_dim=64).save_pretrained(path)
     save_tokenizer(path)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
-    """Log-probs and gradients in bfloat16, within what bfloat16 itself makes."""
+    """Log-probs and gradients in bfloat16, within its rounding error."""
     device = torch.device("cuda")
     rows = Rows.from_rows(some_rows(6))
     results = []
@@ -61,7 +61,7 @@ def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
 
 
 def check_near(expected: tuple[Tensor, list[Tensor]], ours: tuple[Tensor, list[Tensor]]) -> None:
-    """Log-probs and gradients, as far as bfloat16 says."""
+    """Log-probs and gradients, within the rounding error of bfloat16."""
     assert (ours[0] - expected[0]).abs().mean() < 0.03
     for gradient, own_gradient in zip(expected[1], ours[1], strict=True):
         assert (own_gradient - gradient).norm() < 0.05 * gradient.norm() + 1e-3
@@ -69,7 +69,7 @@ def check_near(expected: tuple[Tensor, list[Tensor]], ours: tuple[Tensor, list[T
 
 @pytest.mark.parametrize("kind", ["padded", *KINDS])
 def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
-    """Log-probs and gradients in bfloat16, within what bfloat16 itself makes."""
+    """Log-probs and gradients in bfloat16, within its rounding error."""
     device = torch.device("cuda")
     rows = draw_rows(3, 12, 9)
     policy = PolicyModel(load_causal_lm(Model(path=str(folder)), kind, torch.bfloat16).to(device))
@@ -84,7 +84,7 @@ def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
 
 @pytest.fixture
 def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyWorker]:
-    monkeypatch.setattr(sharding, "MIN_UNIT", 0)  # each tiny layer gathered on its own, as real ones are
+    monkeypatch.setattr(sharding, "MIN_UNIT", 0)  # gather each tiny layer separately, like layers of real models
     setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
         actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
@@ -126,7 +126,7 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
 
 
 def test_a_micro_batch_goes_up_without_waiting(folder: Path):
-    """Copies are asynchronous, from pinned memory; a blocking one would raise."""
+    """Copies are asynchronous from pinned memory. A blocking copy would raise."""
     rows, device = Rows.from_rows(some_rows(6)), torch.device("cuda")
     columns = Columns(advantages=np.ones(rows.response_offsets[-1]), loss_weights=np.ones(6))
     MicroBatchBuilder(False, device).build(rows, [0, 1], columns)

@@ -1,4 +1,4 @@
-"""The experts that vLLM returns are those that the trainer's model would take, over turns that share their past."""
+"""vLLM returns the experts that the trainer's model would choose, over turns with a shared prefix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> Row:
-    """The first turns' keys and values come from the engine's cache, and so do their experts."""
+    """Keys, values and experts of earlier turns come from the engine's cache."""
     model.save_pretrained(folder / "model")
     spec = EngineSpec(
         index=0,
@@ -53,7 +53,7 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
 
 
 def share_of_others(model: Any, row: Row, device: Device) -> float:
-    """Of the engine's choices, those that transformers would not make; the last token was never computed."""
+    """Share of the engine's expert choices that transformers would not make. The last token was never computed."""
     routers = Routers.of(model)
     assert routers is not None and row.routed_experts is not None
     experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
@@ -70,4 +70,4 @@ def experts_returned(folder: Path, device: Device, dtype: str) -> float:
 
 
 def test_they_are_those_of_the_model(tmp_path: Path) -> None:
-    assert experts_returned(tmp_path, "cuda", "bfloat16") < 0.1  # by chance: 0.9
+    assert experts_returned(tmp_path, "cuda", "bfloat16") < 0.1  # random choices: 0.9

@@ -1,4 +1,4 @@
-"""Liger's fused kernels against the plain layers: log-probs, gradients, and a worker that trains."""
+"""Liger's fused kernels against plain layers: log-probs, gradients, and a training worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save(name: str, folder: Path) -> str:
     return str(folder)
 
 
-# The plain side first: rotations are replaced for all models of the architecture in this process.
+# The plain model runs first: rotations are replaced for all models of the architecture in this process.
 @pytest.mark.parametrize("name", LIGER_ARCHITECTURES)
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
 def test_fused_kernels_equal_plain_layers(tmp_path: Path, name: str, attention: Any, monkeypatch: pytest.MonkeyPatch):
@@ -53,7 +53,7 @@ def test_fused_kernels_equal_plain_layers(tmp_path: Path, name: str, attention: 
 
 
 def keep_rotations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernels replace in the architecture's module is there again after the test."""
+    """Restore the functions that the kernels replace in the architecture's module."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     classes = [attribute for attribute in vars(module) if attribute.endswith(("RMSNorm", "MLP"))]
     for attribute in ("apply_rotary_pos_emb", *classes):
@@ -62,7 +62,7 @@ def keep_rotations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", WORKERS)
 def test_a_worker_trains_with_them(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """Under FSDP2, layer by layer: its first log-probs are those of the plain layers, and a step moves them."""
+    """With FSDP2 per layer: the first log-probs are those of plain layers, and a step changes them."""
     keep_rotations("qwen3", monkeypatch)
     monkeypatch.setattr(sharding, "MIN_UNIT", 0)
     case = Case(save("qwen3", tmp_path))

@@ -1,4 +1,4 @@
-"""Over NCCL: ranks that share sequences, and copies of the model, give the gradients of one rank on a CPU."""
+"""Over NCCL, Ulysses ranks and model replicas have the gradients of one rank on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's own weight transfer on real GPUs: CUDA IPC with sleep on a shared one, NCCL between two."""
+"""vLLM's weight transfer on real GPUs: CUDA IPC with sleep on a shared GPU, NCCL between two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Client:
-    """The engine as the trainer's thread sees it."""
+    """Engine client for the trainer's thread."""
 
     def __init__(self, engine: VllmEngine, loop: asyncio.AbstractEventLoop):
         self._engine, self._loop = engine, loop
@@ -48,7 +48,7 @@ class Client:
 
 @contextmanager
 def visible(gpu: int) -> Iterator[None]:
-    """Put back this variable alone: vLLM's front end reads others, set while it starts, whenever it is called."""
+    """Restore only this variable. vLLM's front end still needs others that it set during its start."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     os.environ[name] = str(gpu)

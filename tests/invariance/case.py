@@ -1,4 +1,4 @@
-"""One case: random episodes, a pair of estimator and loss with random settings, and the views that must agree."""
+"""A case: random episodes, a pair of estimator and loss with random settings, and views that must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = View("append, packed, one rank, one micro-batch")
 
 @dataclass(frozen=True)
 class Name:
-    """From which a case is drawn, in any process."""
+    """Identity of a case, from which any process can draw it."""
 
     seed: int
     number: int
@@ -59,7 +59,7 @@ class Case:
         )
 
     def outcome(self, view: View) -> Outcome:
-        """Through the stand-in for the model."""
+        """Outcome with the table in place of the model."""
 
         def make():
             return prepare(view, self.episodes, self.told, self.config, self.estimator)
@@ -67,13 +67,13 @@ class Case:
         return update(make, view, self.table, self.config, self.loss, self.episodes.num_tokens)
 
     def on_policy(self, own: np.ndarray) -> Case:
-        """The case for a real model with those log-probs of the sampled tokens: old ones and reference near them."""
+        """The case for a real model with these log-probs: old and reference log-probs are close to them."""
         old = (own + 0.3 * (self.told.old + 4.0)).astype(np.float32)
         return replace(self, told=replace(self.told, old=old, ref=(old + self.told.ref - self.told.old)))
 
 
 def _views(generator: np.random.Generator, one_step: bool) -> list[View]:
-    """Another order of the samples deals them to other mini-batches, so it is for cases of one mini-batch."""
+    """Views of the case. Shuffled samples would be in other mini-batches, so only cases with one mini-batch have it."""
     budgets = generator.integers(1, 150, 3).tolist()
     views = [
         View("memory", "memory"),

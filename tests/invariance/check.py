@@ -1,12 +1,12 @@
-"""The same trajectories teach the same, however they are laid out: `python -m tests.invariance.check --seed 7`.
+"""Check that results do not depend on the layout of trajectories: `python -m tests.invariance.check --seed 7`.
 
-Each case draws episodes (several turns, rewards of turns, failures, truncated ones, invalid actions, groups that are
-partial, of one, all-equal) and goes with eight pairs of estimator and loss from trajectories to gradients by the real
-code, once as it is and once for each view: append or memory context, packed or padded, one to three ranks, any budget
-of micro-batches, another order, rebuilt in the middle. Most go through a small differentiable table in the model's
-place, with ranks one after the other; every 10th case also goes through the policy worker on a tiny model, and on two
-ranks that are processes, with rows of their own or sharing every row; at the end a worker that resumes must hold, bit
-for bit, the weights of one that did not.
+Each case draws episodes (several turns, step rewards, failures, truncation, invalid actions; groups that are partial,
+have one sample, or equal rewards). For eight pairs of estimator and loss, the real code computes gradients from the
+trajectories, once in the plain layout and once per view: append or memory context, packed or padded, one to three
+ranks, any micro-batch budget, another order, rebuilt before each step. Most cases use a small differentiable table in
+place of the model and simulate the ranks one after the other. Every tenth case also uses the policy worker with a tiny
+model, alone and on two processes with separate or shared rows. Finally, a resumed worker must have, bit for bit, the
+weights of one that was not interrupted.
 
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
@@ -35,15 +35,15 @@ from tests.unit.tiny import free_address, run_ranks, save_model
 
 PAIRS_A_CASE = 8
 REAL_EVERY = 10  # cases
-TOLERANCE = 1e-4  # what travels to the workers is float32, and a gradient is a difference of large parts
-REAL_TOLERANCE = 2e-4  # and the tiny model computes in it
+TOLERANCE = 1e-4  # columns are sent to the workers in float32, and a gradient is a difference of large terms
+REAL_TOLERANCE = 2e-4  # the tiny model computes in float32
 
 
 @dataclass
 class Report:
     cases: int = 0
     failures: list[str] = field(default_factory=list)
-    largest: float = 0.0  # difference of the table's cases, relative to the largest entry of each array
+    largest: float = 0.0  # differences with the table, relative to the largest entry of each array
     largest_real: float = 0.0
     comparisons: int = 0
     pairs: set[tuple[str, str]] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Report:
 
 
 def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
-    """The pairs of each case, in turn: 20 cases have them all."""
+    """Pairs of each case in turn. 20 cases contain all pairs."""
     every = pairs()
     for number in range(cases):
         chosen = [every[(number * PAIRS_A_CASE + i) % len(every)] for i in range(PAIRS_A_CASE)]
@@ -79,7 +79,7 @@ def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
 
 
 def check(seed: int, cases: int, progress: bool = False, quick: bool = False) -> Report:
-    """`quick`: one of the views of each pair in turn, and no processes."""
+    """`quick`: one view per pair, and no processes."""
     torch.set_num_threads(1)
     report, of_worker = Report(), []
     for names in names_of(seed, cases):
@@ -103,7 +103,7 @@ def check_case(name: Name, report: Report, turn: int | None) -> None:
 
 
 def difference(ours: Outcome, expected: Outcome) -> float:
-    """The largest over advantages, returns, losses, gradients and figures, each relative to its largest entry."""
+    """Largest difference of advantages, returns, losses, gradients and metrics, each relative to its largest entry."""
     assert len(ours.gradients) == len(expected.gradients)
     assert ours.figures.keys() == expected.figures.keys()
     arrays = [
@@ -122,14 +122,14 @@ def _both(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> list[tuple[
 
 
 def _relative(ours: np.ndarray, expected: np.ndarray, floor: float) -> float:
-    """Not a number counts as infinitely far."""
+    """NaN counts as an infinite difference."""
     assert ours.shape == expected.shape
     gap = np.abs(ours - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), floor)
     return float(gap) if np.isfinite(gap) else float("inf")
 
 
 def check_worker(names: list[Name], report: Report, processes: bool) -> None:
-    """Gradients of the policy worker, and that a resumed one goes on bit for bit."""
+    """Compare gradients of the policy worker, and weights of a resumed worker bit for bit."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, address = str(save_model("qwen3", Path(temporary))), free_address()
         padded, packed = (real.make_worker(folder, one, 0, 1, address) for one in (False, True))

@@ -1,7 +1,7 @@
-"""Random episodes, and the same episodes as trajectories of either context.
+"""Random episodes, and the same episodes as trajectories in append and memory context.
 
-In memory context each turn's prompt shows the whole past, token for token, as append context does: then a model says
-the same of every sampled token, and the two must agree in everything. That is where both can express an episode.
+In memory context, the prompt of each turn contains all earlier tokens, as in append context. A model then has the same
+log-probs for every sampled token, and both contexts must give the same results.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from alphaapollo.types import (
 
 Context = Literal["append", "memory"]
 VOCABULARY = 48
-MAX_LENGTH = 60  # of a response, for penalties and horizons
+MAX_LENGTH = 60  # maximum response length, for penalties and horizons
 STEP_REWARDS = (-0.1, 0.1, 0.2, 0.3)
 
 
 @dataclass(frozen=True)
 class Action:
-    """One turn as it was drawn. `first` numbers its first token among all sampled tokens of the case."""
+    """A random turn. `first` is the number of its first token among all sampled tokens of the case."""
 
-    context: list[int]  # what the environment added
+    context: list[int]  # tokens of the environment
     tokens: list[int]
     logprobs: list[float]
     first: int
@@ -67,10 +67,10 @@ class Episode:
 
 @dataclass
 class Draw:
-    """Draws the episodes of one case from one generator."""
+    """Draw the episodes of one case from one generator."""
 
     generator: np.random.Generator
-    plain: bool  # rewards of 0 and 1 and nothing else: what the closed form of pass@k takes
+    plain: bool  # only rewards 0 and 1, for the closed form of pass@k
     num_tokens: int = 0
     groups: list[list[Episode]] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Draw:
         return self.generator.integers(2, VOCABULARY, self.generator.integers(low, high + 1)).tolist()
 
     def group(self, prompt: int, size: int) -> list[Episode]:
-        """Sometimes all samples are worth the same, with or without rewards of their turns."""
+        """Draw a group. Sometimes all samples have the same reward, with or without step rewards."""
         start, equal = self.tokens(1, 5), self.chance(0.25)
         value = float(self.generator.integers(0, 2))
         return [
@@ -123,7 +123,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Episodes:
-    """What was played in one case; each prompt once, and a greedy episode of each."""
+    """Episodes of one case: groups of samples, and a greedy episode per prompt."""
 
     groups: list[list[Episode]]
     greedy: list[Episode]
@@ -142,7 +142,7 @@ class Episodes:
         return max(sum(not one.score.outcome.failed for one in group) for group in self.groups)
 
     def trajectory_groups(self, context: Context, baseline: bool, order: np.random.Generator | None):
-        """As the driver gets them; `order` shuffles the prompts, and the samples of each."""
+        """Trajectory groups for the driver. `order` shuffles the prompts and the samples of each."""
         groups = [
             TrajectoryGroup(
                 Prompt(number, "test", "text", extra_info={"length_budget": 10}),
@@ -154,7 +154,7 @@ class Episodes:
         return _shuffled(groups, order)
 
     def first_tokens(self) -> dict[tuple[int, int], list[int]]:
-        """(prompt, sample) -> the number of each turn's first token."""
+        """(prompt, sample) -> number of the first token of each turn."""
         return {(one.prompt, one.sample): [act.first for act in one.actions] for group in self.groups for one in group}
 
 

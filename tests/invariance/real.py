@@ -1,4 +1,4 @@
-"""The same cases through the real PolicyWorker, on a tiny model in float32: padded or packed, one rank or two."""
+"""The same cases with the real PolicyWorker and a tiny model in float32: padded or packed, one rank or two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Steps = list[dict[str, np.ndarray]]
 """The gradients of each optimiser step, by the parameter's name."""
 
 PACKED = View("packed", max_tokens=70)
-VIEWS = [  # against append context, padded, in one micro-batch
+VIEWS = [  # compared with append context, padded, in one micro-batch
     View("memory, padded", "memory", padded=True),
     View("memory, packed, small micro-batches", "memory", max_tokens=70),
     PACKED,
@@ -51,12 +51,12 @@ def make_worker(
         teacher_model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
     )
     worker = PolicyWorker(setup, RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel))
-    scale_weights(worker.policy, 1.1)  # away from the reference
+    scale_weights(worker.policy, 1.1)  # different from the reference
     return worker
 
 
 def load(worker: PolicyWorker, case: Case, view: View):
-    """Give the worker its rows and settings; returns its columns."""
+    """Load the rows and settings into the worker and return its columns."""
     prepared = prepare(view, case.episodes, case.told, case.config, case.estimator)
     rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
@@ -66,7 +66,7 @@ def load(worker: PolicyWorker, case: Case, view: View):
 
 
 def near_the_model(worker: PolicyWorker, case: Case) -> Case:
-    """The case with old log-probs near those of the worker's model."""
+    """The case with old log-probs close to those of the worker's model."""
     prepared, _ = load(worker, case, PADDED)
     own = prepared.batch.layout.to_matrix([worker.compute_log_probs()])
     by_token = np.zeros(case.episodes.num_tokens, dtype=np.float32)
@@ -83,7 +83,7 @@ def gradients(worker: PolicyWorker, case: Case, view: View) -> Steps:
 
 
 def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Case]) -> list[list[Steps]]:
-    """Run on each of two ranks (gloo processes): of every view of ON_TWO_RANKS, of every case."""
+    """Run on each of two ranks (gloo processes) for every view of ON_TWO_RANKS and every case."""
     workers = [
         make_worker(folder, not view.padded, rank, num_ranks, address, view.sequence_parallel) for view in ON_TWO_RANKS
     ]
@@ -95,7 +95,7 @@ def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Ca
 
 
 def resumed_weights(folder: str, address: str, cases: list[Case]) -> dict[str, list[np.ndarray]]:
-    """The weights after one iteration a case: without a checkpoint, with one before each, and resumed from the last."""
+    """Weights after one iteration per case: without checkpoints, with one before each, and resumed from the last."""
 
     def learn(worker: PolicyWorker, case: Case) -> None:
         _, columns = load(worker, case, PACKED)

@@ -1,4 +1,4 @@
-"""Random configurations of a pair of estimator and loss, each of which a run would accept."""
+"""Random valid configurations for a pair of estimator and loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full"]
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every estimator with every loss of the package, but for those pairs that are refused at the start of a run."""
+    """Pairs of every estimator with every loss, except those that a run refuses."""
     estimators = [name for name in estimator_names() if _is_ours(get_estimator(name))]
     losses = [name for name in policy_loss_names() if _is_ours(get_policy_loss(name))]
     names = [(estimator, loss) for estimator in estimators for loss in losses]
@@ -44,7 +44,7 @@ def accepted(estimator: Estimator, loss: PolicyLoss) -> bool:
 def draw_config(
     generator: np.random.Generator, estimator: Estimator, loss: PolicyLoss, episodes: Episodes, one_step: bool
 ) -> Config:
-    """`one_step`: all trajectories in one mini-batch, else up to three of them."""
+    """`one_step`: all trajectories in one mini-batch; otherwise up to three mini-batches."""
 
     def chance(probability: float) -> bool:
         return bool(generator.random() < probability)
@@ -87,17 +87,17 @@ def draw_config(
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
     teacher = _teacher(generator, estimator, loss, may_be_whole=actor.get("kl_loss_type") != "full")
     size = actor["ppo_mini_batch_size"]
-    batch = size if size < 1000 else 32  # so that mini-batches divide the trajectories
+    batch = size if size < 1000 else 32  # divisible by the mini-batches
     sections = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "teacher": teacher}
     config = convert(Config, sections | {"env": {"rollout": {"n": 4}}, "data": {"train_batch_size": batch}})
-    check_combinations(config, estimator, loss)  # raises for what a run would refuse
+    check_combinations(config, estimator, loss)  # raises if a run would refuse it
     return config
 
 
 def _teacher(
     generator: np.random.Generator, estimator: Estimator, loss: PolicyLoss, may_be_whole: bool
 ) -> dict[str, Any]:
-    """One in four, and always where nothing else is learnt from."""
+    """One in four cases, and always if there is no other training signal."""
     kinds = ["sampled"] * (loss.level == "token") + ["reverse", "forward", "jsd"] * may_be_whole
     if not kinds or (generator.random() > 0.25 and estimator.name != NO_ESTIMATOR):
         return {}

@@ -1,7 +1,7 @@
-"""A stand-in for the model: a small differentiable table of sampled tokens in float64, through the worker's objective.
+"""A small differentiable table in place of the model, in float64, with the worker's objective.
 
-It says of token i: log-prob b_i + f_i theta, entropy and full KL softplus(g_i theta) and softplus(h_i theta). Ranks are
-computed one after the other and their gradients added, which is what FSDP's mean of the scaled losses comes to.
+Token i has log-prob b_i + f_i theta, entropy softplus(g_i theta) and full KL softplus(h_i theta). Ranks are simulated
+one after the other and their gradients are added, which equals FSDP's mean of the scaled losses.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Table:
 
     @classmethod
     def draw(cls, generator: np.random.Generator, old: np.ndarray) -> Table:
-        """Some way off the old log-probs, so that clips and gates act."""
+        """Log-probs different from the old ones, so that clips and gates act."""
         base = old + 0.2 * generator.standard_normal(len(old))
         return cls(torch.from_numpy(base), torch.from_numpy(0.3 * generator.standard_normal((len(old), 3, SIZE))))
 
     def stats(self, theta: Tensor, tokens: np.ndarray) -> TokenStats:
-        """Of the tokens of those numbers; -1 = of the environment."""
+        """Values of the tokens with these numbers; -1 = token of the environment."""
         numbers = torch.from_numpy(tokens).clamp(min=0)
         logp, entropy, kl = (self.features[numbers] @ theta).unbind(1)
         return TokenStats(self.base[numbers] + logp, softplus(entropy), softplus(kl))
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an update: of each optimiser step the loss, the gradient and the critic's, and figures of all."""
+    """Results of an update: losses and gradients of policy and critic per optimizer step, and metrics."""
 
     advantages: np.ndarray  # [T]
     returns: np.ndarray  # [T]
@@ -63,7 +63,7 @@ class Outcome:
 def update(
     make: Callable[[], Prepared], view: View, table: Table, config: Config, loss: PolicyLoss, num_tokens: int
 ) -> Outcome:
-    """Plain gradient descent over the mini-batches. `make` prepares the case; a resumed view calls it at every step."""
+    """Gradient descent over the mini-batches. `make` prepares the case; a rebuilt view calls it at every step."""
     prepared, actor = make(), config.actor_rollout_ref.actor
     theta, losses, gradients, value_gradients = torch.zeros(SIZE, dtype=torch.float64), [], [], []
     figures: dict[str, float] = {}
@@ -82,7 +82,7 @@ def update(
 
 
 def micro_batches(prepared: Prepared, step: int, padded: bool):
-    """(micro-batch, the numbers of its response tokens) over all ranks."""
+    """(micro-batch, numbers of its response tokens) over all ranks."""
     ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
     for rank, columns, flat in ranks:
         for positions in rank.mini_batches[step].micro_batches:
@@ -101,7 +101,7 @@ def policy_step(
     loss: PolicyLoss,
     figures: dict[str, float],
 ) -> Tensor:
-    """The loss of a mini-batch; adds to `figures`."""
+    """Loss of a mini-batch. Adds to `figures`."""
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
         matrices = policy_matrices(micro, table.stats(theta, tokens))
@@ -114,7 +114,7 @@ def policy_step(
 
 
 def value_step(prepared: Prepared, step: int, view: View, table: Table, theta: Tensor) -> Tensor:
-    """The gradient of the critic's loss, with theta as its parameters, where the estimator has values."""
+    """Gradient of the critic's loss with theta as its parameters, if the estimator uses values."""
     total = 0.0 * theta.sum()
     for micro, tokens in micro_batches(prepared, step, view.padded):
         if micro.columns.values is None:

@@ -1,6 +1,6 @@
-"""One case, looked at in several ways that must not matter: the real path from trajectories to the workers' columns.
+"""Equivalent layouts of one case, on the real path from trajectories to the workers' columns.
 
-trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Columns a rank
+trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Columns per rank
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ RUN_SEED, STEP = 5, 3
 
 @dataclass(frozen=True)
 class View:
-    """How a case is laid out."""
+    """Layout of a case."""
 
     name: str
     context: Context = "append"
     padded: bool = False
-    num_ranks: int = 1  # with rows of their own
-    sequence_parallel: int = 1  # workers that share each of those
-    max_tokens: int = 10**6  # of a micro-batch
-    order: int | None = None  # seed of a shuffle of prompts and samples
-    resumed: bool = False  # everything is rebuilt before each optimizer step
-    shared: bool = False  # prompts are computed once
-    skips: bool = False  # rows without an advantage are left out, where that changes nothing
+    num_ranks: int = 1  # data-parallel ranks
+    sequence_parallel: int = 1  # workers per data-parallel rank
+    max_tokens: int = 10**6  # token budget of a micro-batch
+    order: int | None = None  # shuffle seed of prompts and samples
+    resumed: bool = False  # rebuild everything before each optimizer step
+    shared: bool = False  # compute prompts once
+    skips: bool = False  # skip rows without an advantage, if that changes nothing
 
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """Log-probs and values of the models and the engine for each sampled token of a case, float32 [T]."""
+    """Log-probs and values of models and engine for each sampled token of a case, float32 [T]."""
 
     old: np.ndarray
     ref: np.ndarray
@@ -57,16 +57,16 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the ranks get, and what stands where."""
+    """Input of the ranks, and the token number of each position."""
 
     batch: Batch
-    columns: list[Columns]  # one a rank
-    tokens: np.ndarray  # int64 [B, L], the number of each sampled token; -1 elsewhere
+    columns: list[Columns]  # one per rank
+    tokens: np.ndarray  # int64 [B, L], number of each sampled token; -1 elsewhere
     flat_tokens: list[np.ndarray] = field(repr=False)  # the same for each rank, [sum responses]
     steps: list[list[MiniBatch]]  # of each rank's update
 
     def by_token(self, name: str, num_tokens: int) -> np.ndarray:
-        """A column by the number of the token, zeros where no worker needs it. [T]"""
+        """A column by token number, zeros if no worker needs it. [T]"""
         values, columns = np.zeros(num_tokens), [getattr(one, name) for one in self.columns]
         if columns[0] is None:
             return values
@@ -80,7 +80,7 @@ def prepare(view: View, episodes: Episodes, told: TokenLogProbs, config: Config,
     actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    with mock.patch.object(training_batch, "SHARE_FROM", 0.0):  # also where that saves nothing
+    with mock.patch.object(training_batch, "SHARE_FROM", 0.0):  # even if it saves nothing
         batch = build_batch(
             [group for group in groups if is_usable(group)],
             actor,
