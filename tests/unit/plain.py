@@ -1,4 +1,4 @@
-"""Entropy, KL and Jensen-Shannon divergence as they are defined: what the closed forms of the head are held to."""
+"""Entropy, KL and Jensen-Shannon divergence by definition, to test the head's closed forms."""
 
 from __future__ import annotations
 

@@ -54,13 +54,13 @@ def unknown_names(text: str) -> list[str]:
 
 @cache
 def known_keys() -> set[str]:
-    """Keys and sections of all commands, verl's spellings included."""
+    """Keys and sections of all commands, including verl's spellings."""
     own = {key for config in COMMANDS.values() for key in (*accepted_keys(config), *sections(config))}
     return own | {VERL_GROUP_SIZE}
 
 
 def unknown_dotted_keys(text: str) -> list[str]:
-    """Dotted names in a text that start like a key, and are no key, module, file name or column of the data."""
+    """Dotted names in a text that start like a key, but are not a key, module, file name or data column."""
     return [name for name in DOTTED_KEY.findall(text) if not is_known(name)]
 
 
@@ -97,7 +97,7 @@ def value_of(config: Config, key: str) -> object:
 
 
 def shows(cell: str, value: object) -> bool:
-    """`cell` of a table says what `value` is: the same number, the same word, or unset."""
+    """Whether a cell of a table agrees with a value: the same number, the same word, or unset."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(re.fullmatch(r"[\d.e-]+", cell)) and float(cell) == value
     return cell == ("unset" if value is None else format_value(value))

@@ -1,4 +1,4 @@
-"""A small run of `python -m tests.fuzz.check`, always the same cases; and that it can fail."""
+"""A small run of `python -m tests.fuzz.check` with fixed cases, and a check that it can fail."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the code name the same metrics; tests/loop holds every whole run to it, too."""
+"""docs/metrics.md and the code name the same metrics. tests/loop checks this for every complete run, too."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_what_rollouts_and_batches_give_is_documented() -> None:
 
 
 def test_an_unknown_name_is_found() -> None:
-    assert undocumented(["reward/mean", "reward/meen", "step", "val/pass@8_greedy", "source/a/b/reward"]) == [
+    assert undocumented(["critic/score/mean", "reward/meen", "step", "val/pass@8_greedy", "source/a/b/reward"]) == [
         "reward/meen"
     ]

@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements/*.txt and the imports say the same."""
+"""pyproject.toml, requirements/*.txt and the imports agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of models and workers: tiny models as Hugging Face folders, rows, and functions run on several ranks."""
+"""Utilities for tests of models and workers: tiny models in Hugging Face folders, rows, functions on several ranks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def some_rows(count: int, seed: int = 0) -> list[Row]:
 
 
 def free_address() -> str:
-    """A meeting point that no other test can take: a port that is free now may be another's in a moment."""
+    """Rendezvous address that no other test can use, unlike a free port."""
     return f"file://{_meetings().name}/{uuid4().hex}"
 
 
@@ -140,7 +140,7 @@ PRELOADED = [
 
 
 def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout: float = 90.0) -> list[Any]:
-    """`function(rank, num_ranks, address, *arguments)` in one process a rank; the results in rank order."""
+    """Call `function(rank, num_ranks, address, *arguments)` in one process per rank. Returns the results by rank."""
     context = multiprocessing.get_context("forkserver")  # one process imports torch, once for all ranks of all tests
     context.set_forkserver_preload(PRELOADED)
     address = free_address()

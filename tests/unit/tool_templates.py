@@ -100,12 +100,12 @@ def _tokenizer(special: tuple[str, ...], words: tuple[str, ...]) -> PreTrainedTo
 
 
 def schema(name: str, **types: str) -> dict[str, Any]:
-    """A tool's, e.g. `schema("add", a="integer")`."""
+    """Schema of a tool, e.g. `schema("add", a="integer")`."""
     properties = {argument: {"type": kind} for argument, kind in types.items()}
     parameters = {"type": "object", "properties": properties, "required": list(types)}
     return {"type": "function", "function": {"name": name, "description": f"{name}!", "parameters": parameters}}
 
 
 def call(name: str, **arguments: Any) -> str:
-    """As HERMES writes it."""
+    """A call in the format of HERMES."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'

@@ -1,4 +1,4 @@
-"""Batches for losses that choose tokens over a mini-batch."""
+"""Batches for losses that select tokens over a mini-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alphaapollo.config.schema import Actor
 
 
 def with_choice(batch: PolicyLossInputs, loss: PolicyLoss, actor: Actor) -> PolicyLossInputs:
-    """The batch, as a whole mini-batch, with the tokens that the loss chooses, where it does."""
+    """The batch as a complete mini-batch, with the tokens that the loss selects, if it does."""
     if loss.choose is None:
         return batch
     is_action = batch.mask.bool()

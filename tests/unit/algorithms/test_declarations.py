@@ -1,4 +1,4 @@
-"""What estimators and losses say at registration is true: what they read, and how their advantages look."""
+"""Declarations of estimators and losses at registration are correct: the keys they read, and their advantages."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ ACTORS = [Actor(), Actor(clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=2
 
 
 class Recording:
-    """Stands in for a section of the config and notes which fields are read."""
+    """Replacement of a config section that records which fields are read."""
 
     def __init__(self, section: BaseModel, seen: set[str], prefix: str = ""):
         self._section, self._seen, self._prefix = section, seen, prefix
@@ -102,7 +102,7 @@ def test_what_an_estimator_reads_has_an_effect(name: str):
 
 @pytest.mark.parametrize("name", estimator_names())
 def test_per_token_estimators_and_no_others_differ_within_a_row(name: str):
-    """For the others a sequence-level loss may take the mean of a row: it is the one value that is there."""
+    """For other estimators, all tokens of a row have one value, so a sequence-level loss may use its mean."""
     estimator, batch = get_estimator(name), group_batch()
     differs = False
     for algorithm in ALGORITHMS:
@@ -177,7 +177,7 @@ def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str
 
 
 def test_only_the_owner_reads_these_fields():
-    """Otherwise a used key would be reported as without effect. trainer/setup/inputs.py reads the estimator itself."""
+    """Otherwise a used key would be reported as without effect. trainer/setup/inputs.py reads adv_estimator."""
     estimators, losses = map(get_estimator, estimator_names()), map(get_policy_loss, policy_loss_names())
     fields = {name for one in estimators for name in one.reads or ()}
     fields |= {name.rpartition(".")[2] for one in losses for name in one.reads or ()}

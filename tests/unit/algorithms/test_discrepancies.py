@@ -1,4 +1,4 @@
-"""Where widespread implementations err, ours follows the paper: one test for each finding, with its numbers.
+"""Errors of widespread implementations that this project avoids: one test for each finding, with numbers.
 
 D1 .. D20 are the rows of the table "what others do differently" in docs/algorithms/README.md.
 """

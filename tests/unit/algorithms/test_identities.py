@@ -1,4 +1,4 @@
-"""Identities that hold between algorithms, on random batches."""
+"""Identities between algorithms, on random batches."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**31)
 
 
 def random_batch(seed: int, drift: float, constant: bool) -> PolicyLossInputs:
-    """Six rows, one of them empty, with holes in the mask; `constant`: one advantage a row."""
+    """Six rows, one of them empty, with gaps in the mask. `constant`: one advantage per row."""
     generator = torch.Generator().manual_seed(seed)
     rows, width = 6, 5
 

@@ -9,7 +9,7 @@ from alphaapollo.algorithms.mismatch import mismatch_metrics
 
 
 def figures_of(trainer: np.ndarray, engine: np.ndarray, mask: np.ndarray, ids: np.ndarray) -> dict[str, float]:
-    """Of response-aligned matrices [B, L] and the trajectories of their rows: of the action tokens alone."""
+    """Mismatch metrics over the action tokens of response-aligned matrices [B, L]."""
     rows, positions = np.nonzero(mask)
     return mismatch_metrics(trainer[rows, positions], engine[rows, positions], ids[rows], positions)
 
@@ -31,7 +31,7 @@ def test_equal_log_probs() -> None:
 
 
 def test_figures_by_hand() -> None:
-    """Two tokens with ratios 2 and 1/2, one masked token of nonsense."""
+    """Two tokens with ratios 2 and 1/2, and a masked token with an arbitrary value."""
     trainer = np.array([[math.log(2), -math.log(2), 99.0]])
     figures = figures_of(trainer, np.zeros((1, 3)), np.array([[1, 1, 0]]), np.array([0]))
     assert figures["mismatch/k1"] == pytest.approx(0.0)

@@ -88,7 +88,7 @@ def test_label_smoothing_outside_its_range_is_an_error(name: str, smoothing: flo
 
 @pytest.mark.parametrize("name", preference_loss_names())
 def test_a_better_chosen_answer_lowers_every_loss(name: str):
-    """IPO and SPPO want a margin of 5 and 500 first."""
+    """IPO and SPPO have target margins of 5 and 500."""
     logp = PAIR.logp.clone().requires_grad_()
     answers = AnswerBatch(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
     keys = {"slic_delta": 3.0} if name == "slic" else {}
@@ -103,7 +103,7 @@ def test_a_better_chosen_answer_lowers_every_loss(name: str):
 
 @pytest.mark.parametrize("name", preference_loss_names())
 def test_losses_read_their_declared_keys(name: str):
-    """A key that a loss does not name changes nothing of it, and each that it names does."""
+    """Only keys that a loss declares change it, and each of them does."""
     loss = get_preference_loss(name)
     others = {
         "beta": 0.7,
@@ -143,7 +143,7 @@ def test_figures_of_pairs():
 
 
 def test_figures_of_single_answers():
-    """Rewards 0.1 and -0.1 against 0.1 * 0.5: the first is above, as it should; two bad answers have no other side."""
+    """Rewards 0.1 and -0.1 compared with 0.1 * 0.5: the first is above, as it should be."""
     assert get_preference_loss("kto")(PAIR, Preference(loss="kto")).is_correct.tolist() == [True, True]
     bad = AnswerBatch(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
     _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))

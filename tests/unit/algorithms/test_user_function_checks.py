@@ -1,4 +1,4 @@
-"""User functions that return the wrong thing are refused before the start, in one line."""
+"""User functions that return invalid results are refused before the start, in one line."""
 
 from __future__ import annotations
 

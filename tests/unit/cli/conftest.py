@@ -1,4 +1,4 @@
-"""What a test registers by the way of a user's file is gone with it: the next test may use the name."""
+"""Functions that a test registers from a user's file are removed after the test."""
 
 from collections.abc import Iterator
 

@@ -25,7 +25,7 @@ def score(prompt: object, completion: str) -> float:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a run would be started with."""
+    """Configuration with which a run would start."""
     calls: list[Any] = []
     monkeypatch.setattr(api, "run_to_end", lambda *arguments: calls.append(arguments))
     return calls

@@ -106,7 +106,7 @@ def test_quickstart_needs_the_source_tree(tmp_path: Path) -> None:
 
 
 def completed(words: list[str]) -> list[str]:
-    """What bash offers for the last word."""
+    """Completions that bash offers for the last word."""
     text = script("bash") + (
         'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; _alphaapollo; printf "%s\\n" "${COMPREPLY[@]}"'
     )

@@ -68,7 +68,7 @@ def test_a_reward_function_is_found_as_a_users_file_is(tmp_path: Path) -> None:
 
 
 def test_what_it_needs_goes_along(tmp_path: Path) -> None:
-    """A process that cannot import this file has the function, and what it looks up."""
+    """The function and the names it uses work in a process that cannot import this file."""
     given = keys(PythonObjects(reward=likes_seven).write(tmp_path, "rl"))
     code = f"""
 import sys

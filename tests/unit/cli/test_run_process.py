@@ -50,7 +50,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def hears_ctrl_c() -> Iterator[None]:
-    """Tests may run as a job in the background, which a shell starts deaf to it."""
+    """Tests may run as a background job, for which a shell ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -59,7 +59,7 @@ def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Counting:
-    """A sync environment: two turns."""
+    """Synchronous environment with two turns."""
 
     def __init__(self, services: Services):
         self.services = services

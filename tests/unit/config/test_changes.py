@@ -1,4 +1,4 @@
-"""Differences between two configurations of a run, and what becomes of them."""
+"""Differences between two configurations of a run: applied, kept or refused."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_resume_keys_and_spelling_of_paths_are_no_difference() -> None:
     saved = SftConfig(data={"train_files": "a/b.parquet"}).model_dump(mode="json")
     now = SftConfig(
         data={"train_files": [str(Path("a/../a/b.parquet").absolute())]},
-        trainer={"resume_mode": "resume_path", "resume_from_path": "x", "dry_run": True},
+        trainer={"experiment_name": "sft", "resume_mode": "resume_path", "resume_from_path": "x", "dry_run": True},
     )
     assert find_changes(saved, now) == []
 
@@ -122,7 +122,7 @@ def test_resume_keys_and_spelling_of_paths_are_no_difference() -> None:
 def test_a_file_of_another_version_has_defaults_for_new_keys_and_may_have_old_ones() -> None:
     saved = SftConfig(grad_clip=2.0).model_dump(mode="json") | {"gone": {"key": 1}}
     del saved["optim"]["betas"], saved["trainer"]["seed"]
-    now = SftConfig(grad_clip=2.0, trainer={"seed": 3})
+    now = SftConfig(grad_clip=2.0, trainer={"experiment_name": "sft", "seed": 3})
     assert [change.key for change in find_changes(saved, now)] == ["trainer.seed"]
 
 

@@ -74,7 +74,7 @@ def test_attention_that_a_cpu_cannot_train_with(asked: str):
     ("found", "kind"), [({"flash_attn"}, "varlen"), ({"flash_attn", "flash_attn_2_cuda"}, "flash")]
 )
 def test_flash_attn_4_is_not_taken_for_2(monkeypatch: pytest.MonkeyPatch, found: set[str], kind: str):
-    """Both install a module `flash_attn`; only version 2 has the function that we call."""
+    """Both install a module `flash_attn`; only version 2 has the required function."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
     assert resolve_model(Model(), "cuda").attention == kind
     if kind == "varlen":

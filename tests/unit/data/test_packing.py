@@ -10,7 +10,7 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 
 
 def parts(lengths: list[int]) -> list[list[int]]:
-    """Each row stands alone."""
+    """Every row is a separate trajectory."""
     return [[length] for length in lengths]
 
 

@@ -1,4 +1,4 @@
-"""Which rows share how much, by hand, and that micro-batches keep together what shares."""
+"""Shared prefixes of rows, by hand, and micro-batches that keep rows of a family together."""
 
 from __future__ import annotations
 

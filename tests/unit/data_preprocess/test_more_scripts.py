@@ -34,7 +34,7 @@ DIRTY = [
 
 
 def run(name, *args):
-    """The script in this process (test_scripts.py starts it as users do): what it prints, and its exit code."""
+    """Output and exit code of a script run in this process (test_scripts.py starts them as commands)."""
     module = importlib.import_module(f"examples.data_preprocess.{name}")
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -55,7 +55,7 @@ def write(path, rows):
 
 
 def made(name, tmp_path, *args, split="train"):
-    """The rows that a script writes, and what it prints."""
+    """Rows that a script writes, and its output."""
     done = run(name, *args, "--local_dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "A sample row" in done.stdout

@@ -1,4 +1,4 @@
-"""The scripts as users call them."""
+"""The scripts, started as commands."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""docs/evaluation.md names commands, keys and figures that there are."""
+"""docs/evaluation.md names only existing commands, keys and metrics."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GenerationPlan on the fake engine in this process: what is written, what is resumed, what is refused."""
+"""main_generation on the fake engine in this process: output, resume, bad input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As tiny's, with a tokenizer that knows spaces and chats."""
+    """Like tiny's model, with a tokenizer for spaces and chats."""
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import AutoTokenizer
 
@@ -82,7 +82,7 @@ class Command:
         return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
 
     def run(self, *overrides: str) -> str:
-        """To the end; what it printed."""
+        """Run to the end and return the output."""
         out = StringIO()
         terminal = Terminal(file=out, width=200, highlight=False)
         config = load_config(GenerationConfig, "generation", self.words(*overrides))
@@ -90,7 +90,7 @@ class Command:
         return out.getvalue()
 
     def records(self) -> list[dict]:
-        """In the order of prompts and samples, without what differs from run to run."""
+        """Results in order of prompt and sample, without values that differ between runs."""
         records = [json.loads(line) for line in self.results.read_bytes().splitlines()]
         for record in records:
             del record["seconds"]
@@ -109,7 +109,7 @@ def command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Com
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Seeds of the completions that the engine was asked for."""
+    """Seeds of the requested completions."""
     seeds: list[int] = []
     generate = FakeEngine.generate
 

@@ -1,4 +1,4 @@
-"""Existing outputs through the graders in isolation: main_eval in this process."""
+"""main_eval on existing outputs, in this process."""
 
 from __future__ import annotations
 

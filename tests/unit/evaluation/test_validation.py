@@ -27,7 +27,7 @@ PROMPTS = [Prompt(0, "a", "1+1=", "2"), Prompt(1, "b", "2+2=", "4"), Prompt(2, "
 
 
 class Engines:
-    """Answers sample s of prompt p with the number s, and grades sample 3 of prompt 2 not at all."""
+    """Engines that answer sample s with the number s, and fail to grade sample 3 of prompt 2."""
 
     def __init__(self) -> None:
         self.requests: list[GroupRequest] = []
@@ -88,7 +88,7 @@ def test_several_samples_also_have_pass_at_k_and_the_majority() -> None:
 
 
 class OneMore:
-    """A reward model that gives every trajectory 1 more and has cut a quarter of the texts."""
+    """Reward model that adds 1 to every trajectory and has truncated a quarter of the texts."""
 
     async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None:
         for trajectory in (one for group in groups for one in group.trajectories):

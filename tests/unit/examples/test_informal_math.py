@@ -1,4 +1,4 @@
-"""The calculator's teacher: what it does depends on the question, and is mostly to add."""
+"""The warm-up data of the calculator example depends on the question and mostly adds."""
 
 import random
 import re

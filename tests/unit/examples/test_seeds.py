@@ -1,4 +1,4 @@
-"""The table of an example over seeds, from runs that lie on disk."""
+"""Table of an example over seeds, from finished runs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/preferences.md and docs/reward_models.md name commands, keys and examples that there are."""
+"""docs/preferences.md and docs/reward_models.md name only existing commands, keys and examples."""
 
 import re
 from pathlib import Path

@@ -17,7 +17,7 @@ from alphaapollo.trainer.progress import Progress
 
 
 class Trainer:
-    """Copies at once and writes when `let` is set. seconds: result of the write, or its error."""
+    """Trainer that copies immediately and writes when `let` is set. seconds: result of the write, or its error."""
 
     def __init__(self, name: str, calls: list[str], seconds: float | Exception):
         self.name, self.calls, self.seconds = name, calls, seconds

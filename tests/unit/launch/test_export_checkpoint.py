@@ -24,7 +24,7 @@ from tests.unit.tiny import run_ranks, save_model
 
 
 def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None:
-    """No step is made: the weights are moved by a little, so that they are not those of the folder."""
+    """Change the weights slightly instead of training, so that they differ from those of the folder."""
     sharding.MIN_UNIT = 0
     config, placement = SftConfig(model={"path": model}), RankPlacement(rank, num_ranks, address, "cpu", 1)
     worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 1)

@@ -10,7 +10,7 @@ from alphaapollo.launch.push_to_hub import check_push, push
 
 
 class FakeApi:
-    """In place of the hub's client: notes what it is asked."""
+    """Fake hub client that records its calls."""
 
     calls: list[tuple[str, dict[str, Any]]]
     error: Exception | None = None

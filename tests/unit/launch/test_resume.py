@@ -1,4 +1,4 @@
-"""What a start finds in its folder, and what it leaves there."""
+"""Effect of a start on an existing run folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start_of(config: Config | SftConfig) -> StartPoint:
 
 
 def train(config: Config | SftConfig, step: int) -> Path:
-    """What a run up to iteration `step` leaves: its configuration, metrics, a checkpoint."""
+    """Make the folder of a run that reached iteration `step`: configuration, metrics, a checkpoint."""
     folder = config.trainer.folder
     start_of(config).claim(config)
     log(folder, *range(step + 1))
@@ -320,7 +320,7 @@ def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str,
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
-    """Otherwise a start after a kill would resume from what was left behind."""
+    """Otherwise a start after a kill would resume from old files."""
     config = configured(tmp_path)
     checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})

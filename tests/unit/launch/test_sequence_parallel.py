@@ -25,7 +25,7 @@ def test_the_model_is_named_by_its_key(tmp_path: Path):
 
 
 def test_a_model_that_transformers_has_itself_may_carry_code(tmp_path: Path):
-    """Its code runs only with leave, and only then is it unknown what its attention does."""
+    """Custom model code runs only with trust_remote_code, and only then its attention is unknown."""
     config = build_model("qwen3").config
     config.auto_map = {"AutoModelForCausalLM": "own.Model"}
     config.save_pretrained(tmp_path)

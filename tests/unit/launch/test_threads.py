@@ -1,4 +1,4 @@
-"""The number of threads on a CPU: by the cores at first, and kept when a run resumes."""
+"""Number of threads on a CPU: set by the cores at the first start, and kept when a run resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settled(config: Config, cores: int, gpus: int = 0) -> tuple[int | None, int 
 
 
 def begun(config: Config, cores: int) -> None:
-    """What a run of one iteration on so many cores leaves."""
+    """Make the folder of a run of one iteration with this number of cores."""
     config, _ = choose_threads(config, Machine(cores, 0))
     find_start(config).claim(config)
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"

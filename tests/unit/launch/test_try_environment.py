@@ -12,7 +12,7 @@ ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
 
 
 class Playful:
-    """Notes what is called; fails where a test says so."""
+    """Environment that records its calls and fails where the test requests it."""
 
     def __init__(self, services):
         self.called = []
@@ -59,7 +59,7 @@ def test_an_environment_that_starts_is_closed_again():
 @pytest.mark.parametrize("where", ["make", "reset", "close"])
 def test_a_failure_names_its_row(monkeypatch, where):
     monkeypatch.setattr(Playful, "failing", where)
-    what = {"make": "creation"}.get(where, where)
+    what = {"make": "creation"}.get(where, f"Playful.{where}")
     says = rf"^env\.env_name=playful: the environment does not start on row 5: {what}: ValueError: broken\. Fix"
     with pytest.raises(ValueError, match=says):
         trial()

@@ -24,22 +24,19 @@ FINE = {
 }
 
 
-def told(*iterations: dict[str, float]) -> list[str]:
+def warnings_of(*iterations: dict[str, float]) -> list[str]:
     advisor = MetricsAdvisor()
     return [line for step, metrics in enumerate(iterations, start=1) for line in advisor.check(step, FINE | metrics)]
 
 
 def test_healthy_run_gets_no_warning() -> None:
-    assert told(*[{}] * 20) == []
+    assert warnings_of(*[{}] * 20) == []
 
 
-def test_zero_signal_says_which_rewards_and_only_once() -> None:
-    silent = {"critic/advantages/share_zero": 1.0, "critic/score/min": 0.0, "critic/score/max": 0.0}
-    lines = told(silent, silent, silent)
-    assert len(lines) == 1
-    assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0 and the policy loss has no gradient.")
-    (line,) = told(silent | {"critic/score/max": 1.0})
-    assert "the samples of each prompt have equal rewards" in line
+def test_zero_advantages_are_reported_once() -> None:
+    silent = {"critic/advantages/share_zero": 1.0}
+    (line,) = warnings_of(silent, silent, silent)
+    assert line.startswith("step 1: the samples of each prompt have equal rewards: every advantage is 0")
 
 
 def test_failure_shares_are_reported() -> None:
@@ -48,35 +45,38 @@ def test_failure_shares_are_reported() -> None:
         ({"outcome/environment_failed": 0.5}, "50% of the trajectories have no reward because the environment failed"),
         ({"val/failed": 0.75}, "75% of the validation samples failed (val/failed)"),
         ({"sync/probe_gap": 0.2}, "log-probs of the probe differ by 0.2 nats on average"),
-        ({"actor/steps_skipped": 2.0}, "2 optimizer steps of the policy were skipped"),
-        ({"critic/steps_skipped": 1.0}, "1 optimizer steps of the critic were skipped"),
+        (
+            {"actor/steps_skipped": 2.0},
+            "2 optimizer steps were skipped because the gradient was not finite (actor/steps_skipped)",
+        ),
+        ({"critic/steps_skipped": 1.0}, "(critic/steps_skipped)"),
         ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0 although some advantages are not"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes exceeded env.episode_timeout"),
         ({"response_length/clip_ratio": 1.0}, "100% of the responses were truncated by the token limit"),
-        ({"train/steps_skipped": 1.0}, "an optimizer step was skipped"),
+        ({"train/steps_skipped": 1.0}, "(train/steps_skipped)"),
         (
             {"mismatch/k3": 0.02},
             "log-probs of engine and trainer differ: KL 2.0e-02 nats per token (safe: 1e-02), effective",
         ),
         ({"mismatch/ess": 0.5}, "effective sample size 50% (safe: 80%). Set algorithm.rollout_correction.method=tis"),
         ({"mismatch/k3": float("nan")}, "log-probs of engine and trainer differ: KL nan nats per token"),
-        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "were sampled by old weights: KL 2.0e-02 nats per token"),
+        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "Lower trainer.max_staleness"),
     ):
-        (line,) = told(metrics, metrics)
+        (line,) = warnings_of(metrics, metrics)
         assert words in line
-    assert told({"outcome/grader_failed": 0.05, "val/failed": 0.05}) == []
+    assert warnings_of({"outcome/grader_failed": 0.05, "val/failed": 0.05}) == []
 
 
 def test_zero_variance_groups_are_reported_if_they_persist() -> None:
     equal = {"groups/zero_variance": 0.9}
-    assert told(*[equal] * (WINDOW - 1)) == []
-    (line,) = told(*[equal] * (WINDOW + 3))
+    assert warnings_of(*[equal] * (WINDOW - 1)) == []
+    (line,) = warnings_of(*[equal] * (WINDOW + 3))
     assert line.startswith(f"step {WINDOW}: 90% of the groups of the last {WINDOW} iterations")
-    assert told(*[equal | {"reward/accuracy": 0.98}] * 20) == []
+    assert warnings_of(*[equal | {"reward/accuracy": 0.98}] * 20) == []
 
 
 def test_zero_variance_is_not_reported_without_advantages() -> None:
-    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {
+    taught = {name: value for name, value in FINE.items() if not name.startswith("critic/advantages/")} | {
         "groups/zero_variance": 1.0
     }
     advisor = MetricsAdvisor()
@@ -88,16 +88,16 @@ def test_zero_variance_is_not_reported_without_advantages() -> None:
 
 def test_entropy_collapse_before_the_task_is_solved() -> None:
     settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
-    (line,) = told(*[settled] * 20)
+    (line,) = warnings_of(*[settled] * 20)
     assert "0.050 nats per token, 60% groups with zero variance, at accuracy 0.45" in line
-    assert told(*[settled | {"reward/accuracy": 0.97}] * 20) == []
+    assert warnings_of(*[settled | {"reward/accuracy": 0.97}] * 20) == []
 
 
 def test_returning_cause_is_reported_again() -> None:
     failing, fine = {"outcome/grader_failed": 0.5}, dict[str, float]()
-    steps = [line.split(":")[0] for line in told(failing, *[fine] * CALM, failing, failing, *[fine] * CALM)]
+    steps = [line.split(":")[0] for line in warnings_of(failing, *[fine] * CALM, failing, failing, *[fine] * CALM)]
     assert steps == ["step 1", f"step {CALM + 2}"]
-    assert len(told(failing, *[fine] * (CALM - 1), failing)) == 1
+    assert len(warnings_of(failing, *[fine] * (CALM - 1), failing)) == 1
 
 
 def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
@@ -105,11 +105,11 @@ def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
 
 
 def test_reward_collapse_is_reported_with_both_means() -> None:
-    (line,) = told(*rewards(*[0.7, 0.8] * 5), *rewards(*[0.1] * 20))
+    (line,) = warnings_of(*rewards(*[0.7, 0.8] * 5), *rewards(*[0.1] * 20))
     step, text = line.split(": ", 1)
     assert step == "step 15" and text.startswith("the reward has collapsed: 0.1 on average over the last 5 iterations")
     assert "compared with 0.76 at its best" in text
-    (line,) = told(*rewards(*[-0.1, -0.2] * 5, std=0.3), *rewards(*[-0.9] * 20, std=0.3))
+    (line,) = warnings_of(*rewards(*[-0.1, -0.2] * 5, std=0.3), *rewards(*[-0.9] * 20, std=0.3))
     assert "the reward has collapsed" in line
 
 
@@ -124,40 +124,38 @@ def test_reward_collapse_is_reported_with_both_means() -> None:
     ],
 )
 def test_noise_is_not_reported_as_a_collapse(means: list[float], std: float) -> None:
-    assert told(*rewards(*means, std=std)) == []
+    assert warnings_of(*rewards(*means, std=std)) == []
 
 
 def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
     still = {"sync/probe_moved": 2e-8, "actor/lr": 1e-12}
-    (line,) = told(*[still] * 12)
-    assert line.startswith(
-        f"step {WINDOW}: the policy does not change: over the last {WINDOW} iterations its log-probs"
-    )
-    assert "changed by 2.0e-08 nats per publish" in line and "learning rate 1.0e-12 and gradient norm 3.0e-01" in line
+    (line,) = warnings_of(*[still] * 12)
+    assert line.startswith(f"step {WINDOW}: the policy does not change: in {WINDOW} iterations its log-probs")
+    assert "changed by 2.0e-08 nats per publish" in line and "learning rate 1.0e-12" in line
 
 
 @pytest.mark.parametrize(
     "fine",
     [
-        {"critic/advantages/share_zero": 1.0, "critic/score/max": 1.0},  # told as that
+        {"critic/advantages/share_zero": 1.0, "critic/score/max": 1.0},  # reported as zero advantages
         {"actor/optimizer_steps": 0.0},  # the critic alone is trained
         {"actor/optimizer_steps": 4.0, "actor/steps_skipped": 4.0},
     ],
 )
 def test_policy_change_is_not_expected_without_steps(fine: dict[str, float]) -> None:
-    assert not [line for line in told(*[{"sync/probe_moved": 0.0} | fine] * 12) if "does not move" in line]
+    assert not [line for line in warnings_of(*[{"sync/probe_moved": 0.0} | fine] * 12) if "does not change" in line]
 
 
 def test_policy_change_is_not_expected_during_warm_up() -> None:
     warming = [{"sync/probe_moved": 1e-7, "actor/lr": step * 1e-9} for step in range(1, 20)]
-    assert told(*warming) == []
+    assert warnings_of(*warming) == []
 
 
 @pytest.mark.parametrize(
     "file", sorted((Path(__file__).parent / "histories").glob("*.jsonl")), ids=lambda file: file.stem
 )
 def test_recorded_good_runs_get_no_warning(file: Path) -> None:
-    """What the gallery's runs wrote, in the names that rules look at; they ended between .94 and .99."""
+    """Recorded metrics of gallery runs that ended between .94 and .99, reduced to those that the rules use."""
     advisor = MetricsAdvisor()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) >= 20 and lines[-1]["reward/accuracy"] > 0.9

@@ -1,4 +1,4 @@
-"""The audit as users call it, and its parts."""
+"""The audit command and its parts."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""examples/code: its data, its tests and its configurations hold together."""
+"""Data, tests and configurations of examples/code agree."""
 
 import random
 from pathlib import Path

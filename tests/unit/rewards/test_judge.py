@@ -23,8 +23,8 @@ PROMPT = Prompt(id=0, data_source="judge", content=[{"role": "user", "content": 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server with `replies` (a text, a status, or a whole body) to give in turn, the last for ever; `requests` it has
-    got."""
+    """Server that sends `replies` (a text, a status, or a complete body) in turn and repeats the last one. `requests`
+    are recorded."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     replies, requests = [], []
 

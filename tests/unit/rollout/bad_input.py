@@ -1,4 +1,4 @@
-"""For tests of what may go wrong: prompt 0 is the bad one, prompt 1 beside it is fine; the engine is scripted."""
+"""Utilities for tests of failures: prompt 0 fails, prompt 1 is valid; the engine is scripted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Re
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.observability.rollout_log import trajectory_lines
-from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.metrics import rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 
@@ -23,12 +23,12 @@ ANSWER = r"<answer>\boxed{4}</answer>"
 
 @dataclass(frozen=True)
 class Played:
-    """What the driver sees of an iteration."""
+    """Results of an iteration on the driver."""
 
     metrics: dict[str, float]
-    bad: dict[str, Any]  # the rollout log's line of each prompt
+    bad: dict[str, Any]  # line of the rollout log per prompt
     fine: dict[str, Any]
-    shown: list[str]  # what the model was shown, a turn of the bad one
+    shown: list[str]  # prompt of each turn of the failing one
 
 
 def play(
@@ -41,7 +41,7 @@ def play(
     max_tokens: int = 400,
     answer: str = ANSWER,
 ) -> Played:
-    """The model says `say(turn)` to the bad prompt, and `answer` to the other."""
+    """The model answers `say(turn)` to the failing prompt and `answer` to the other one."""
     renderer = Renderer(load_tokenizer(str(folder)))
     shown: list[str] = []
 
@@ -52,7 +52,7 @@ def play(
             words = say(len(shown) - 1)
         return [*renderer.encode([words])[0], *sampling.stop_token_ids]
 
-    worker = RolloutWorker(
+    setup = RolloutWorkerConfig(
         model=Model(path=str(folder)),
         rollout=Rollout(name="fake"),
         env=env or Env(),
@@ -61,8 +61,8 @@ def play(
         custom_reward=CustomRewardFunction(),
         device="cpu",
         run_dir=str(folder),
-        engine=FakeEngine(272, script=script),
     )
+    worker = RolloutWorker(setup, engine=FakeEngine(272, script=script))
     prompts = [
         Prompt(id, data_source, [Message(role="user", content=words)], ground_truth=truth)
         for id, (words, truth) in enumerate(zip((BAD, FINE), truths, strict=True))
@@ -82,9 +82,9 @@ def play(
 
 
 def check_masked(played: Played, outcome: str, reason: str) -> None:
-    """The bad one has a named failure and no reward; the other one has its reward, and is the only one counted."""
+    """Check that the failing prompt has a named failure and no reward, and that only the other one is counted."""
     assert (played.bad["outcome"], played.bad["reward"]) == (outcome, None)
     assert reason in played.bad["reason"]
     assert (played.fine["outcome"], played.fine["reward"]) == ("scored", 1.0)
     assert (played.metrics[f"outcome/{outcome}"], played.metrics["outcome/scored"]) == (0.5, 0.5)
-    assert played.metrics["reward/mean"] == played.metrics["reward/min"] == 1.0
+    assert played.metrics["critic/score/mean"] == played.metrics["critic/score/min"] == 1.0

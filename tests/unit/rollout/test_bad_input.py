@@ -1,5 +1,5 @@
-"""What models, environments, tools and graders may do wrong, on the rollout worker: each has a named outcome in the
-metrics and in the rollout log, its neighbour plays on, and no reward of 0 stands for a failure.
+"""Errors of models, environments, tools and graders on the rollout worker: each has a named outcome in the metrics and
+in the rollout log, other episodes continue, and no failure has a reward of 0.
 
 The table is in docs/environments.md.
 """
@@ -55,7 +55,7 @@ def double():
 
 
 def check_tool_message(played: Played, status: str, message: str) -> None:
-    """The call's status is in metrics and log, and the model got the message and answered correctly."""
+    """The status of the call is in metrics and log. The model got the message and answered correctly."""
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
     assert message in played.shown[1]
     assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")
@@ -120,7 +120,7 @@ def test_hostile_code_is_stopped_and_the_episode_continues(folder, monkeypatch, 
     ],
 )
 def test_hostile_program_fails_its_tests(folder, code, reason):
-    """No failure: it was run, and it is the model's."""
+    """An error of the model's code is not a failure of the tool."""
     truth = json.dumps({"inputs": [""], "outputs": ["4\n"], "time_limit": 1})
     say = "```python\n{}\n```".format
     played = play(
@@ -184,7 +184,7 @@ def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch):
-    """A judge who finds everything right but what is said about the bad question; that gets `replies`."""
+    """Judge that accepts every answer, except to the failing question, for which it sends `replies`."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     class Handler(BaseHTTPRequestHandler):
@@ -229,7 +229,7 @@ def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, judge, reply,
 
 
 class Moody:
-    """Behaves until it is shown the bad prompt; then `trouble(environment)` is what it does at `where`."""
+    """Environment that works, except for the failing prompt, for which it calls `trouble(environment)` at `where`."""
 
     where = "step"
 
@@ -304,7 +304,7 @@ def test_an_environment_that_raises_when_it_is_closed_keeps_its_score(folder, mo
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_an_environment_that_never_answers_is_stopped_by_the_time_limit(folder, moody, monkeypatch, sync):
-    """In a sync method nothing can stop the thread: it is left behind, and holds up neither others nor the end."""
+    """The thread of a sync method cannot be stopped. It blocks neither other episodes nor the end of the run."""
     step = Moody.step
 
     async def wait(self: Moody, action: str) -> object:

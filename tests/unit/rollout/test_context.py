@@ -1,4 +1,4 @@
-"""How the past is shown: tokens are small numbers, and text is the numbers with spaces between them."""
+"""Prompts of later turns. Tokens are small numbers, and text is these numbers separated by spaces."""
 
 import asyncio
 from dataclasses import replace
@@ -8,8 +8,7 @@ import pytest
 
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout.check_rows import check_rows
-from alphaapollo.rollout.context import MemoryContext, append_context_rows, memory_context_rows
+from alphaapollo.rollout.context import MemoryContext, append_context_rows, check_rows, memory_context_rows
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
@@ -17,7 +16,7 @@ from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, Numbers, 
 
 
 def render(content: list[Message] | str) -> list[int]:
-    """A chat is all its numbers, one message after the other."""
+    """Renders a chat as the numbers of its messages."""
     messages = [content] if isinstance(content, str) else [message["content"] for message in content]
     return [int(word) for message in messages for word in message.split()]
 

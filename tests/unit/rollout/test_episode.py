@@ -1,4 +1,4 @@
-"""Episodes with a scripted engine: token ids are small numbers, and text is the numbers with spaces between them."""
+"""Episodes with a scripted engine. Token ids are small numbers, and text is these numbers separated by spaces."""
 
 import asyncio
 import math
@@ -28,7 +28,7 @@ PROMPT = Prompt(3, "exact", "1 2")
 
 
 class Numbers:
-    """Text is numbers: "1 2" is the tokens [1, 2]. A delta closes an open turn with STOP."""
+    """Renderer for numbers: "1 2" has the tokens [1, 2]. A delta ends an open turn with STOP."""
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
         text = content if isinstance(content, str) else content[-1]["content"]
@@ -42,7 +42,7 @@ class Numbers:
 
 
 class Environment:
-    """Answers each action with the next of `replies`; raises it where it is an exception."""
+    """Environment that answers each action with the next of `replies`, or raises it if it is an exception."""
 
     def __init__(self, *replies: object, first: object = "1 2"):
         self.replies = list(replies)
@@ -67,7 +67,7 @@ class Environment:
 
 
 def answers(*scripted: list[int]):
-    """An engine that gives these answers in turn; it remembers what it was asked."""
+    """Engine that gives these answers in turn and records its requests."""
     asked: list[tuple[list[int], Sampling]] = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
@@ -192,7 +192,7 @@ def test_first_observation_is_recorded():
     [({"turns": 1}, EpisodeEnd.TURN_LIMIT), ({"max_tokens": 2}, EpisodeEnd.TOKEN_LIMIT)],
 )
 def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, end):
-    """So that its score has all reward components."""
+    """The empty text is graded, so that the score has all reward components."""
     graded = []
 
     async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:

@@ -45,7 +45,7 @@ def test_timeout_is_masked_without_retry(environment):
 
 
 class Waiting(Environment):
-    """Takes 3 s a turn, 100 s of which it waits in a queue."""
+    """Takes 3 s per turn, plus 100 s of waiting in a queue."""
 
     async def step(self, action: str) -> object:
         await asyncio.sleep(3)
@@ -87,7 +87,7 @@ def test_sync_environments_do_not_block_each_other():
 
 
 def test_each_turn_has_the_version_that_sampled_it():
-    """Weights change while the environment is at work, and then in the middle of a turn."""
+    """Weights change while the environment runs, and later during a turn."""
     engine = FakeEngine(10, script=lambda *_: [5, 6, STOP], seconds_per_token=1.0)
 
     async def change_weights() -> None:

@@ -1,4 +1,4 @@
-"""make cluster-check: its list, and that a machine on which it cannot run is never reported as passed."""
+"""make cluster-check: its list of checks, and that checks which cannot run are never reported as passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make gpu-check: its order, its deadlines, and that what fails or is missing is never reported as passed."""
+"""make gpu-check: its order, its deadlines, and that failed or missing checks are never reported as passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/cluster/kuberay.yaml: its command is one of ours, and its two halves say the same."""
+"""scripts/cluster/kuberay.yaml: its command exists, and its head and worker sections agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/scaling.md is what the planner says."""
+"""docs/scaling.md agrees with the memory plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated cluster: its clock, what it refuses, and a small one."""
+"""The simulated cluster: its clock, bad input, and a small cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rollout.check_rows import check_rows
+from alphaapollo.rollout.context import check_rows
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from scripts.simulate_cluster import parse, simulate
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
@@ -21,7 +21,7 @@ from scripts.simulation.workers import FakeRollout, Latencies
 
 @pytest.fixture(autouse=True)
 def collector_as_it_was() -> Iterator[None]:
-    """A run leaves Python's collector set as a driver wants it."""
+    """Restore garbage collection, which a run configures for a driver."""
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)
@@ -71,7 +71,7 @@ def test_a_small_cluster(tmp_path: Path) -> None:
     assert all(line["batch/trajectories"] == 32 and line["sync/probe_gap"] == 0 for line in lines)
     assert len((tmp_path / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 32
     for step, line in zip(steps, lines, strict=True):
-        waited = line["response/length_max"] / 50 + latencies.publish
+        waited = line["response_length/max"] / 50 + latencies.publish
         assert waited < step.seconds < waited + 3.0 + sum(step.work.values())
         assert set(step.work) >= {"generate", "batch", "columns", "advantage", "update", "publish", "other"}
     calls = cluster.network.calls
@@ -80,7 +80,7 @@ def test_a_small_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["carry", "separate"])
 def test_an_asynchronous_run_is_quicker_where_lengths_differ(tmp_path: Path, mode: Mode) -> None:
-    """Three iterations of the asynchronous loop: those after the first find groups that were played beside it."""
+    """Three iterations of the asynchronous loop. After the first one, some groups were generated during training."""
     latencies = Latencies(response=100.0, longest=1024, spread=1.0, update=200.0)
     waits = {}
     for kind in ("sync", mode):

@@ -1,4 +1,4 @@
-"""scripts/cluster/slurm.sbatch with a Slurm of four lines."""
+"""scripts/cluster/slurm.sbatch with a fake Slurm."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.fl
 
 
 def batch(scores: list[float], **more: object) -> AdvantageInputs:
-    """Four rows of two groups, one a trajectory; the outcome stands on the last action token."""
+    """Four rows of two groups, one row per trajectory, with the outcome on the last action token."""
     token_rewards = torch.zeros(4, 3, dtype=torch.float64)
     for row, (score, last) in enumerate(zip(scores, (1, 2, 0, 1), strict=True)):
         token_rewards[row, last] = score
@@ -44,7 +44,7 @@ def one_turn_a_row(mask: torch.Tensor, groups: torch.Tensor, owners: torch.Tenso
 
 
 def per_row(advantages: torch.Tensor) -> list[float]:
-    """The one value that each row has on its action tokens; zero elsewhere."""
+    """Value of each row, which is equal on its action tokens and zero elsewhere."""
     values = [row[mask.bool()].unique() for row, mask in zip(advantages, MASK, strict=True)]
     assert all(len(value) == 1 for value in values)
     assert not advantages[~MASK.bool()].any()
@@ -81,7 +81,7 @@ def test_one_value_a_trajectory(name: str, options: dict, scores: list[float], e
 
 
 def test_deviations_of_other_kinds():
-    """Arguments of the functions alone: ddof and eps."""
+    """Arguments that only the functions have: ddof and eps."""
     scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.of(torch.tensor([0, 0, 1, 1]))
     assert normalize_in_groups(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
     assert normalize_in_groups(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
@@ -138,7 +138,7 @@ def test_a_reward_on_an_observation_token_survives(name: str):
 
 
 def two_turns(memory: bool, **more: object) -> AdvantageInputs:
-    """One group: a trajectory of two turns, of tokens 2 and 1, that is worth 1, and one of a single token worth 0."""
+    """One group: a trajectory with two turns (2 tokens and 1) and reward 1, and one with one token and reward 0."""
     if memory:
         rewards, mask, values = [[0, 0], [1, 0], [0, 0]], [[1, 1], [1, 0], [1, 0]], [[0.1, 0.2], [0.4, 9], [0.3, 9]]
         owners = [0, 0, 1]
@@ -199,7 +199,7 @@ COMPONENTS = {
     ],
 )
 def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[float]):
-    """By default `accuracy` is left out where `task` tells the same."""
+    """By default `accuracy` is not used if it equals `task`."""
     config = Algorithm(**options)
     std = math.sqrt(sum(x * x for x in summed) / 3)
     expected = pytest.approx([x / std for x in summed], rel=1e-3)  # epsilon 1e-4
@@ -293,7 +293,7 @@ def test_equal_groups_get_exactly_zero(name: str):
 @pytest.mark.parametrize("name", ["magistral", "reinforce_plus_plus_baseline", "gdpo"])
 @pytest.mark.parametrize("third", [0.1, 0.3, 0.7])
 def test_group_with_equal_rewards_has_zero_advantage_among_others(name: str, third: float):
-    """0.1, 0.2 and `third` less their mean do not add up to exactly 0."""
+    """0.1, 0.2 and `third` minus their mean do not add up to exactly 0."""
     scores = torch.tensor([0.5, 0.5, 0.1, 0.2, third], dtype=torch.float64)
     ids = torch.arange(5)
     inputs = AdvantageInputs(
@@ -323,7 +323,7 @@ def test_fully_masked_rows_give_nothing_and_no_nan(name: str):
 
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_statistics_count_trajectories_not_rows(name: str):
-    """A trajectory of three rows weighs as much as one of a single row with the same tokens."""
+    """A trajectory with three rows has the same weight as one with a single row and the same tokens."""
     scores = [1.0, 0.0, 0.0, 1.0]
 
     def inputs(mask: list[list[int]], owners: list[int]) -> AdvantageInputs:

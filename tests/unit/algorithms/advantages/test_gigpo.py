@@ -19,7 +19,7 @@ ANCHORS = torch.tensor([A, B, A, A, B, A])
 
 
 def append_rows() -> AdvantageInputs:
-    """One row a trajectory: turns of two tokens, one token of the environment between them."""
+    """One row per trajectory: turns of two tokens, with one environment token between them."""
     index = torch.tensor([[0, 0, -1, 1, 1, -1, -1, -1], [2, 2, -1, 3, 3, -1, 4, 4], [5, 5, -1, -1, -1, -1, -1, -1]])
     rewards = torch.zeros(3, 8, dtype=torch.float64)
     rewards[0, 4], rewards[1, 1] = 1.0, -0.5
@@ -27,7 +27,7 @@ def append_rows() -> AdvantageInputs:
 
 
 def memory_rows() -> AdvantageInputs:
-    """One row a turn."""
+    """One row per turn."""
     rewards = torch.zeros(6, 2, dtype=torch.float64)
     rewards[1, 1], rewards[2, 1] = 1.0, -0.5
     return inputs(rewards, torch.arange(6).unsqueeze(1).repeat(1, 2), IDS)

@@ -16,7 +16,7 @@ from tests.unit.algorithms.choosing import with_choice
 
 
 def inputs(ratios: list[list[float]], advantages: list[list[float]], mask: list[list[int]]) -> PolicyLossInputs:
-    """The old log-probs are -1; garbage stands off the mask."""
+    """Old log-probs are -1, with arbitrary values outside the mask."""
     mask_matrix = torch.tensor(mask, dtype=torch.float64)
     logp = torch.tensor(ratios, dtype=torch.float64).log() - 1.0
     garbage = torch.full_like(logp, math.nan)
@@ -26,7 +26,7 @@ def inputs(ratios: list[list[float]], advantages: list[list[float]], mask: list[
 
 
 def evaluate(name: str, batch: PolicyLossInputs, actor: Actor | None = None) -> tuple[list, list, dict[str, float]]:
-    """Loss and gradient of the plain sum over what counts, and the metrics."""
+    """Loss and gradient of the sum over tokens or rows, and the metrics."""
     loss = get_policy_loss(name)
     output = loss(with_choice(batch, loss, actor or Actor()), actor or Actor())
     counts = batch.mask if loss.level == "token" else batch.mask.amax(1)

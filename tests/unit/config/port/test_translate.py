@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def ported(name: str, *given: str) -> dict[str, str]:
-    """Our keys and values for a script, as the shell passes them to python."""
+    """Keys and values for a script, as the shell passes them to python."""
     path = SCRIPTS / f"{name}.sh"
     return dict(word.split("=", 1) for word in arguments(port(path.read_text(), str(path), given)))
 

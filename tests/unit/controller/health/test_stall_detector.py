@@ -1,4 +1,4 @@
-"""Stall detection on made-up reports."""
+"""Stall detection on synthetic reports."""
 
 from __future__ import annotations
 

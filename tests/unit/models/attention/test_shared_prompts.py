@@ -18,11 +18,11 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
 from alphaapollo.models.attention import backends
 from alphaapollo.models.attention.shared_prompts import causal_mask
-from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.types import Row
 from tests.unit.tiny import ARCHITECTURES
 
@@ -140,7 +140,7 @@ def test_a_micro_batch_with_part_of_a_group():
 
 
 def test_packed_kernels_get_the_prefixes_as_keys(monkeypatch: pytest.MonkeyPatch):
-    """varlen gets each segment's prefix and the segment itself as keys."""
+    """varlen gets the prefix of each segment and the segment as keys."""
     packing = MicroBatchBuilder(False, CPU).build(three_rows(), [0, 1, 2]).packing
     assert packing is not None
     torch.manual_seed(0)
@@ -158,9 +158,10 @@ def test_packed_kernels_get_the_prefixes_as_keys(monkeypatch: pytest.MonkeyPatch
         return torch.cat(outputs)
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    expected = backends.attend("sdpa", query, key, value, packing)
-    torch.testing.assert_close(backends.attend("varlen", query, key, value, packing), expected)
-    torch.testing.assert_close(backends.attend("padded", query, key, value, packing), expected)
+    call = backends.AttentionCall("Layer", query, key, value, packing=packing)
+    expected = backends.BACKENDS["sdpa"](call)
+    torch.testing.assert_close(backends.BACKENDS["varlen"](call), expected)
+    torch.testing.assert_close(backends.BACKENDS["padded"](call), expected)
 
 
 def _spans(offsets: Tensor) -> list[tuple[int, int]]:
@@ -169,21 +170,16 @@ def _spans(offsets: Tensor) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("extra", [{"window": 3}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 0.0, 2.0])}])
 def test_windows_caps_and_sinks(extra: dict[str, Any]):
-    """Each row by itself compared with its tokens in the shared layout."""
+    """Compare each single row with its tokens in the shared layout."""
     rows = three_rows()
     micro = MicroBatchBuilder(True, CPU).build(rows, [0, 1, 2])
-    flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # where each row's tokens stand
+    flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # positions of each row's tokens
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
-    values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None} | extra
     for compute in (backends._padded, backends._sdpa):
-        ours = compute(backends.AttentionCall(query=query, key=key, value=value, packing=micro.packing, **values))
+        ours = compute(backends.AttentionCall("Layer", query, key, value, packing=micro.packing, **extra))
         for places in flat:
             own = [x[:, :, places] for x in (query, key, value)]
             packing = Packing(torch.tensor([0, len(places)], dtype=torch.int32), [len(places)])
-            expected = backends._sdpa(backends.AttentionCall("Layer", *own, packing=packing, **_without(values)))
+            expected = backends._sdpa(backends.AttentionCall("Layer", *own, packing=packing, **extra))
             torch.testing.assert_close(ours[:, places], expected)
-
-
-def _without(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "layer"}

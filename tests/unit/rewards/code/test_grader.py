@@ -111,7 +111,7 @@ NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(
     ],
 )
 def test_answer_cannot_cause_a_grader_failure(code, test):
-    """A failure of the grader is left out of the advantages: a wrong answer would gain by it."""
+    """A grader failure is excluded from the advantages, so a wrong answer must not cause one."""
     result = score(code, {"asserts": [test]})
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
     assert result.reason
