@@ -46,7 +46,7 @@ def python() -> Iterator[CheckResult]:
 
 def packages() -> Iterator[CheckResult]:
     """Check installed packages against the declared dependencies."""
-    from alphaapollo.launch.versions import declared, unmet, versions
+    from alphaapollo.utils.versions import declared, unmet, versions
 
     declared_packages = declared()
     problems = unmet(declared_packages)

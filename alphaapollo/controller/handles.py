@@ -31,7 +31,7 @@ from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.verification import common_update
 
-if TYPE_CHECKING:  # the driver never imports the workers, which import torch models and vLLM
+if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)

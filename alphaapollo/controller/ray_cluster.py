@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alphaapollo.controller.nodes import ClusterNode, ClusterRequest, NodeContents, differences, inspect_node, shortage
+from alphaapollo.controller.nodes import AnyTrainer, ClusterNode, NodeContents, differences, inspect_node, shortage
 from alphaapollo.controller.placement import Machine, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.utils.heartbeat import read_process
@@ -30,7 +30,7 @@ OWN_TOKEN = secrets.token_hex(32)
 which fails if the home directory is not writable."""
 
 
-def connect(request: ClusterRequest) -> Machine:
+def connect(trainer: AnyTrainer) -> Machine:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it), wait for its nodes, and return the resources
     of its largest node. ValueError: there is no such cluster, or nodes are missing."""
     try:
@@ -40,7 +40,7 @@ def connect(request: ClusterRequest) -> Machine:
             f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start the cluster (`ray start --head`), unset "
             "RAY_ADDRESS to start Ray on this machine, or set RAY_AUTH_MODE=token if the cluster requires a token."
         ) from None
-    wait_for_nodes(request)
+    wait_for_nodes(trainer)
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
@@ -108,13 +108,13 @@ def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
     return {name: started[kind][0].process for kind, name in names.items() if kind in started}
 
 
-def wait_for_nodes(request: ClusterRequest) -> None:
+def wait_for_nodes(trainer: AnyTrainer) -> None:
     """Return when enough nodes have joined, and print meanwhile which are missing. ValueError after
-    `request.timeout`."""
+    trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
-    while missing := shortage(alive_nodes(), request):
+    while missing := shortage(alive_nodes(), trainer):
         waited = time.monotonic() - start
-        if waited >= request.timeout:
+        if waited >= trainer.start_timeout:
             ray.shutdown()
             raise ValueError(
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
@@ -123,7 +123,7 @@ def wait_for_nodes(request: ClusterRequest) -> None:
             )
         if waited - shown >= NOTICE_SECONDS:
             shown = waited
-            print(f"waiting: {missing} ({waited:.0f} of at most {request.timeout:.0f} s)", flush=True)
+            print(f"waiting: {missing} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
         time.sleep(POLL_SECONDS)
 
 

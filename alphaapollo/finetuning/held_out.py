@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
@@ -30,10 +30,8 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
-
-if TYPE_CHECKING:
-    from alphaapollo.rollout.worker import RolloutWorker
 
 BURST = 0.02  # seconds; requests this close together are sampled as one batch
 
@@ -113,10 +111,8 @@ class HeldOutEvaluation:
         self._log = RolloutLog(config.trainer.folder / "rollouts")
 
     async def start(self) -> None:
-        from alphaapollo.rollout.worker import RolloutWorker
-
         config, engine = self.config, cast(Any, self.engine)  # not an Engine: it is never paused and gets no weights
-        self._worker = RolloutWorker(
+        setup = RolloutWorkerConfig(
             model=config.model,
             rollout=Rollout(),
             env=config.env,
@@ -125,8 +121,8 @@ class HeldOutEvaluation:
             custom_reward=config.custom_reward_function,
             device="cpu",
             run_dir=str(config.trainer.folder.resolve()),
-            engine=engine,
         )
+        self._worker = RolloutWorker(setup, engine=engine)
         await start_worker(self._worker)
 
     async def validate(self, step: int, console: Console) -> dict[str, float]:

@@ -14,7 +14,7 @@ import itertools
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import pause_time_limits, resume_time_limits
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import TransportKind
+from alphaapollo.weight_sync.transport import TransportKind, weights_folder
 
 if TYPE_CHECKING:
     from alphaapollo.engines.vllm.engine import VllmEngine
@@ -50,45 +50,46 @@ if TYPE_CHECKING:
 THREADS = 64  # of the default executor, used by tools and the sandbox
 
 
+@dataclass(frozen=True, kw_only=True)
+class RolloutWorkerConfig:
+    """Settings of the rollout workers of a run, the same for all."""
+
+    model: Model
+    rollout: Rollout  # resolved for the device
+    env: Env
+    data: Data | GenerationData
+    reward: Reward
+    custom_reward: CustomRewardFunction
+    device: Device
+    run_dir: str  # the run's folder; engine logs go to its `logs/`
+    transport: TransportKind = "shared_memory"  # of weights
+    shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: none
+
+
 class RolloutWorker:
     """Hosts the engine, the environments and the reward client. Call `start` first.
 
-    device: cpu or cuda; `rollout` must be resolved for it. run_dir: the run's folder (engine logs go to its `logs/`).
-    index: number of the replica. transport: weight transport, with `weights_folder` for shared memory. cleanup:
-    shared-memory folders to remove when this process dies. engine: replaces the engine of `rollout.name` (tests).
+    index: number of the replica. node: where it runs, which determines the folder of its weights. engine: replaces the
+    engine of `rollout.name` (tests).
     """
 
-    def __init__(
-        self,
-        model: Model,
-        rollout: Rollout,
-        env: Env,
-        data: Data | GenerationData,
-        reward: Reward,
-        custom_reward: CustomRewardFunction,
-        device: Device,
-        run_dir: str,
-        index: int = 0,
-        transport: TransportKind = "shared_memory",
-        weights_folder: str = "",
-        cleanup: Sequence[str] = (),
-        engine: Engine | None = None,
-    ):
+    def __init__(self, setup: RolloutWorkerConfig, index: int = 0, node: str = "", engine: Engine | None = None):
+        model, rollout, data, env = setup.model, setup.rollout, setup.data, setup.env
         spec = EngineSpec(
             index=index,
             model_path=model.path,
             trust_remote_code=model.trust_remote_code,
             rollout=rollout,
-            device=device,
+            device=setup.device,
             dtype=rollout.dtype,
             max_model_len=data.max_prompt_length + data.max_response_length,
-            log_path=str(Path(run_dir) / "logs" / f"engine_{index}.log"),
-            transport=transport,
+            log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
+            transport=setup.transport,
             lora_rank=model.lora_rank,
-            cleanup=tuple(cleanup),
+            cleanup=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
-        self._weights_folder = weights_folder
+        self._weights_folder = weights_folder(setup.shared_memory, node)
         self._index = index
         self._model = model
         self._env = env
@@ -98,7 +99,7 @@ class RolloutWorker:
         self._environment = get_environment_spec(env.env_name)
         self._tools: ToolBox | None = None
         self._read_calls: ToolCallParser | None = None
-        self._rewards = RewardClient(reward, custom_reward)
+        self._rewards = RewardClient(setup.reward, setup.custom_reward)
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 

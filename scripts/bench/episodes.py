@@ -31,7 +31,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment  # noqa: E402
-from alphaapollo.rollout.worker import RolloutWorker  # noqa: E402
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig  # noqa: E402
 from alphaapollo.types import Completion, GroupRequest, Message, Prompt, Sampling, Score, Trajectory  # noqa: E402
 from examples.quickstart.make_task import make_tokenizer  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model, make_reward  # noqa: E402
@@ -129,17 +129,17 @@ async def make_worker(
     **rollout: Any,
 ) -> RolloutWorker:
     """Start a rollout worker. `engine` None: vLLM. Without `grades`, every reward is 1 without a grader."""
-    worker = RolloutWorker(
-        Model(path=str(model)),
-        Rollout(**{"enforce_eager": True} | rollout),
-        env,
-        Data(max_prompt_length=512, max_response_length=2000),
-        Reward(timeout=timeout),
-        CustomRewardFunction(path=str(reward_file or make_reward(FOLDER))),
+    setup = RolloutWorkerConfig(
+        model=Model(path=str(model)),
+        rollout=Rollout(**{"enforce_eager": True} | rollout),
+        env=env,
+        data=Data(max_prompt_length=512, max_response_length=2000),
+        reward=Reward(timeout=timeout),
+        custom_reward=CustomRewardFunction(path=str(reward_file or make_reward(FOLDER))),
         device="cpu",
         run_dir=str(FOLDER),
-        engine=engine,
     )
+    worker = RolloutWorker(setup, engine=engine)
     if not grades:
         worker._rewards.score = always_one  # type: ignore[method-assign]
     await worker.start()

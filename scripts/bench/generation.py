@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout  # noqa: E402
 from alphaapollo.data.prompts import load_prompts  # noqa: E402
-from alphaapollo.rollout.worker import RolloutWorker  # noqa: E402
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig  # noqa: E402
 from alphaapollo.types import GroupRequest, Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
@@ -51,16 +51,17 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     folder = FOLDER / args.size
     parameters = make_model(folder, SIZES[args.size])
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
-    worker = RolloutWorker(
-        Model(path=str(folder)),
-        Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True, cpu_threads=args.threads),
-        Env(),
-        Data(max_prompt_length=64, max_response_length=args.max_tokens),
-        Reward(),
-        CustomRewardFunction(path=str(make_reward(FOLDER))),
+    setup = RolloutWorkerConfig(
+        model=Model(path=str(folder)),
+        rollout=Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True, cpu_threads=args.threads),
+        env=Env(),
+        data=Data(max_prompt_length=64, max_response_length=args.max_tokens),
+        reward=Reward(),
+        custom_reward=CustomRewardFunction(path=str(make_reward(FOLDER))),
         device="cpu",
         run_dir=str(FOLDER),
     )
+    worker = RolloutWorker(setup)
     await worker.start()
     from alphaapollo.data.rendering import Renderer, load_tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from alphaapollo.launch.versions import installed_version
+from alphaapollo.utils.versions import installed_version
 from scripts.gpu_check.kit import Kit, relative
 
 REQUIRED = ("torch", "transformers", "numpy", "pydantic", "safetensors")

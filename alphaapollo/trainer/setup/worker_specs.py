@@ -6,11 +6,15 @@ from functools import partial
 
 from alphaapollo.config.schema import Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.launch.builders import build_critic, build_engine, build_policy, build_reward_model
+from alphaapollo.launch.builders import build_policy, critic_model, teacher_model
 from alphaapollo.rewards import zero_reward
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.reward_model_scorer import reward_model_settings
 from alphaapollo.weight_sync.transport import Transport, transport_kind
+from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.policy import PolicyWorkerConfig
+from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> WorkerSpecs:
@@ -29,36 +33,47 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     if not has_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
     behind = plan.saves_in_background
-    critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
+    policy = PolicyWorkerConfig(
+        model=role.model,
+        actor=role.actor,
+        ref=role.ref,
+        needs_reference=plan.needs_reference,
+        optimizer_steps=policy_steps,
+        temperature=role.rollout.temperature,
+        correction=config.algorithm.rollout_correction,
+        seed=seed,
+        engine_form=role.rollout.lora,
+        saves_in_background=behind,
+        teacher=config.teacher,
+        teacher_model=teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
+    )
+    critic = partial(
+        CriticWorker,
+        critic_model(role.model, config.critic),
+        config.critic,
+        optimizer_steps=critic_steps,
+        seed=seed,
+        saves_in_background=behind,
+    )
+    engines = RolloutWorkerConfig(
+        model=role.model,
+        rollout=role.rollout,
+        env=config.env,
+        data=config.data,
+        reward=config.reward,
+        custom_reward=custom_reward,
+        device=placement.device,
+        run_dir=str(config.trainer.folder.resolve()),
+        transport=transport.kind,
+        shared_memory=transport.shared_memory,
+    )
     return WorkerSpecs(
         placement=placement,
         run_id=run_id,
-        policy=partial(
-            build_policy,
-            role,
-            config.teacher,
-            config.algorithm,
-            plan.needs_reference,
-            transport,
-            policy_steps,
-            seed,
-            behind,
-        ),
+        policy=partial(build_policy, policy, transport, config.algorithm.custom_module),
         critic=critic if placement.critic else None,
-        reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,
-        engine=partial(
-            build_engine,
-            role.model,
-            role.rollout,
-            config.env,
-            config.data,
-            config.reward,
-            custom_reward,
-            placement.device,
-            str(config.trainer.folder.resolve()),
-            transport.shared_memory,
-            transport.kind,
-        ),
+        reward_model=partial(RewardModelWorker, scorer, own.fsdp_config) if placement.reward_model else None,
+        engine=partial(RolloutWorker, engines),
         through_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup=[transport.shared_memory],

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.cli import doctor, machine_checks, network_checks
 from alphaapollo.cli.check_result import CheckResult, check_size
-from alphaapollo.launch.versions import declared, installed_version, unmet
+from alphaapollo.utils.versions import declared, installed_version, unmet
 
 GIB = 2**30
 

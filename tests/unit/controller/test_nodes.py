@@ -5,24 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from alphaapollo.config.schema import TuningTrainer
 from alphaapollo.controller import nodes
 from alphaapollo.controller.nodes import (
     RUN_FOLDER,
     ClusterNode,
-    ClusterRequest,
     NodeContents,
     differences,
     inspect_node,
-    installed_version,
     shortage,
 )
 
 HEAD, SECOND, SMALL = ClusterNode("10.0.0.1", "a", 8), ClusterNode("10.0.0.2", "b", 8), ClusterNode("10.0.0.3", "c", 4)
+
+
+def asks(nodes: int, gpus: int, device: str) -> TuningTrainer:
+    return TuningTrainer.model_validate({"nnodes": nodes, "n_gpus_per_node": gpus, "device": device})
+
+
 CORES = [replace(node, gpus=0) for node in (HEAD, SECOND)]
 
 
 def test_missing_nodes_are_counted_and_present_ones_named() -> None:
-    request = ClusterRequest(nodes=2, gpus=8, device="cuda", timeout=1)
+    request = asks(2, 8, "cuda")
     assert shortage([HEAD, SECOND], request) == ""
     assert shortage([HEAD, SMALL], request) == (
         "trainer.nnodes=2 needs 2 node(s) with trainer.n_gpus_per_node=8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
@@ -32,12 +37,10 @@ def test_missing_nodes_are_counted_and_present_ones_named() -> None:
 
 
 def test_without_gpus_any_node_counts() -> None:
-    assert shortage(CORES, ClusterRequest(2, 1, "cpu", 1)) == shortage(CORES, ClusterRequest(2, 1, "auto", 1)) == ""
-    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in shortage(
-        CORES, ClusterRequest(3, 2, "cpu", 1)
-    )
-    assert shortage([*CORES, SMALL], ClusterRequest(2, 1, "auto", 1)), "a GPU is there: nodes without are not enough"
-    assert shortage(CORES, ClusterRequest(1, 1, "cuda", 1)), "their GPUs may still come"
+    assert shortage(CORES, asks(2, 1, "cpu")) == shortage(CORES, asks(2, 1, "auto")) == ""
+    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in shortage(CORES, asks(3, 2, "cpu"))
+    assert shortage([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
+    assert shortage(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
 
 
 def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
     paths = {"model.path": "model"}
     here = inspect_node(paths, str(tmp_path))
     assert (
-        here.files == {"model.path": (1, 2)} and here.versions["torch"] == installed_version("torch") != nodes.NOTHING
+        here.files == {"model.path": (1, 2)} and here.versions["torch"][:1].isdigit() and "+" not in str(here.versions)
     )
     assert differences(here, here, paths) == []
 
@@ -69,4 +72,3 @@ def test_each_difference_is_named_with_its_fix() -> None:
 
 def test_our_own_files_count_as_a_version() -> None:
     assert nodes.code_version().startswith("0.") and "(files " in nodes.code_version()
-    assert installed_version("no_such_library") == nodes.NOTHING

@@ -13,7 +13,7 @@ from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
-from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool, tool
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
@@ -134,7 +134,7 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
         return [*tokenizer(left.pop(0))["input_ids"], *sampling.stop_token_ids]
 
-    worker = RolloutWorker(
+    setup = RolloutWorkerConfig(
         model=Model(path=str(tmp_path)),
         rollout=Rollout(name="fake"),
         env=native(tools=["treble"], max_steps=5, informal_math=InformalMath(enable_python_code=False), **settings),
@@ -143,8 +143,8 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
         custom_reward=CustomRewardFunction(),
         device="cpu",
         run_dir=str(tmp_path),
-        engine=FakeEngine(300, script=script),
     )
+    worker = RolloutWorker(setup, engine=FakeEngine(300, script=script))
 
     async def run() -> tuple[ToolRenderer, Trajectory]:
         await worker.start()

@@ -9,7 +9,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Re
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.grid_world import shortest_paths
-from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 from examples.quickstart.make_task import make_tokenizer
 
@@ -46,7 +46,7 @@ def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
         text = f"<answer>{player(renderer.decode(token_ids))}</answer>{CHATTER}"
         return [*renderer.encode([text])[0], *sampling.stop_token_ids]
 
-    worker = RolloutWorker(
+    setup = RolloutWorkerConfig(
         model=Model(path=str(folder)),
         rollout=Rollout(name="fake"),
         env=env,
@@ -55,8 +55,8 @@ def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
         custom_reward=CustomRewardFunction(),
         device="cpu",
         run_dir=str(tmp_path),
-        engine=FakeEngine(272, script=script),
     )
+    worker = RolloutWorker(setup, engine=FakeEngine(272, script=script))
     prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
 
     async def run() -> list[TrajectoryGroup]:

@@ -9,7 +9,7 @@ import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import (
     EpisodeEnd,
     GroupRequest,
@@ -38,7 +38,7 @@ def model_folder(tmp_path_factory):
 
 
 def make_worker(model_folder, tmp_path, engine=None, **data) -> RolloutWorker:
-    return RolloutWorker(
+    setup = RolloutWorkerConfig(
         model=Model(path=str(model_folder)),
         rollout=Rollout(name="fake"),
         env=Env(),
@@ -47,8 +47,8 @@ def make_worker(model_folder, tmp_path, engine=None, **data) -> RolloutWorker:
         custom_reward=CustomRewardFunction(),
         device="cpu",
         run_dir=str(tmp_path),
-        engine=engine,
     )
+    return RolloutWorker(setup, engine=engine)
 
 
 def run(worker: RolloutWorker, *requests: GroupRequest) -> list[TrajectoryGroup]:
