@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from alphaapollo.environments.base import (
     Environment,
     EnvironmentFailure,
     FinalAnswer,
-    Observation,
     Services,
     StepResult,
     wrap_environment_errors,
@@ -23,15 +22,11 @@ from alphaapollo.evolving.model_calls import ModelCaller
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
 from alphaapollo.rollout.check_replies import check_first, check_messages, check_step
-from alphaapollo.rollout.environment_calls import call_environment, close_environment
-from alphaapollo.rollout.episode import ATTEMPTS, EpisodeLimits
-from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
+from alphaapollo.rollout.environment_calls import EnvironmentCaller
+from alphaapollo.rollout.episode import ATTEMPTS
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
 from alphaapollo.utils.time_limit import TimeLimit
-
-GetReply = Callable[[list[Message], int], Awaitable[str]]
-"""(messages so far, turn number) -> the model's text."""
 
 
 @dataclass
@@ -40,6 +35,7 @@ class Transcript:
 
     messages: list[Message] = field(default_factory=list)
     num_prompt_messages: int = 0  # how many of them are the first prompt
+    reply: ModelReply | None = None  # the last one, complete
     score: Score | None = None  # given by the environment
     done: bool = False  # the environment ended the episode, rather than a limit
     failure: str = ""  # of the environment
@@ -51,7 +47,7 @@ class Transcript:
 
     @property
     def last_reply(self) -> str:
-        """The model's last message; empty if there is none."""
+        """The model's last message, without text that the environment ignored; empty if there is none."""
         own = self.messages[self.num_prompt_messages :]
         return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
 
@@ -60,8 +56,8 @@ class Transcript:
 class RoleResult:
     """What a role returned."""
 
-    value: Any  # what the role's `read` returned; None if no reply could be read
-    messages: tuple[Message, ...]  # its prompt
+    value: Any = None  # what the role's `read` returned; None: no reply could be read, or the role is disabled
+    messages: tuple[Message, ...] = ()  # its prompt
     failure: str = ""
 
 
@@ -80,20 +76,13 @@ class RoleCaller:
     """
 
     def __init__(
-        self,
-        models: ModelCaller,
-        settings: Mapping[str, EvolvingRole],
-        max_tokens: int,
-        asks: int,
-        services: Services,
+        self, models: ModelCaller, settings: Mapping[str, EvolvingRole], max_tokens: int, asks: int, services: Services
     ):
         self.models, self.roles, self._asks = models, make_roles(settings), asks
-        self._settings, self._max_tokens, self._tools = settings, max_tokens, services.tools
-        self._limits = EpisodeLimits(services.config.max_steps, services.config.episode_timeout)
-        self._actions = make_action_handler(services) if self._tools else None
-        schemas = self._tools.schemas() if self._tools else []
-        self._tool_help = "\n".join(describe_call(schema["function"]) for schema in schemas)
-        self._threads = SyncMethodThreads()
+        self._settings, self._max_tokens, self._env = settings, max_tokens, services.config
+        self._actions = make_action_handler(services)
+        self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
+        self._environments = EnvironmentCaller()
 
     def model_of(self, slot: str, branch: str) -> str:
         """The model of a role: its own, or that of the branch."""
@@ -111,86 +100,79 @@ class RoleCaller:
         Raises:
             EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
         """
+        if slot not in self.roles:
+            return RoleResult()
         own, role = self._settings[slot], self.roles[slot]
-        use_tools = isinstance(own, EvolvingToolRole) and own.tools and bool(self._tool_help)
-        messages, failure = role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
+        tools = self._tools if isinstance(own, EvolvingToolRole) and own.tools else []
+        messages = role.build(replace(view, tools="\n".join(map(describe_call, tools))))
+        names, failure = [tool["name"] for tool in tools], ""
         for number in range(self._asks + 1):
             try:
-                reply = await self._converse(slot, branch, f"{key}/ask{number}", messages, use_tools)
-            except (ModelCallError, EnvironmentFailure) as error:
+                talk = await self.run_episode(
+                    slot,
+                    branch,
+                    f"{key}/ask{number}.",
+                    lambda: ToolConversation(self._actions, names),
+                    Prompt(id=0, data_source="", content=""),
+                    lambda first: messages,
+                )
+            except ModelCallError as error:
                 failure = str(error)
                 continue
-            if (value := role.read(reply)) is not None:
+            if talk.failure or talk.reply is None:
+                failure = talk.failure
+            elif (value := role.read(talk.reply)) is not None:
                 return RoleResult(value, tuple(messages))
-            failure = f"the reply could not be read: {' '.join(reply.text.split())[-120:]!r}"
-        return RoleResult(None, (), f"{slot}: no result after {self._asks + 1} attempts; the last: {failure}")
-
-    async def _converse(self, slot: str, branch: str, key: str, messages: list[Message], use_tools: bool) -> ModelReply:
-        """The last reply of one conversation. Raises EnvironmentFailure if a tool fails."""
-        if not use_tools:
-            return await self.call(slot, branch, f"{key}.turn0", check_messages(messages, f"{slot}.build"))
-        replies: list[ModelReply] = []
-
-        async def reply(chat: list[Message], turn: int) -> str:
-            replies.append(await self.call(slot, branch, f"{key}.turn{turn}", chat))
-            return replies[-1].text
-
-        assert self._tools is not None and self._actions is not None
-        actions, names = self._actions, self._tools.names
-        prompt = Prompt(id=0, data_source="", content=messages)
-        transcript = await self.run_episode(lambda: ToolConversation(actions, names), prompt, list, reply)
-        if transcript.failure:
-            raise EnvironmentFailure(transcript.failure)
-        return replies[-1]
+            else:
+                failure = f"the reply could not be read: {' '.join(talk.reply.text.split())[-120:]!r}"
+        return RoleResult(failure=f"{slot}: no result after {self._asks + 1} attempts; the last: {failure}")
 
     async def run_episode(
         self,
+        slot: str,
+        branch: str,
+        key: str,
         make: Callable[[], Environment],
         prompt: Prompt,
         build: Callable[[list[Message]], list[Message]],
-        reply: GetReply,
     ) -> Transcript:
         """Run one episode in messages; rollout/episode.py is the variant in tokens, for training.
 
         A failed environment is replaced once. The pool has the earlier replies, so no call is repeated.
 
         Args:
-            build: from the environment's first messages to the model's prompt.
-            reply: from the messages so far and the turn number to the model's text.
+            key: of the calls, followed by `turn0`, `turn1`, ...
+            build: from the environment's first messages to the role's prompt.
         """
-        transcript = Transcript()
+        transcript, limit = Transcript(), self._env.episode_timeout
         for attempt in range(1, ATTEMPTS + 1):
-            transcript, clock = Transcript(), TimeLimit(self._limits.seconds)
+            transcript, clock = Transcript(), TimeLimit(limit)
             try:
                 with wrap_environment_errors("making the environment"):
                     environment = make()
                 try:
-                    first = check_first(await call_environment(self._threads, clock, environment, "reset", prompt))
-                    transcript.messages = build(
-                        [Message(role="user", content=first)] if isinstance(first, str) else list(first)
-                    )
+                    first = check_first(await self._environments.call(clock, environment, "reset", prompt))
+                    asked = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
+                    transcript.messages = check_messages(build(asked), f"{slot}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
-                    await self._take_turns(transcript, environment, clock, reply)
+                    await self._take_turns(slot, branch, key, transcript, environment, clock)
                     return transcript
                 finally:
-                    await close_environment(self._threads, environment)
+                    await self._environments.close(environment)
             except TimeoutError:
-                transcript.failure = f"the environment took longer than env.episode_timeout={self._limits.seconds:g} s"
+                transcript.failure = f"the environment took longer than env.episode_timeout={limit:g} s"
                 return transcript
             except EnvironmentFailure as error:
                 transcript.failure = f"{error} (attempt {attempt} of {ATTEMPTS})"
         return transcript
 
     async def _take_turns(
-        self,
-        transcript: Transcript,
-        environment: Environment,
-        clock: TimeLimit,
-        reply: GetReply,
+        self, slot: str, branch: str, key: str, transcript: Transcript, environment: Environment, clock: TimeLimit
     ) -> None:
-        for turn in range(self._limits.max_turns):
-            text = await reply(transcript.messages, turn)
-            result = check_step(await call_environment(self._threads, clock, environment, "step", text))
+        for turn in range(self._env.max_steps):
+            transcript.reply = await self.call(slot, branch, f"{key}turn{turn}", transcript.messages)
+            text = transcript.reply.text
+            result = check_step(await self._environments.call(clock, environment, "step", text))
             text = text if result.kept_chars is None else text[: result.kept_chars]
             transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
             if result.done:
@@ -199,25 +181,24 @@ class RoleCaller:
                     transcript.failure = result.score.reason
                 return
             assert result.observation is not None
-            if turn + 1 < self._limits.max_turns:
+            if turn + 1 < self._env.max_steps:
                 transcript.messages = [*transcript.messages, *result.observation.messages]
 
 
-def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role[Any]]:
+def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
     """The role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
     return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
 
 
 class ToolConversation:
-    """Environment in which a role answers its prompt with the help of tools: a reply without a tool call ends it."""
+    """Environment in which a role answers, with the help of tools: a reply without a tool call ends it."""
 
     def __init__(self, actions: ActionHandler, tool_names: Sequence[str]):
         self._actions, self._tags = actions, [f"<{name}>" for name in tool_names]
         self._session = Session()
 
-    async def reset(self, prompt: Prompt) -> Observation:
-        assert not isinstance(prompt.content, str)
-        return Observation(prompt.content)
+    async def reset(self, prompt: Prompt) -> str:
+        return ""  # the role has its own prompt
 
     async def step(self, action: str) -> StepResult:
         if not any(tag in action for tag in self._tags):

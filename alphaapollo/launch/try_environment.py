@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import re
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments.base import (
-    Environment,
     EnvironmentFailure,
     Services,
-    get_environment,
+    get_environment_spec,
     wrap_environment_errors,
 )
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.check_replies import check_first
-from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
+from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.time_limit import TimeLimit
 
 PLACE = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # not what LaTeX has: \boxed{n}
 
@@ -75,33 +73,20 @@ async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunctio
 
 async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
     what = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
+    caller, seconds = EnvironmentCaller(), config.episode_timeout
     try:
-        async with asyncio.timeout(config.episode_timeout):
-            with wrap_environment_errors("creation"):
-                environment = get_environment(config.env_name)(services)
-            try:
-                with wrap_environment_errors("reset"):
-                    reply = await _call(environment, "reset", prompt)
-                first = check_first(reply)
-            finally:
-                with wrap_environment_errors("close"):
-                    await _call(environment, "close")
-            return first
+        with wrap_environment_errors("creation"):
+            environment = get_environment_spec(config.env_name).factory(services)
+        try:
+            return check_first(await caller.call(TimeLimit(seconds), environment, "reset", prompt))
+        finally:
+            await caller.call(TimeLimit(seconds), environment, "close")
     except TimeoutError as error:
         raise ValueError(
-            f"{what} within env.episode_timeout={config.episode_timeout:g} s. Fix it, or raise env.episode_timeout."
+            f"{what} within env.episode_timeout={seconds:g} s. Fix it, or raise env.episode_timeout."
         ) from error
     except EnvironmentFailure as failure:
         raise ValueError(f"{what}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
-
-
-async def _call(environment: Environment, name: str, *arguments: Prompt) -> object:
-    """Call a method, in a thread if it is not async."""
-    try:
-        result = await SyncMethodThreads().run(getattr(environment, name), *arguments)
-        return await result if inspect.isawaitable(result) else result
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit ({error})") from error
 
 
 def _no_reader(text: str) -> list[ToolCall]:

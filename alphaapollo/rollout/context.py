@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -20,103 +19,6 @@ from alphaapollo.types import Completion, Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
 RenderDelta = Callable[[list[Message], int | None], list[int]]
-
-
-class Context(Protocol):
-    """Token context of one episode."""
-
-    prompt_ids: list[int]
-
-    def begin(self, content: list[Message] | str) -> list[int]:
-        """Start with the first observation. Returns its tokens."""
-        ...
-
-    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """Add an action and the observation after it. Returns the context of the next turn: the observation's tokens
-        (append) or the new prompt (memory)."""
-        ...
-
-    def cost(self, context_ids: list[int]) -> int:
-        """Tokens that the context of a later turn takes from the response budget."""
-        ...
-
-    def rows(self, turns: Sequence[Turn]) -> list[Row]:
-        """Training rows of the finished turns."""
-        ...
-
-
-class AppendContext:
-    """One growing sequence. Sampled tokens are never rendered again."""
-
-    def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
-        self._render_prompt, self._render_delta = render_prompt, render_delta
-        self.prompt_ids: list[int] = []
-
-    def begin(self, content: list[Message] | str) -> list[int]:
-        self.prompt_ids = self._render_prompt(content)
-        return self.prompt_ids
-
-    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        with wrap_environment_errors("rendering the observation"):
-            delta = self._render_delta(step.observation, action_ids[-1])
-        self.prompt_ids = [*self.prompt_ids, *action_ids, *delta]
-        return delta
-
-    def cost(self, context_ids: list[int]) -> int:
-        return len(context_ids)
-
-    def rows(self, turns: Sequence[Turn]) -> list[Row]:
-        return append_context_rows(turns)
-
-
-class MemoryContext:
-    """A new prompt each turn: the first observation and the remembered steps as messages, or the messages returned by
-    the environment's `recall(steps)`. If the prompt would be too long, the oldest steps are dropped first."""
-
-    def __init__(
-        self,
-        environment: Environment,
-        render_prompt: RenderPrompt,
-        fits: Callable[[list[Message]], bool],
-        history_length: int,
-        kind: MemoryType,
-    ):
-        self._recall = getattr(environment, "recall", self._as_messages)
-        self._render_prompt, self._fits = render_prompt, fits
-        self._history_length, self._kind = history_length, kind
-        self._first: list[Message] = []
-        self._steps: list[Step] = []
-        self.prompt_ids: list[int] = []
-
-    def begin(self, content: list[Message] | str) -> list[int]:
-        self._first = [Message(role="user", content=content)] if isinstance(content, str) else content
-        self.prompt_ids = self._render_prompt(self._first)
-        return self.prompt_ids
-
-    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        self._steps.append(step)
-        chosen = select_steps(self._steps, self._history_length, self._kind)
-        messages = self._remember(chosen)
-        while len(chosen) > 1 and not self._fits(messages):
-            chosen = chosen[1:]
-            messages = self._remember(chosen)
-        self.prompt_ids = self._render_prompt(messages)
-        return self.prompt_ids
-
-    def cost(self, context_ids: list[int]) -> int:
-        return 0  # limited by data.max_prompt_length instead
-
-    def rows(self, turns: Sequence[Turn]) -> list[Row]:
-        return memory_context_rows(turns)
-
-    def _remember(self, steps: Sequence[Step]) -> list[Message]:
-        with wrap_environment_errors("recall"):
-            messages = self._recall(steps)
-        return check_messages(messages, "recall")
-
-    def _as_messages(self, steps: Sequence[Step]) -> list[Message]:
-        past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
-        return [*self._first, *(message for messages in past for message in messages)]
 
 
 def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
@@ -163,3 +65,103 @@ def _row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
     versions = [version for turn in turns for version in turn.completion.weight_versions]
     experts = experts_of([turn.completion for turn in turns], ends)
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, experts)
+
+
+class AppendContext:
+    """One growing sequence. Sampled tokens are never rendered again. The methods are those of both contexts."""
+
+    rows = staticmethod(append_context_rows)
+
+    def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
+        self._render_prompt, self._render_delta = render_prompt, render_delta
+        self.prompt_ids: list[int] = []
+
+    def begin(self, content: list[Message] | str) -> list[int]:
+        """Start with the first observation. Returns its tokens."""
+        self.prompt_ids = self._render_prompt(content)
+        return self.prompt_ids
+
+    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+        """Add an action and the observation after it. Returns the context of the next turn: the observation's tokens
+        (append) or the new prompt (memory)."""
+        with wrap_environment_errors("rendering the observation"):
+            delta = self._render_delta(step.observation, action_ids[-1])
+        self.prompt_ids = [*self.prompt_ids, *action_ids, *delta]
+        return delta
+
+    def cost(self, context_ids: list[int]) -> int:
+        """Tokens that the context of a later turn takes from the response budget."""
+        return len(context_ids)
+
+
+class MemoryContext:
+    """A new prompt each turn: the first observation and the remembered steps as messages, or the messages returned by
+    the environment's `recall(steps)`. If the prompt would be too long, the oldest steps are dropped first."""
+
+    rows = staticmethod(memory_context_rows)
+
+    def __init__(
+        self,
+        environment: Environment,
+        render_prompt: RenderPrompt,
+        fits: Callable[[list[Message]], bool],
+        history_length: int,
+        kind: MemoryType,
+    ):
+        self._recall = getattr(environment, "recall", self._as_messages)
+        self._render_prompt, self._fits = render_prompt, fits
+        self._history_length, self._kind = history_length, kind
+        self._first: list[Message] = []
+        self._steps: list[Step] = []
+        self.prompt_ids: list[int] = []
+
+    def begin(self, content: list[Message] | str) -> list[int]:
+        self._first = [Message(role="user", content=content)] if isinstance(content, str) else content
+        self.prompt_ids = self._render_prompt(self._first)
+        return self.prompt_ids
+
+    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+        self._steps.append(step)
+        chosen = select_steps(self._steps, self._history_length, self._kind)
+        messages = self._remember(chosen)
+        while len(chosen) > 1 and not self._fits(messages):
+            chosen = chosen[1:]
+            messages = self._remember(chosen)
+        self.prompt_ids = self._render_prompt(messages)
+        return self.prompt_ids
+
+    def cost(self, context_ids: list[int]) -> int:
+        return 0  # limited by data.max_prompt_length instead
+
+    def _remember(self, steps: Sequence[Step]) -> list[Message]:
+        with wrap_environment_errors("recall"):
+            messages = self._recall(steps)
+        return check_messages(messages, "recall")
+
+    def _as_messages(self, steps: Sequence[Step]) -> list[Message]:
+        past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
+        return [*self._first, *(message for messages in past for message in messages)]
+
+
+Context = AppendContext | MemoryContext
+
+
+def check_rows(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
+    """Assert that the tokens before each action are the engine's prompt and that the mask covers exactly the sampled
+    tokens.
+
+    engine_prompts: prompt ids given to the engine, one list per turn.
+    """
+    for row in rows:
+        own = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+        spans = []
+        for turn, before, end in zip(own, engine_prompts[row.first_turn :], row.turn_ends, strict=False):
+            start = end + 1 - len(turn.completion.token_ids)
+            assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
+            assert row.token_ids[start : end + 1] == turn.completion.token_ids, (
+                "a row's action differs from the sampled tokens"
+            )
+            spans.append((start, end + 1))
+        assert sum(row.action_mask) == sum(end - start for start, end in spans), "the mask covers more than actions"
+        assert all(all(row.action_mask[start:end]) for start, end in spans), "the mask misses an action"
+        assert len(row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -1,46 +1,76 @@
-"""Call environment methods, which are user code: async methods on this event loop, sync methods in a thread, both
-within a time limit. Every exception becomes an EnvironmentFailure with a reason."""
+"""Call environment methods, which are user code: async methods on this event loop, sync methods in threads, both within
+a time limit. Every exception becomes an EnvironmentFailure with a reason."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
-from alphaapollo.utils.time_limit import TimeLimit
+from alphaapollo.utils.time_limit import TimeLimit, exclude_waiting
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
+MAX_THREADS = 64
 
 
-async def call_environment(
-    sync_threads: SyncMethodThreads, time_limit: TimeLimit, environment: Environment, name: str, *arguments: Any
-) -> Any:
-    """Call a method. Raises EnvironmentFailure, or TimeoutError when the time limit is exceeded."""
-    async with time_limit.running():
-        with SPANS(f"environment.{name}", within=time_limit.left):
-            return await _call(sync_threads, environment, name, *arguments)
+class EnvironmentCaller:
+    """Calls methods of environments, at most `max_threads` sync ones at a time. Bound to one event loop."""
 
+    def __init__(self, max_threads: int = MAX_THREADS):
+        self._slots = asyncio.Semaphore(max_threads)
 
-async def close_environment(sync_threads: SyncMethodThreads, environment: Environment) -> None:
-    """Close an environment. Failures are logged; they do not change the episode's result."""
-    try:
-        await call_environment(sync_threads, TimeLimit(CLOSE_SECONDS), environment, "close")
-    except (EnvironmentFailure, TimeoutError) as error:
-        logger.warning("an environment did not close: %r", error)
+    async def call(self, time_limit: TimeLimit, environment: Environment, name: str, *arguments: Any) -> Any:
+        """Call a method. Raises EnvironmentFailure, or TimeoutError when the time limit is exceeded."""
+        async with time_limit.running():
+            with (
+                SPANS(f"environment.{name}", within=time_limit.left),
+                wrap_environment_errors(f"{type(environment).__qualname__}.{name}"),
+            ):
+                method = getattr(environment, name)
+                try:
+                    if inspect.iscoroutinefunction(method):
+                        return await method(*arguments)
+                    result = await self._run_in_thread(method, *arguments)
+                    return await result if inspect.isawaitable(result) else result
+                except SystemExit as error:  # must not end the run
+                    raise RuntimeError(f"it called exit ({error})") from error
 
-
-async def _call(sync_threads: SyncMethodThreads, environment: Environment, name: str, *arguments: Any) -> Any:
-    with wrap_environment_errors(f"{type(environment).__qualname__}.{name}"):
-        method = getattr(environment, name)
+    async def close(self, environment: Environment) -> None:
+        """Close an environment. Failures are logged; they do not change the episode's result."""
         try:
-            if inspect.iscoroutinefunction(method):
-                return await method(*arguments)
-            result = await sync_threads.run(method, *arguments)
-            return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # must not end the run
-            raise RuntimeError(f"it called exit ({error})") from error
+            await self.call(TimeLimit(CLOSE_SECONDS), environment, "close")
+        except (EnvironmentFailure, TimeoutError) as error:
+            logger.warning("an environment did not close: %r", error)
+
+    async def _run_in_thread(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a method in a new daemon thread, which is abandoned if this call is cancelled.
+
+        A thread pool would lose one thread per hanging environment, and the process could not exit.
+        """
+        outcome: Future[tuple[Any, BaseException | None]] = Future()
+        outcome.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                outcome.set_result((method(*arguments), None))
+            except BaseException as error:  # noqa: BLE001  raised in the caller
+                outcome.set_result((None, error))
+
+        with exclude_waiting():
+            await self._slots.acquire()
+        try:
+            Thread(target=run, daemon=True).start()
+            result, error = await asyncio.wrap_future(outcome)
+        finally:
+            self._slots.release()
+        if error is not None:
+            raise error
+        return result

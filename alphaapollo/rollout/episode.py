@@ -19,11 +19,9 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_first, check_step
-from alphaapollo.rollout.check_rows import check_rows
-from alphaapollo.rollout.context import Context, append_context_rows
-from alphaapollo.rollout.environment_calls import call_environment, close_environment
+from alphaapollo.rollout.context import Context, append_context_rows, check_rows
+from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.prompts import PromptTooLong
-from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
 from alphaapollo.types import (
     EpisodeEnd,
     Message,
@@ -88,7 +86,7 @@ class EpisodeRunner:
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
-    sync_threads: SyncMethodThreads = field(default_factory=SyncMethodThreads)
+    environments: EnvironmentCaller = field(default_factory=EnvironmentCaller)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Play one episode.
@@ -132,14 +130,12 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(
-                await call_environment(self.sync_threads, time_limit, environment, "reset", task.prompt)
-            )
+            content = check_first(await self.environments.call(time_limit, environment, "reset", task.prompt))
             first = context.begin(content)
             attempt.first_observation = content
             return await self._take_turns(task, attempt, time_limit, environment, context, first)
         finally:
-            await close_environment(self.sync_threads, environment)
+            await self.environments.close(environment)
 
     async def _take_turns(
         self,
@@ -161,7 +157,7 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)
 
-            result = check_step(await call_environment(self.sync_threads, time_limit, environment, "step", turn.text))
+            result = check_step(await self.environments.call(time_limit, environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:

@@ -3,15 +3,25 @@ import sys
 
 HANGING = """
 import asyncio, time
-from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
+from alphaapollo.rollout.environment_calls import EnvironmentCaller
+from alphaapollo.utils.time_limit import TimeLimit
+
+class Game:
+    def reset(self, prompt):
+        time.sleep(3600 if prompt == "hang" else 0)
+        return prompt + "!"
 
 async def run():
-    calls = SyncMethodThreads(max_concurrent=2)
-    hanging = [asyncio.create_task(calls.run(time.sleep, 3600)) for _ in range(4)]
+    caller = EnvironmentCaller(max_threads=2)
+
+    def call(prompt):
+        return asyncio.create_task(caller.call(TimeLimit(60.0), Game(), "reset", prompt))
+
+    hanging = [call("hang") for _ in range(4)]
     await asyncio.wait(hanging, timeout=0.1)
     for task in hanging:
         task.cancel()
-    print(await asyncio.gather(*(calls.run("{}!".format, text) for text in "ab")))
+    print(await asyncio.gather(*map(call, "ab")))
 
 asyncio.run(run())
 """
