@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,14 @@ def writing(what: str, path: Path) -> Iterator[None]:
             "from the last checkpoint",
             str(path),
         ) from error
+
+
+def replace_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file atomically, replacing an earlier one."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.writelines(lines)
+    part.replace(path)
 
 
 def close_all(*closes: Callable[[], None]) -> None:

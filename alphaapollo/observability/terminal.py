@@ -24,5 +24,12 @@ class Terminal(Console):
             force_terminal = stream is not None and stream.isatty()  # None if closed by `>&-`
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
 
+    def write(self, text: str) -> None:
+        """Print plain text: no markup, and lines are not wrapped."""
+        self.print(text, markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self.write(f"note: {text}")
+
     def on_broken_pipe(self) -> None:
         self.file = open(os.devnull, "w")  # noqa: SIM115
