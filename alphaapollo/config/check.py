@@ -79,10 +79,7 @@ def path_problems(config: Section) -> Iterator[str]:
             if problem := _path_problem("model", model.path):
                 yield f"models.{name}.path: {problem}"
         if not config.models:
-            yield (
-                "models: required, got none. Set models.policy.path=MODEL to serve one in this run, or "
-                "'models={policy: {base_url: http://localhost:8000/v1, name: NAME}}'."
-            )
+            yield "models: required, got none. Set models.policy.path=MODEL, or base_url and name of a server's model."
     if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
         patience = config.algorithm.reference_reset.patience
         if patience is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.keys import format_value
 from alphaapollo.config.resolve import num_engines
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device, Section
@@ -14,23 +13,26 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def machine_problems(config: Section, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
     """One line per problem. num_gpus, num_cores: of one node."""
-    if isinstance(config, EvolvingConfig):
-        yield from _evolving_problems(config, device, num_gpus)
+    assert isinstance(config, Config | TuningConfig | GenerationConfig | EvolvingConfig)
+    if isinstance(config, EvolvingConfig) and not any(model.path for model in config.models.values()):
         return
-    assert isinstance(config, Config | TuningConfig | GenerationConfig)
-    trainer = config.trainer
     if device == "cuda" and not num_gpus:
         yield "trainer.device=cuda, but this machine has no GPU. Set trainer.device=auto or cpu."
         return
-    if device == "cuda" and trainer.n_gpus_per_node > num_gpus:
-        yield f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
+    if isinstance(config, EvolvingConfig):
+        if device == "cuda":
+            yield from _shared_gpu_problems(config)
+        return
+    ranks = config.trainer.n_gpus_per_node
+    if device == "cuda" and ranks > num_gpus:
+        yield f"trainer.n_gpus_per_node={ranks}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if isinstance(config, Config):
-        yield from _cpu_engine_problems(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
+        yield from _core_problems(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
         if device == "cuda":
             yield from _gpu_engine_problems(config, num_gpus)
         yield from _concurrency_problems(config, device, num_cores)
     elif isinstance(config, GenerationConfig):
-        yield from _cpu_engine_problems("rollout", config.rollout, device, num_cores)
+        yield from _core_problems("rollout", config.rollout, device, num_cores)
         yield from _generation_problems(config, device)
 
 
@@ -45,7 +47,7 @@ def machine_warnings(config: Section, device: Device, num_cores: int) -> Iterato
         yield f"{ranks} on {num_cores} cores: the ranks share them and slow each other down."
 
 
-def _cpu_engine_problems(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
+def _core_problems(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
         yield f"{section}.tensor_model_parallel_size={size} needs a core each, but there are {num_cores}. Lower it."
@@ -54,15 +56,10 @@ def _cpu_engine_problems(section: str, rollout: Rollout, device: Device, num_cor
 def _gpu_engine_problems(config: Config, num_gpus: int) -> Iterator[str]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node, nodes = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node, trainer.nnodes
-    if size > num_gpus:
-        yield f"{ROLLOUT}.tensor_model_parallel_size={size}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if rollout.colocate and per_node % size and (rollout.num_engines is None or nodes > 1):
         divisors = ", ".join(str(one) for one in range(1, per_node + 1) if per_node % one == 0)
-        fewer = f", or {ROLLOUT}.num_engines" if nodes == 1 else ""
-        yield (
-            f"{ROLLOUT}.tensor_model_parallel_size={size} does not divide the {per_node} training ranks of a node "
-            f"(trainer.n_gpus_per_node), and an engine cannot span nodes. Set one of {divisors}{fewer}."
-        )
+        key = f"{ROLLOUT}.tensor_model_parallel_size={size}"
+        yield f"{key} does not divide trainer.n_gpus_per_node={per_node}. Set one of {divisors}."
         return
     engines = num_engines(rollout, "cuda", trainer.num_ranks)
     free = per_node if rollout.colocate else num_gpus - per_node
@@ -78,28 +75,22 @@ def _gpu_engine_problems(config: Config, num_gpus: int) -> Iterator[str]:
 def _concurrency_problems(config: Config, device: Device, num_cores: int) -> Iterator[str]:
     """Engines that run at the same time as the trainer or the reference need their own GPUs or cores."""
     trainer, role = config.trainer, config.actor_rollout_ref
-    rollout, shared = role.rollout, device == "cuda" and role.rollout.colocate
-    if role.ref.log_probs_ahead is True and shared and not trainer.async_mode:
-        yield (
-            f"actor_rollout_ref.ref.log_probs_ahead=true needs engines with their own GPUs. Set "
-            f"{ROLLOUT}.colocate=false and a smaller trainer.n_gpus_per_node, or log_probs_ahead=auto."
-        )
-    if trainer.async_mode != "separate":
-        return
-    if shared:
-        yield (
-            f"trainer.async_mode=separate needs engines with their own GPUs. Set {ROLLOUT}.colocate=false and a "
-            "smaller trainer.n_gpus_per_node, or trainer.async_mode=carry."
-        )
-    if device == "cpu":
+    rollout, is_separate = role.rollout, trainer.async_mode == "separate"
+    if device == "cuda" and rollout.colocate:
+        fix = f"needs engines with their own GPUs. Set {ROLLOUT}.colocate=false and a smaller trainer.n_gpus_per_node."
+        if role.ref.log_probs_ahead is True and not trainer.async_mode:
+            yield f"actor_rollout_ref.ref.log_probs_ahead=true {fix}"
+        if is_separate:
+            yield f"trainer.async_mode=separate {fix}"
+    if is_separate and device == "cpu":
         engines = -(-num_engines(rollout, device, trainer.num_ranks) // trainer.nnodes)
         of_engines = engines * rollout.tensor_model_parallel_size * (rollout.cpu_threads or 1)
         of_ranks = trainer.n_gpus_per_node * (trainer.cpu_threads or 1)
         if of_ranks + of_engines > num_cores:
             yield (
                 f"trainer.async_mode=separate needs {of_engines} cores for engines and {of_ranks} for training per "
-                f"node, but there are {num_cores}. Lower trainer.cpu_threads, trainer.n_gpus_per_node, "
-                f"{ROLLOUT}.num_engines or {ROLLOUT}.cpu_threads, or set trainer.async_mode=carry."
+                f"node, but there are {num_cores}. Lower cpu_threads or the number of ranks and engines, or set "
+                "trainer.async_mode=carry."
             )
 
 
@@ -110,22 +101,13 @@ def _generation_problems(config: GenerationConfig, device: Device) -> Iterator[s
     if trainer.controller == "local" and engines > 1:
         yield f"trainer.controller=local has one engine, not {engines}. Set rollout.num_engines=1, or controller=ray."
     elif device == "cuda" and not 0 < engines <= fit:
-        yield (
-            f"rollout.num_engines={format_value(rollout.num_engines)} with tensor_model_parallel_size={size}: {fit} "
-            f"such engines fit trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}, "
-            "and an engine cannot span nodes. Raise those, or lower these."
-        )
+        machine = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}"
+        key = f"rollout.tensor_model_parallel_size={size}"
+        yield f"{key}: {fit} such engines fit {machine}, but rollout.num_engines={engines}. Lower either."
 
 
-def _evolving_problems(config: EvolvingConfig, device: Device, num_gpus: int) -> Iterator[str]:
-    own = [name for name, model in config.models.items() if model.path]
-    share = config.rollout.gpu_memory_utilization
-    if not own or device != "cuda":
-        return
-    if not num_gpus:
-        yield "trainer.device=cuda, but this machine has no GPU. Set trainer.device=auto or cpu."
+def _shared_gpu_problems(config: EvolvingConfig) -> Iterator[str]:
+    own, share = [name for name, model in config.models.items() if model.path], config.rollout.gpu_memory_utilization
     if config.rollout.name == "vllm" and share * len(own) > 1:
-        yield (
-            f"rollout.gpu_memory_utilization={share:g}: {len(own)} engines ({', '.join(own)}) share the GPU. Set "
-            f"{1 / len(own):.2f} or less, or serve all but one elsewhere (base_url)."
-        )
+        fix = f"Set {1 / len(own):.2f} or less."
+        yield f"rollout.gpu_memory_utilization={share:g}: {len(own)} engines ({', '.join(own)}) share the GPU. {fix}"

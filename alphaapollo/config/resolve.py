@@ -118,19 +118,13 @@ def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device)
             return "sdpa"
         return "flash" if has_flash else "varlen"
     if device == "cpu" and asked in ("varlen", "flex", "flash"):
-        raise ValueError(
-            f"model.attention={asked} cannot train on a CPU. Set it to auto, padded or sdpa, or use a GPU."
-        )
+        raise ValueError(f"model.attention={asked} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if asked in ("varlen", "flash") and dtype == "float32":
-        raise ValueError(
-            f"model.attention={asked} computes in half precision only, but model.dtype=float32. Set "
-            "model.attention=sdpa or flex, or model.dtype=bfloat16."
-        )
+        why = "computes in half precision only, but model.dtype=float32"
+        raise ValueError(f"model.attention={asked} {why}. Set model.attention=sdpa or flex, or model.dtype=bfloat16.")
     if asked == "flash" and not has_flash:
-        raise ValueError(
-            "model.attention=flash, but flash-attn 2 is not installed. Build it (pip install flash-attn "
-            "--no-build-isolation; docs/install.md) or set model.attention=varlen, torch's own kernel."
-        )
+        fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
+        raise ValueError(f"model.attention=flash, but flash-attn 2 is not installed. {fix}")
     return asked
 
 
@@ -145,10 +139,7 @@ def _use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     if not has_liger:
         raise ValueError(f"{key}=true, but liger-kernel is not installed. pip install liger-kernel, or set {key}=auto.")
     if model.use_torch_compile:
-        raise ValueError(
-            f"{key}=true and model.use_torch_compile=true fuse the same parts, and have not been tried together. Set "
-            "one of them."
-        )
+        raise ValueError(f"{key}=true and model.use_torch_compile=true fuse the same parts. Set one of them.")
     return True
 
 

@@ -10,23 +10,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from alphaapollo.config.schema.base import ANOTHER_ALGORITHM, ROUNDING, ActiveUnless, ActiveWhen, Ratio, Section
 from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
-KLKind = Literal[
-    "kl",
-    "abs",
-    "mse",
-    "low_var_kl",
-    "full",
-    "k1",
-    "k2",
-    "k3",
-    "kl+",
-    "abs+",
-    "mse+",
-    "low_var_kl+",
-    "k1+",
-    "k2+",
-    "k3+",
-]
+KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
+KLKind = Literal[KLEstimator, "full", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",

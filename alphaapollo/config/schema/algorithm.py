@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from alphaapollo.config.schema.actor import KLEstimator
 from alphaapollo.config.schema.base import (
     ANOTHER_ALGORITHM,
     CODE,
@@ -74,10 +75,8 @@ class RolloutCorrection(Section):
     def warnings(self) -> Iterator[str]:
         low, high = self.low or 0.0, self.high or math.inf
         if self.method and self.level == "geometric" and low < 0.9 and high > 1.1:
-            yield (
-                f"level=geometric with bounds {low:g} and {high:g} never acts: a mean over all tokens stays near 1. "
-                "Set low=0.99 and high=1.01."
-            )
+            bounds = f"bounds {low:g} and {high:g}"
+            yield f"level=geometric with {bounds} never acts: the mean stays near 1. Set low=0.99 and high=1.01."
 
 
 class OverlongPenalty(Section):
@@ -135,9 +134,7 @@ class Algorithm(Section):
     """grpo_passk_analytic: the k of pass@k; at most the group size."""
     use_kl_in_reward: bool = False
     """Subtract the KL to the reference model from the token rewards."""
-    kl_penalty: Annotated[
-        Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"], ActiveWhen("use_kl_in_reward")
-    ] = "kl"
+    kl_penalty: Annotated[KLEstimator, ActiveWhen("use_kl_in_reward")] = "kl"
     """Estimator of the KL in the reward."""
     kl_ctrl: Annotated[KLControl, ActiveWhen("use_kl_in_reward")] = KLControl()
     filter_groups: FilterGroups = FilterGroups()

@@ -110,12 +110,6 @@ class FilePath:
 CODE = FilePath("code")
 
 
-def _check_top_k(value: int) -> int:
-    if value < -1 or value == 0:
-        raise ValueError("expected -1 (all tokens) or a count above 0. Set -1.")
-    return value
-
-
 def _check_path(value: str) -> str:
     if "\0" in value:
         raise ValueError("a path cannot contain a zero byte. Remove it.")
@@ -136,26 +130,21 @@ def _check_folder_name(value: str) -> str:
 
 
 def _check_template_arguments(arguments: dict[str, Scalar]) -> dict[str, Scalar]:
-    if name := next((name for name in arguments if name in _RESERVED_ARGUMENTS), None):
-        raise ValueError(f"{name} cannot be set: {_RESERVED_ARGUMENTS[name]}. Remove it.")
+    if reserved := arguments.keys() & _RESERVED_ARGUMENTS:
+        raise ValueError(f"{min(reserved)} is not an argument of the template itself. Remove it.")
     return arguments
 
 
-_RESERVED_ARGUMENTS = {  # of apply_chat_template: not the template's own, or set by the project
-    "tools": "env.action_format=chat_template passes the tools",
-    "chat_template": "save the tokenizer with your template and set tokenizer_path to its folder",
-    **dict.fromkeys(
-        ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_tensors"),
-        "the project sets it",
-    ),
-    **dict.fromkeys(("padding", "truncation", "max_length", "return_dict"), "it is not an argument of the template"),
+_RESERVED_ARGUMENTS = {  # parameters of transformers' apply_chat_template
+    *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
+    *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
 }
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
-TopK = Annotated[int, AfterValidator(_check_top_k)]
+TopK = Annotated[int, Field(ge=-1)]
 RunPath = Annotated[str, AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_path), AfterValidator(_check_folder_name)]
 TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_arguments)]

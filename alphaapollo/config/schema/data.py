@@ -19,21 +19,13 @@ from alphaapollo.config.schema.base import (
 MaxSamples = Annotated[int, Field(ge=-1)]
 
 
-class Data(Section):
+class TrainingFiles(Section):
+    """Files of a command that trains."""
+
     train_files: Annotated[str | list[str], OTHER_DATA, FilePath("data", required=True)] = ""
     """Training data: one or several parquet or jsonl files (required)."""
     val_files: Annotated[str | list[str], OTHER_VALIDATION, FilePath("data")] = ""
     """Validation data, as train_files; empty = no validation."""
-    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
-    """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
-    train_batch_size: PositiveInt = 32
-    """Prompts (groups) per iteration."""
-    max_prompt_length: Annotated[PositiveInt, OTHER_SELECTION] = 512
-    """Maximum tokens of a rendered prompt."""
-    max_response_length: PositiveInt = 512
-    """Maximum tokens after the prompt, over all turns."""
-    truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
-    """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
     shuffle: Annotated[bool, REORDERED] = True
     """Shuffle training rows each epoch (a function of data.seed and epoch)."""
     seed: Annotated[int, REORDERED] = 0
@@ -44,3 +36,23 @@ class Data(Section):
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""
+
+
+class PromptData(Section):
+    """Prompts that a model answers."""
+
+    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
+    """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
+    max_prompt_length: Annotated[PositiveInt, OTHER_SELECTION] = 512
+    """Maximum tokens of a rendered prompt."""
+    max_response_length: PositiveInt = 512
+    """Maximum tokens after the prompt, over all turns."""
+    truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
+    """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
+    apply_chat_template_kwargs: TemplateArguments = {}
+    """Arguments of the chat template, e.g. {enable_thinking: false}."""
+
+
+class Data(PromptData, TrainingFiles):
+    train_batch_size: PositiveInt = 32
+    """Prompts (groups) per iteration."""

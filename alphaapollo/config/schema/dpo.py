@@ -14,7 +14,6 @@ from alphaapollo.config.schema.base import (
     OTHER_LOSS,
     OTHER_SELECTION,
     ROUNDING,
-    FolderName,
     Ratio,
     Section,
 )
@@ -71,15 +70,10 @@ class Preference(Section):
     """Python file that registers your own losses (docs/preferences.md)."""
 
 
-class DpoTrainer(TuningTrainer):
-    experiment_name: FolderName = "dpo"
-    """Second folder of the run under output_dir."""
-
-
 class DpoConfig(TuningConfig):
     """Configuration of main_dpo."""
 
     data: PreferenceData = PreferenceData()
     preference: Annotated[Preference, OTHER_LOSS] = Preference()
     optim: Optimizer = Optimizer(lr=5e-7)
-    trainer: DpoTrainer = DpoTrainer()
+    trainer: TuningTrainer = TuningTrainer(experiment_name="dpo")

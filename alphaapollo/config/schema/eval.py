@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from alphaapollo.config.schema.base import FilePath, FolderName, Section
+from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import RunFolder
 
@@ -18,15 +18,10 @@ class EvalData(Section):
     """Column of a response or a list of responses; empty = `responses`, or `response`."""
 
 
-class EvalTrainer(RunFolder):
-    experiment_name: FolderName = "eval"
-    """Second folder of the run under output_dir."""
-
-
 class EvalConfig(Section):
     """Configuration of main_eval."""
 
     data: EvalData = EvalData()
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
-    trainer: EvalTrainer = EvalTrainer()
+    trainer: RunFolder = RunFolder(experiment_name="eval")

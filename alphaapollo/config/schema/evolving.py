@@ -144,12 +144,6 @@ class EvolvingTrainer(WatchedRun):
     """Second folder of the run under output_dir."""
     resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"
     """auto = reuse the replies in the run's pool.jsonl; disable = start from scratch."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of this run's engines; auto = cuda if there is a GPU."""
-    seed: int = 0
-    """Seed; each call has its own, derived from its purpose."""
-    dry_run: Annotated[bool, ONLY_AT_START] = False
-    """Check the configuration, print the plan, and stop."""
 
 
 class EvolvingEnv(Env):
@@ -216,15 +210,10 @@ class EvolvingConfig(Section):
         longest = self.data.max_response_length
         for name, role in self.all_roles.items():
             if role.max_tokens and role.max_tokens > longest:
-                yield (
-                    f"roles.{name}.max_tokens={role.max_tokens} exceeds data.max_response_length={longest}, for which "
-                    "engines are built. Raise that, or lower this."
-                )
+                key = f"roles.{name}.max_tokens={role.max_tokens}"
+                yield f"{key} exceeds data.max_response_length={longest}. Raise that, or lower this."
         if self.budget.money is not None and not any(one.price_in or one.price_out for one in self.models.values()):
-            yield (
-                f"budget.money={self.budget.money:g} needs prices. Set price_in and price_out of a model in `models`, "
-                "or budget.money=null."
-            )
+            yield f"budget.money={self.budget.money:g} needs prices. Set price_in and price_out of a model in `models`."
 
     def warnings(self) -> Iterator[str]:
         evolving, samples = self.evolving, self.data.n_samples

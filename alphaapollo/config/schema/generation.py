@@ -16,8 +16,8 @@ from alphaapollo.config.schema.base import (
     Identity,
     PositiveRatio,
     Section,
-    TemplateArguments,
 )
+from alphaapollo.config.schema.data import PromptData
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
@@ -38,32 +38,18 @@ MODEL_OF_TRAINING = dict.fromkeys(
 SAMPLED = Identity("it determines what is sampled")
 
 
-class GenerationData(Section):
+class GenerationData(PromptData):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
     """Prompts: one or several parquet or jsonl files (required)."""
-    prompt_key: str = "prompt"
-    """Column of the prompt, as in main_ppo."""
     n_samples: PositiveInt = 1
     """Samples per prompt."""
-    max_prompt_length: PositiveInt = 512
-    """Maximum tokens of a rendered prompt."""
-    max_response_length: PositiveInt = 512
-    """Maximum tokens after the prompt, over all turns."""
-    truncation: Literal["error", "left", "right", "drop"] = "error"
-    """For a prompt over max_prompt_length: stop, cut its start, cut its end, or drop the row (counted)."""
-    apply_chat_template_kwargs: TemplateArguments = {}
-    """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
 
 class GenerationRollout(Rollout):
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; 0 = greedy."""
-    num_engines: PositiveInt | None = None
-    """Number of engines; null = all GPUs / tensor_model_parallel_size, 1 on a CPU."""
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.9
     """Share of a GPU's memory that an engine may use."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the engine; auto = model.dtype."""
 
     def warnings(self) -> Iterator[str]:
         return iter(())  # truncated sampling biases training only
@@ -78,16 +64,10 @@ class GenerationTrainer(WatchedRun):
     """GPUs per node that engines use."""
     nnodes: Annotated[PositiveInt, NEEDS_GPU] = 1
     """Number of nodes."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to generate on; auto = cuda if there is a GPU."""
-    seed: int = 0
-    """Seed of the samples; each is a function of it, the row, and the number of the sample."""
     controller: Literal["ray", "local"] = "ray"
     """ray = worker processes; local = one engine, everything in this process."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that cluster nodes may take to join, and then the engines to start."""
-    dry_run: Annotated[bool, ONLY_AT_START] = False
-    """Check the configuration, print the plan, and stop."""
 
     @property
     def num_gpus(self) -> int:

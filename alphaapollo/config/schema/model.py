@@ -83,10 +83,8 @@ class Model(Lora):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.router_aux_loss_coef and self.lora_rank:
-            yield (
-                f"router_aux_loss_coef={self.router_aux_loss_coef:g} trains the routers, but "
-                f"lora_rank={self.lora_rank} freezes them. Set one of them to 0."
-            )
+            coef = f"router_aux_loss_coef={self.router_aux_loss_coef:g}"
+            yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of them to 0."
 
 
 class Optimizer(Section):

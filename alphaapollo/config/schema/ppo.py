@@ -88,24 +88,18 @@ class Config(Section):
     def _batch_problems(self) -> Iterator[str]:
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
         if self.trajectories > MOST_TRAJECTORIES:
-            yield (
-                f"data.train_batch_size={prompts} x groups of {self.group_size} are {self.trajectories} trajectories "
-                f"per iteration. Set at most {MOST_TRAJECTORIES}."
-            )
+            given = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
+            yield f"{given}: an iteration has at most {MOST_TRAJECTORIES} trajectories. Lower either."
         elif size < self.trajectories and self.trajectories % size:
-            small = [d for d in range(1, math.isqrt(self.trajectories) + 1) if self.trajectories % d == 0]
-            divisors = [*small, *(self.trajectories // d for d in small)]
+            divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
             yield (
                 f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories} trajectories of an iteration "
-                f"({prompts} prompts x {self.group_size}). Set {max(d for d in divisors if d < size)} or "
-                f"{min(d for d in divisors if d > size)}."
+                f"({prompts} prompts x {self.group_size}). Set {divisor} or another divisor."
             )
-        for key, value in (
-            ("algorithm.filter_groups.enable", self.algorithm.filter_groups.enable),
-            ("algorithm.filtration.method", self.algorithm.filtration.method),
-        ):
-            if value and self.group_size == 1:
-                yield f"{key}={str(value).lower()} needs groups of several samples. Set env.rollout.n=8."
+        if self.algorithm.filter_groups.enable and self.group_size == 1:
+            yield "algorithm.filter_groups.enable=true needs groups of several samples. Set env.rollout.n=8."
+        if (method := self.algorithm.filtration.method) and self.group_size == 1:
+            yield f"algorithm.filtration.method={method} needs groups of several samples. Set env.rollout.n=8."
 
     def _algorithm_problems(self) -> Iterator[str]:
         actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset
@@ -113,24 +107,16 @@ class Config(Section):
             yield f"{ACTOR}.use_kl_loss and algorithm.use_kl_in_reward are both true. Set one of them to false."
         cache, longest = algorithm.overlong_penalty.cache, self.data.max_response_length
         if algorithm.overlong_penalty.enable and cache is not None and cache > longest:
-            yield (
-                f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}, so every "
-                "response would be penalized. Set null for a fifth of it."
-            )
+            yield f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}. Lower it."
         if self.teacher.whole and actor.full_kl:
-            yield (
-                f"teacher.divergence={self.teacher.divergence} and {ACTOR}.kl_loss_type=full: an update can compare "
-                "distributions with one model only. Set kl_loss_type=low_var_kl+, or teacher.divergence=sampled."
-            )
+            teacher = f"teacher.divergence={self.teacher.divergence}"
+            yield f"{teacher} does not work with {ACTOR}.kl_loss_type=full. Set kl_loss_type=low_var_kl+."
         if reset.every is None and reset.patience is None:
             return
         if not (actor.use_kl_loss or algorithm.use_kl_in_reward):
             yield f"algorithm.reference_reset needs a reference model. Set {ACTOR}.use_kl_loss=true."
         if rank := self.actor_rollout_ref.model.lora_rank:
-            yield (
-                f"algorithm.reference_reset does not work with {MODEL}.lora_rank={rank}: the reference is the model "
-                "without adapters. Leave the reset out, or set lora_rank=0."
-            )
+            yield f"algorithm.reference_reset does not work with LoRA, got {MODEL}.lora_rank={rank}. Set it to 0."
 
     def _model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank
@@ -138,10 +124,7 @@ class Config(Section):
         yield from engine_step_problem(ROLLOUT, self.actor_rollout_ref.rollout, longest)
         yield from adapter_export_problem(MODEL, self.actor_rollout_ref.model, self.trainer)
         if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= LARGEST_LORA_RANK:
-            yield (
-                f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {LARGEST_LORA_RANK}, got {rank}. Set it, or "
-                f"{ROLLOUT}.lora=merged."
-            )
+            yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {LARGEST_LORA_RANK}, got {rank}."
 
     def _rank_problems(self) -> Iterator[str]:
         actor, trainer, name = self.actor_rollout_ref.actor, self.trainer, "ulysses_sequence_parallel_size"
@@ -158,23 +141,15 @@ class Config(Section):
     def _async_problems(self) -> Iterator[str]:
         trainer, rollout, correction = self.trainer, self.actor_rollout_ref.rollout, self.algorithm.rollout_correction
         if trainer.async_mode and self.actor_rollout_ref.ref.log_probs_ahead is True:
-            yield (
-                f"actor_rollout_ref.ref.log_probs_ahead=true needs synchronous training, got "
-                f"trainer.async_mode={trainer.async_mode}. Set log_probs_ahead=auto."
-            )
+            key = "actor_rollout_ref.ref.log_probs_ahead"
+            yield f"{key}=true needs synchronous training, got trainer.async_mode={trainer.async_mode}. Set auto."
         if not trainer.async_mode or not trainer.max_staleness:
             return
         stale = f"trainer.max_staleness={trainer.max_staleness}"
         if not correction.method:
-            off = f"{CORRECTION}.bypass=false " if correction.bypass else ""
-            yield (
-                f"{stale} trains on tokens of older weights without a correction. Set {off}{CORRECTION}.method=tis (or "
-                "mask), or trainer.max_staleness=0."
-            )
+            fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
+            yield f"{stale} trains on tokens of older weights without a correction. {fix}"
         if rollout.lora == "adapter":
             yield f"{ROLLOUT}.lora=adapter needs trainer.max_staleness=0, got {stale}. Set {ROLLOUT}.lora=merged."
         if rollout.router_replay:
-            yield (
-                f"{ROLLOUT}.router_replay=true needs trainer.max_staleness=0, got {stale}: a response over several "
-                f"weight versions has no single list of experts. Set {ROLLOUT}.router_replay=false."
-            )
+            yield f"{ROLLOUT}.router_replay=true needs trainer.max_staleness=0, got {stale}. Set router_replay=false."

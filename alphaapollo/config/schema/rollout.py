@@ -32,7 +32,7 @@ class ValSampling(Section):
     top_p: PositiveRatio = 1.0
     """Nucleus sampling of validation."""
     top_k: TopK = -1
-    """Top-k sampling of validation; -1 = all tokens."""
+    """Top-k sampling of validation; -1 or 0 = all tokens."""
     greedy: bool = False
     """Also validate once greedily: val/accuracy_greedy."""
 
@@ -54,15 +54,15 @@ class Rollout(Section):
     top_p: PositiveRatio = 1.0
     """Nucleus sampling."""
     top_k: TopK = -1
-    """Top-k sampling; -1 = all tokens."""
+    """Top-k sampling; -1 or 0 = all tokens."""
     tensor_model_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
     num_engines: Annotated[PositiveInt | None, ROUNDING] = None
-    """Number of engines; null = training ranks / tensor_model_parallel_size on GPUs, 1 on a CPU."""
+    """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
     """Engines share the training GPUs; false = they get their own GPUs."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
-    """Arithmetic of the engine; auto = the trainer's."""
+    """Arithmetic of the engine; auto = that of the model."""
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5
     """Share of a GPU's memory that an engine may use."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
@@ -95,10 +95,7 @@ class Rollout(Section):
         if self.lora == "adapter" and self.name != "vllm":
             yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
         elif self.lora == "adapter" and parallel > 1:
-            yield (
-                f"lora=adapter does not work with tensor_model_parallel_size={parallel}: the weight sync cannot verify "
-                "sharded adapters. Set lora=merged."
-            )
+            yield f"lora=adapter does not work with tensor_model_parallel_size={parallel}. Set lora=merged."
         if not self.router_replay:
             return
         if self.name != "vllm":
@@ -111,7 +108,5 @@ class Rollout(Section):
     def warnings(self) -> Iterator[str]:
         for key, value, is_cut in (("top_p", self.top_p, self.top_p < 1), ("top_k", self.top_k, self.top_k > 0)):
             if is_cut:
-                yield (
-                    f"{key}={value} biases the gradients: training samples come from a truncated distribution, but "
-                    "log-probs, ratios and KL are of the full one. Use it for validation only (val_kwargs)."
-                )
+                why = "log-probs, ratios and KL are of the full distribution"
+                yield f"{key}={value} biases the gradients: {why}. Use it for validation only (val_kwargs)."

@@ -12,7 +12,6 @@ from alphaapollo.config.schema.base import (
     ActiveUnless,
     ActiveWhen,
     FilePath,
-    FolderName,
     Section,
 )
 from alphaapollo.config.schema.env import Env
@@ -47,11 +46,6 @@ class SftRollout(Section):
     val_kwargs: ValSampling = ValSampling()
 
 
-class SftTrainer(TuningTrainer):
-    experiment_name: FolderName = "sft"
-    """Second folder of the run under output_dir."""
-
-
 class SftConfig(TuningConfig):
     """Configuration of main_sft."""
 
@@ -63,4 +57,4 @@ class SftConfig(TuningConfig):
     env: Annotated[Env, WITH_PROMPTS] = Env()
     reward: Annotated[Reward, WITH_PROMPTS] = Reward()
     custom_reward_function: Annotated[CustomRewardFunction, WITH_PROMPTS] = CustomRewardFunction()
-    trainer: SftTrainer = SftTrainer()
+    trainer: TuningTrainer = TuningTrainer(experiment_name="sft")

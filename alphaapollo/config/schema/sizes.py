@@ -34,7 +34,4 @@ def engine_step_problem(section: str, rollout: Rollout, longest: int) -> Iterato
     """An engine step takes at least one token of each sequence. longest: tokens of prompt and response."""
     tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
     if rollout.name == "vllm" and max(tokens, longest) < sequences:
-        yield (
-            f"{section}.max_num_batched_tokens={tokens} must be at least {section}.max_num_seqs={sequences}. Set "
-            f"{sequences}, or lower the other."
-        )
+        yield f"{section}.max_num_batched_tokens={tokens} is less than {section}.max_num_seqs={sequences}. Raise it."

@@ -50,9 +50,15 @@ class WatchedRun(RunFolder):
     """`trainer` section of every command with workers."""
 
     stall_timeout: PositiveFloat | None = 600.0
-    """Seconds without progress after which the run is stopped; the console reports it after a tenth of that (at most a
-    minute), and the error names the blocking worker, and Python stacks
-    are written to <run>/stalls (docs/reliability.md). null = never."""
+    """Seconds without progress after which the run is stopped, with an error that names the blocking worker, and Python
+    stacks are written to <run>/stalls (docs/reliability.md). The console reports it after a tenth of that, at most a
+    minute. null = never."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
+    """Device of the run; auto = cuda if there is a GPU."""
+    seed: Annotated[int, NEW_DRAWS] = 0
+    """Seed of everything random: samples, mini-batches, new heads and adapters."""
+    dry_run: Annotated[bool, ONLY_AT_START] = False
+    """Check the configuration, print the plan, and stop."""
 
     @property
     def stall_notice(self) -> float:
@@ -95,18 +101,12 @@ class Training(WatchedRun):
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
     nnodes: Annotated[PositiveInt, ROUNDING] = 1
     """Number of nodes."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
-    """Device to train on; auto = cuda if there is a GPU."""
     cpu_threads: Annotated[PositiveInt | None, THREADS] = None
     """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
     of threads."""
-    seed: Annotated[int, NEW_DRAWS] = 0
-    """Seed of rollouts, mini-batches, new heads and adapters."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that cluster nodes may take to join, and then workers and engines to start; the error names the missing
     ones."""
-    dry_run: Annotated[bool, ONLY_AT_START] = False
-    """Check the configuration, print the plan, and stop."""
 
     @property
     def num_ranks(self) -> int:
@@ -118,10 +118,7 @@ class Training(WatchedRun):
         if self.keep_best and getattr(self, "test_freq", 1) < 1:
             yield f"keep_best={self.keep_best} needs validation, but test_freq is -1. Set test_freq, e.g. to save_freq."
         if getattr(self, "controller", None) == "local" and self.num_ranks > 1:
-            yield (
-                f"controller=local has one rank, but n_gpus_per_node x nnodes is {self.num_ranks}. Set both to 1, or "
-                "controller=ray."
-            )
+            yield f"controller=local has one rank, but n_gpus_per_node x nnodes is {self.num_ranks}. Set both to 1."
 
 
 class Trainer(Training):

@@ -9,27 +9,19 @@ from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     NEW_LENGTH,
-    OTHER_DATA,
     OTHER_SELECTION,
-    OTHER_VALIDATION,
     REORDERED,
     ROUNDING,
-    FilePath,
     Frequency,
     Section,
-    TemplateArguments,
 )
-from alphaapollo.config.schema.data import MaxSamples
+from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
 from alphaapollo.config.schema.sizes import adapter_export_problem, rank_group_problems
 from alphaapollo.config.schema.trainer import Training
 
 
-class TuningData(Section):
-    train_files: Annotated[str | list[str], OTHER_DATA, FilePath("data", required=True)] = ""
-    """Training data: one or several parquet or jsonl files (required). Each file is a source."""
-    val_files: Annotated[str | list[str], OTHER_VALIDATION, FilePath("data")] = ""
-    """Validation data, as train_files, with metrics per file; empty = none."""
+class TuningData(TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Examples per optimizer step, over all ranks."""
     max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
@@ -40,24 +32,12 @@ class TuningData(Section):
     """For a longer example: stop, cut its start, cut its end, or drop it (counted)."""
     source_weights: Annotated[list[PositiveFloat] | None, REORDERED] = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
-    shuffle: Annotated[bool, REORDERED] = True
-    """Shuffle each epoch (a function of data.seed and epoch)."""
-    seed: Annotated[int, REORDERED] = 0
-    """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
-    train_max_samples: Annotated[MaxSamples, REORDERED] = -1
-    """Maximum training examples, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
-    val_max_samples: Annotated[MaxSamples, OTHER_VALIDATION] = -1
-    """Maximum validation examples, chosen as for train_max_samples; -1 or 0 = all."""
-    apply_chat_template_kwargs: TemplateArguments = {}
-    """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
     def problems(self) -> Iterator[str]:
         files = [self.train_files] if isinstance(self.train_files, str) else self.train_files
         if self.source_weights is not None and len(self.source_weights) != len(files):
-            yield (
-                f"source_weights has {len(self.source_weights)} weights, but train_files has {len(files)} files. Set "
-                "one weight per file."
-            )
+            given = f"source_weights has {len(self.source_weights)} weights"
+            yield f"{given}, but train_files has {len(files)} files. Set one weight per file."
 
 
 class TuningTrainer(Training):

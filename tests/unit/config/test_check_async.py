@@ -44,7 +44,12 @@ def test_what_works(needed: list[str], overrides: tuple[str, ...], gpus: int, co
     [
         ((CARRY,), 0, 8, "without a correction. Set algorithm.rollout_correction.method=tis"),
         ((SEPARATE,), 0, 8, "trainer.max_staleness=1 trains on tokens of older weights"),
-        ((CARRY, "algorithm.rollout_correction.bypass=true"), 0, 8, "Set algorithm.rollout_correction.bypass=false"),
+        (
+            (CARRY, "algorithm.rollout_correction.bypass=true"),
+            0,
+            8,
+            "Set algorithm.rollout_correction.method=tis, bypass=false",
+        ),
         (
             (SEPARATE, CORRECTED),
             0,
@@ -58,7 +63,12 @@ def test_what_works(needed: list[str], overrides: tuple[str, ...], gpus: int, co
             "1 cores for engines and 2 for training per node.*cpu_threads",
         ),
         ((SEPARATE, CORRECTED), 8, 8, "Set actor_rollout_ref.rollout.colocate=false"),
-        ((CARRY, CORRECTED, "actor_rollout_ref.rollout.router_replay=true"), 0, 8, "no single list of experts"),
+        (
+            (CARRY, CORRECTED, "actor_rollout_ref.rollout.router_replay=true"),
+            0,
+            8,
+            "router_replay=true needs trainer.max_staleness=0",
+        ),
         (
             (CARRY, CORRECTED, "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.lora=adapter"),
             0,
