@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphaapollo.algorithms.divergence import Divergence
+from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import register_backend
-from alphaapollo.models.attention.meta import register_meta
+from alphaapollo.models.attention.backends import AttentionCall, explicit_attention, register_backend
 from alphaapollo.models.decoder import decoder_layers, head_size
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, token_stats
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
 from alphaapollo.models.sharding import MIN_UNIT
@@ -30,7 +31,8 @@ from alphaapollo.models.sharding import MIN_UNIT
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MetaModel: TypeAlias = "PreTrainedModel"
+
+MetaModel = Any
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,42 @@ class Activations:
     head: int  # in addition to `kept`, while the head computes log-probs and gradients, with the head's gradient
 
 
-def load_meta(model: Model, dtype: torch.dtype) -> MetaModel:
+def load_meta(model: Model, dtype: torch.dtype) -> PreTrainedModel:
     """Build the model of config.json with meta tensors, with its attention backend (`padded` for `auto`)."""
-    plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
-    own = model.model_copy(update=plain)
-    loaded = load_causal_lm(own, "padded", dtype, materialize=False)
+    loaded = load_without_weights(model, dtype)
     if loaded.config._attn_implementation == register_backend("padded"):  # not the attention of the model's own code
-        loaded.set_attn_implementation(register_meta("padded" if model.attention == "auto" else model.attention))
+        kind: Attention = "padded" if model.attention == "auto" else model.attention
+        loaded.set_attn_implementation(register_backend(kind, partial(_attend_on_meta, kind)))
     return loaded
 
 
-def model_sizes(model: MetaModel) -> ModelSizes:
+def _attend_on_meta(kind: Attention, call: AttentionCall) -> Tensor:
+    """Keep the tensors that a backend keeps."""
+    call.check_supported(kind)
+    if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
+        call = call.ungrouped()
+        return explicit_attention(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
+    output: Tensor = _FusedKernel.apply(call.query, call.key, call.value)
+    return output
+
+
+class _FusedKernel(torch.autograd.Function):
+    """Shapes of a fused kernel: forward keeps inputs, output and one number per row of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        batch, heads, width, size = query.shape
+        output = query.new_empty(batch, width, heads, size)
+        ctx.save_for_backward(query, key, value, output, query.new_empty(batch, heads, width, dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def model_sizes(model: PreTrainedModel) -> ModelSizes:
     config = model.config.get_text_config()
     layers = decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
@@ -87,7 +114,7 @@ def model_sizes(model: MetaModel) -> ModelSizes:
     )
 
 
-def adapter_parameters(model: MetaModel, lora: Lora) -> int:
+def adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
     """Number of parameters of all adapters: A [rank, in] and B [out, rank] of each adapted layer."""
     targets = set(target_names(model, lora))
     layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
@@ -111,7 +138,7 @@ class TrainingPass:
         return self.rows * self.length
 
 
-def measure_activations(model: MetaModel, training: TrainingPass) -> Activations:
+def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activations:
     """Measure a training pass. `model`: from load_meta, in the dtype of forward and backward."""
     (first, peak), (second, _) = (_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2))
     layer = second - first
@@ -126,16 +153,18 @@ def measure_activations(model: MetaModel, training: TrainingPass) -> Activations
     return Activations(kept=depth * layer, layer=peak - layer, head=head)
 
 
-def inference_bytes(model: MetaModel, num_tokens: int) -> int:
+def inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
     """Peak bytes of a forward pass without gradients, hidden states included."""
     with torch.no_grad():
         return _decoder_bytes(model, 1, num_tokens, 1)[1]
 
 
-def _decoder_bytes(model: MetaModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
+def _decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
     """Bytes alive between forward and backward pass through the first layers, and the peak."""
     decoder = model.base_model
-    name, layers = _layer_list(decoder, decoder_layers(model)[0])
+    first = decoder_layers(model)[0]
+    lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
+    name, layers = next((name, module) for name, module in lists.items() if module[0] is first)
     setattr(decoder, name, layers[:num_layers])
     positions = torch.zeros(1, length, dtype=torch.long, device="meta")
     size, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
@@ -150,15 +179,7 @@ def _decoder_bytes(model: MetaModel, rows: int, length: int, num_layers: int) ->
     return kept, live.peak
 
 
-def _layer_list(decoder: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Attribute of the decoder that has its layers."""
-    for name, module in decoder.named_children():
-        if isinstance(module, nn.ModuleList) and module[0] is first:
-            return name, module
-    raise RuntimeError(f"{type(decoder).__name__} does not have its layers in a ModuleList")
-
-
-def _head_peak(model: MetaModel, training: TrainingPass) -> int:
+def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
     num_tokens, output = training.num_tokens, model.get_output_embeddings().requires_grad_(not training.adapters)
     head = LmHead(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
@@ -201,7 +222,7 @@ class LiveBytes(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, Tensor):
                 self._add(leaf.untyped_storage())
         return result
 
@@ -218,7 +239,7 @@ class LiveBytes(TorchDispatchMode):
             self.now -= size
 
 
-def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _grouped_mm(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Meta result of aten._grouped_mm for any dtype."""
     shapes = (torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in (x, weight))
     return torch.empty_like(torch.ops.aten._grouped_mm.default(*shapes, *args, **kwargs), dtype=x.dtype)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from alphaapollo.models.attention.backends import decoder_arguments
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.ulysses import LocalTokens
 
@@ -16,12 +15,18 @@ if TYPE_CHECKING:
 
 def hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) -> Tensor:
     """Hidden states of this rank's tokens of `tokens`, after all layers. -> [m, H]"""
-    output: Any = decoder(
-        input_ids=micro.token_ids,
-        position_ids=micro.position_ids,
-        use_cache=False,
-        **decoder_arguments(micro),
-    )
+    arguments: dict[str, Any] = {"sequence": micro.sequence} if micro.sequence else {}
+    if packing := micro.packing:
+        longest = max(packing.lengths)
+        arguments |= {
+            "packing": packing,
+            # Transformers' names, which layers without attention (convolutions, recurrences) read.
+            "cu_seq_lens_q": packing.cu_seqlens,
+            "cu_seq_lens_k": packing.cu_seqlens,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+    output = decoder(input_ids=micro.token_ids, position_ids=micro.position_ids, use_cache=False, **arguments)
     states: Tensor = output[0]
     return states.flatten(0, 1).index_select(0, tokens.local)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,7 @@ def check_weights(model: Model, key: str) -> None:
     if not model.path or not folder.is_dir():
         return
     source = f"{key}={model.path}"
-    shapes: dict[str, list[int]] = {}
-    for file in _weight_files(folder, source):
-        shapes |= _read_shapes(file, source)
+    shapes = _read_shapes(folder, source)
     config = load_config(model)
     if not shapes or has_own_code(model, config):
         return
@@ -67,32 +65,22 @@ def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str)
         )
 
 
-def _weight_files(folder: Path, source: str) -> Iterator[Path]:
-    """Safetensors files of the folder; none if its weights are in another format."""
-    if (folder / INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{source}: {INDEX} cannot be read ({error}). Copy the model again.") from None
-        for name in names:
-            if not (folder / str(name)).is_file():
-                raise ValueError(f"{source}: {name}, listed in {INDEX}, is missing. Copy the model again.")
-            yield folder / str(name)
-    elif (folder / SINGLE).is_file():
-        yield folder / SINGLE
-
-
-def _read_shapes(file: Path, source: str) -> dict[str, list[int]]:
-    """Read the shapes in a safetensors file. Raises ValueError if it is truncated, or not a safetensors file."""
+def _read_shapes(folder: Path, source: str) -> dict[str, list[int]]:
+    """Read the shapes in the safetensors files of a folder; none if its weights are in another format."""
     from safetensors import SafetensorError, safe_open
 
+    shapes: dict[str, list[int]] = {}
+    name = INDEX
     try:
-        with safe_open(file, "pt") as tensors:
-            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"{source}: {file.name} is not a complete safetensors file: {error}. Copy the model again."
-        ) from None
+        names = [SINGLE] if (folder / SINGLE).is_file() else []
+        if (folder / INDEX).is_file():
+            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        for name in names:
+            with safe_open(folder / name, "pt") as tensors:
+                shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{source}: {name} is missing or damaged: {error}. Copy the model again.") from None
+    return shapes
 
 
 def _check_layers(config: PretrainedConfig, names: Collection[str], source: str) -> None:

@@ -109,13 +109,6 @@ class _Chunks:
             logits.tanh_().mul_(head.softcap / self.temperature)
         return logits
 
-    def to_raw(self, grad: Tensor, logits: Tensor) -> Tensor:
-        """Turn the gradient of `logits` into that of hidden W^T + bias, in place."""
-        head = self.head
-        if head.softcap is not None:
-            grad.addcmul_(grad * (self.temperature / head.softcap) ** 2, logits.square(), value=-1.0)
-        return grad.mul_(head.scale / self.temperature)
-
     def target_logprobs(self, chunk: slice) -> Tensor:
         assert self.target is not None
         return self.logits(self.target.hidden.states[chunk], self.target.hidden.head).log_softmax(dim=-1)
@@ -158,6 +151,7 @@ class _TokenStats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, kept_logits = ctx.saved_tensors
         chunks: _Chunks = ctx.chunks
+        head = chunks.head
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
@@ -177,7 +171,9 @@ class _TokenStats(torch.autograd.Function):
                 grad.add_(towards_target.mul_(grad_divergence[chunk, None]))
             if grad_logprobs is not None:
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
-            grad = chunks.to_raw(grad, logits)
+            if head.softcap is not None:  # from the gradient of the logits to that of hidden W^T + bias
+                grad.addcmul_(grad * (chunks.temperature / head.softcap) ** 2, logits.square(), value=-1.0)
+            grad.mul_(head.scale / chunks.temperature)
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0)
             grad = grad.to(hidden.dtype)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +13,6 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import register_backend
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.liger import apply_liger
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
@@ -23,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
+LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
+"""Architectures for which log-probs and gradients with Liger's kernels were compared with those without."""
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True) -> PreTrainedModel:
@@ -34,19 +33,23 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
 
     Raises ValueError if the path is missing or unreadable, is not a causal language model, or lacks weights.
     """
-    loader = _Loader(model, attention, dtype, materialize)
-    _check_is_causal_lm(model, loader.config)
-    loaded = loader.load("AutoModelForCausalLM")
-    if model.enable_gradient_checkpointing:
-        _enable_gradient_checkpointing(loaded, model.path)
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = load_config(model)
+    if not has_own_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
+            "Give a model that AutoModelForCausalLM loads."
+        )
+    loaded = _load("AutoModelForCausalLM", config, model, attention, dtype, materialize)
+    _enable_gradient_checkpointing(loaded, model)
     return loaded
 
 
-def load_without_weights(model: Model) -> PreTrainedModel:
+def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Build a causal language model with meta tensors, e.g. for its layer names. Raises like load_causal_lm."""
-    loader = _Loader(model, "padded", torch.float32, materialize=False)
-    _check_is_causal_lm(model, loader.config)
-    return loader.load("AutoModelForCausalLM")
+    plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
+    return load_causal_lm(model.model_copy(update=plain), "padded", dtype, materialize=False)
 
 
 def load_reward_model(
@@ -56,8 +59,8 @@ def load_reward_model(
 
     Arguments and errors like load_causal_lm. Also raises ValueError for a model without a trained head of one score.
     """
-    loader = _Loader(model, attention, dtype, materialize)
-    loaded = loader.load(reward_model_class(loader.config, model.path))
+    config = load_config(model)
+    loaded = _load(reward_model_class(config, model.path), config, model, attention, dtype, materialize)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Give a "
@@ -69,28 +72,27 @@ def load_reward_model(
 def load_or_init_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a reward model for training: a trained one, or a causal language model with a new head `score`.
-
-    The new head is drawn by `seed` from N(0, 1 / (H + 1)^2), so that the first scores are near zero. Other arguments
-    and errors like load_reward_model.
-    """
-    loader = _Loader(model, attention, dtype, materialize)
-    config = loader.config
+    """Load a reward model for training: a trained one, or a causal language model with a new head `score`, drawn by
+    `seed`. Other arguments and errors like load_reward_model."""
+    config = load_config(model)
     if not is_causal_lm(config):
         loaded = load_reward_model(model, attention, dtype, materialize)
     else:
         check_reward_model_family(config, model.path)
         config.num_labels = 1
         config.pad_token_id = _pad_token(config, model)
-        loaded = loader.load("AutoModelForSequenceClassification", new_weights={"score.weight"})
+        auto = "AutoModelForSequenceClassification"
+        loaded = _load(auto, config, model, attention, dtype, materialize, new_weights={"score.weight"})
         if materialize:
-            size = config.get_text_config().hidden_size
-            generator = torch.Generator().manual_seed(derive_seed(seed, "score_head"))
-            weight = torch.randn(1, size, generator=generator) / (size + 1)
-            cast("torch.nn.Linear", loaded.score).weight.data.copy_(weight)
-    if model.enable_gradient_checkpointing:
-        _enable_gradient_checkpointing(loaded, model.path)
+            draw_head(cast("torch.nn.Linear", loaded.score), seed, "score_head")
+    _enable_gradient_checkpointing(loaded, model)
     return loaded
+
+
+def draw_head(head: torch.nn.Linear, seed: int, name: str) -> None:
+    """Draw the weights of a new head from N(0, 1 / (H + 1)^2), so that its first outputs are near zero."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, name))
+    head.weight.data.copy_(torch.randn(1, head.in_features, generator=generator) / (head.in_features + 1))
 
 
 def is_causal_lm(config: PretrainedConfig) -> bool:
@@ -104,9 +106,8 @@ def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(
-            f"model.path={path} is a {config.model_type!r} model, for which transformers has no reward model (no "
-            "...ForSequenceClassification on a causal language model). Give a model of another family, e.g. Qwen3 or "
-            "Llama."
+            f"model.path={path} is a {config.model_type!r} model, for which transformers has no reward model. Give a "
+            "model of another family, e.g. Qwen3 or Llama."
         )
 
 
@@ -124,19 +125,13 @@ def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
 
 def reward_model_class(config: PretrainedConfig, path: str) -> str:
     """Auto class of a reward model, from config.json. Raises ValueError for other models."""
-    classes = {"ForSequenceClassification": "AutoModelForSequenceClassification"}
-    classes["ForTokenClassification"] = "AutoModelForTokenClassification"  # scores every token: the last one is used
     names = getattr(config, "architectures", None) or []
-    found = [auto for name in names for end, auto in classes.items() if name.endswith(end)]
-    if not found:
+    kinds = ("ForSequenceClassification", "ForTokenClassification")  # of the scores of all tokens the last is used
+    found = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
+    if not found or config.num_labels != 1:
         raise ValueError(
-            f"model.path={path} is a {' or '.join(names) or config.model_type}, not a reward model with a trained "
-            "head. Give one saved as ...ForSequenceClassification with num_labels=1."
-        )
-    if config.num_labels != 1:
-        raise ValueError(
-            f"model.path={path} has num_labels={config.num_labels}, and a reward model has one score. Give one with "
-            "num_labels=1."
+            f"model.path={path} is a {' or '.join(names) or config.model_type} with num_labels={config.num_labels}, "
+            "not a reward model with a trained head of one score. Give a ...ForSequenceClassification model."
         )
     return found[0]
 
@@ -161,83 +156,78 @@ def load_config(model: Model) -> PretrainedConfig:
         raise ValueError(f"model.path={model.path}: its configuration cannot be read: {_first_line(error)}") from error
 
 
-@dataclass(frozen=True)
-class _Loader:
-    """Settings with which transformers loads a model."""
+def _load(
+    auto: str,
+    config: PretrainedConfig,
+    model: Model,
+    attention: Attention,
+    dtype: torch.dtype,
+    materialize: bool,
+    new_weights: Collection[str] = (),
+) -> PreTrainedModel:
+    """Load with transformers' class `auto`. new_weights: weights that need not be in the folder."""
+    import transformers
+    from transformers.utils.logging import disable_progress_bar
 
-    model: Model
-    attention: Attention
-    dtype: torch.dtype
-    materialize: bool
-
-    @cached_property
-    def config(self) -> PretrainedConfig:
-        return load_config(self.model)
-
-    def load(self, auto: str, new_weights: Collection[str] = ()) -> PreTrainedModel:
-        """Load with transformers' class `auto`. new_weights: weights that need not be in the folder."""
-        import transformers
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()  # every rank would show one
-        model = self.model
-        if "chunked_attention" in (getattr(self.config.get_text_config(), "layer_types", None) or []):
-            raise ValueError(
-                f"model.path={model.path}: layers with chunked attention are not supported. Choose another model."
-            )
-        settings: dict[str, Any] = {"dtype": self.dtype, "trust_remote_code": model.trust_remote_code}
-        # Modeling code of the folder may not support pluggable attention. Padded rows work with any causal attention.
-        if self.attention != "padded" or not has_own_code(model, self.config, auto):
-            settings["attn_implementation"] = register_backend(self.attention)
-        if self.dtype == torch.float64:
-            settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
-        load = self._load_weights if self.materialize else self._load_meta
-        loaded = load(getattr(transformers, auto), settings, new_weights)
-        loaded.eval()
-        use_onednn(loaded)
-        if model.use_liger is True:  # resolved, on a GPU
-            apply_liger(loaded)
-        if model.use_torch_compile:
-            for layer in decoder_layers(loaded):  # below FSDP's hooks; for any number of tokens
-                layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
-        return loaded
-
-    def _load_weights(self, auto_class: Any, settings: dict[str, Any], new_weights: Collection[str]) -> PreTrainedModel:
-        from safetensors import SafetensorError
-        from transformers.utils import logging
-
-        path, verbosity = self.model.path, logging.get_verbosity()
-        if new_weights:  # transformers would warn that they have to be trained
-            logging.set_verbosity_error()
-        try:
-            loaded, info = auto_class.from_pretrained(path, config=self.config, output_loading_info=True, **settings)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            raise ValueError(
-                f"model.path={path}: its weights cannot be loaded: {_first_line(error)} Check for missing or truncated "
-                "weight files."
-            ) from error
-        finally:
-            logging.set_verbosity(verbosity)
-        missing = sorted({*info["missing_keys"]} - {*new_weights})
-        if missing:
-            raise ValueError(
-                f"model.path={path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}, which "
-                "would be random. Give a complete checkpoint of this architecture."
-            )
-        return loaded
-
-    def _load_meta(self, auto_class: Any, settings: dict[str, Any], _: Collection[str]) -> PreTrainedModel:
-        """Build the model with meta tensors. Fails if config.json has e.g. a negative size."""
+    disable_progress_bar()  # every rank would show one
+    if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
+        raise ValueError(
+            f"model.path={model.path}: layers with chunked attention are not supported. Choose another model."
+        )
+    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
+    # Modeling code of the folder may not support pluggable attention. Padded rows work with any causal attention.
+    own_code = has_own_code(model, config, auto)
+    if attention != "padded" or not own_code:
+        settings["attn_implementation"] = register_backend(attention)
+    if dtype == torch.float64:
+        settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
+    if materialize:
+        loaded = _load_weights(getattr(transformers, auto), config, model.path, settings, new_weights)
+    else:
         try:
             with torch.device("meta"):
-                return auto_class.from_config(self.config, **settings)
+                loaded = getattr(transformers, auto).from_config(config, **settings)
         except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if has_own_code(self.model, self.config, auto_class.__name__):
+            if own_code:
                 raise
-            raise ValueError(
-                f"model.path={self.model.path}: no model can be built from its config.json: {type(error).__name__}: "
+            raise ValueError(  # e.g. a negative size
+                f"model.path={model.path}: no model can be built from its config.json: {type(error).__name__}: "
                 f"{_first_line(error)}"
             ) from error
+    loaded.eval()
+    use_onednn(loaded)
+    if model.use_liger is True:  # resolved, on a GPU
+        apply_liger(loaded)
+    if model.use_torch_compile:
+        for layer in decoder_layers(loaded):  # below FSDP's hooks; for any number of tokens
+            layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
+    return loaded
+
+
+def _load_weights(
+    auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, Any], new_weights: Collection[str]
+) -> PreTrainedModel:
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    if new_weights:  # transformers would warn that they have to be trained
+        logging.set_verbosity_error()
+    try:
+        loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"model.path={path}: its weights cannot be loaded: {_first_line(error)} Check for missing or truncated "
+            "weight files."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted({*info["missing_keys"]} - {*new_weights}):
+        raise ValueError(
+            f"model.path={path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}, which "
+            "would be random. Give a complete checkpoint of this architecture."
+        )
+    return loaded
 
 
 def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelForCausalLM") -> bool:
@@ -245,22 +235,25 @@ def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelF
     return model.trust_remote_code and auto in (getattr(config, "auto_map", None) or {})
 
 
-def _check_is_causal_lm(model: Model, config: PretrainedConfig) -> None:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+def apply_liger(loaded: PreTrainedModel) -> None:
+    """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
 
-    if not has_own_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(
-            f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
-            "Give a model that AutoModelForCausalLM loads."
-        )
+    Rotary embeddings are replaced in the architecture's module, for all its models in the process.
+    """
+    from transformers.integrations.liger import apply_liger_kernel
+
+    if loaded.config.model_type in LIGER_ARCHITECTURES:
+        apply_liger_kernel(loaded, {"cross_entropy": False, "fused_linear_cross_entropy": False})
 
 
-def _enable_gradient_checkpointing(loaded: PreTrainedModel, path: str) -> None:
-    """Enable it and set `training` on the layers, which transformers requires; dropout depends on the flag of inner
-    modules, which stay in evaluation mode."""
+def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
+    """Enable it, if configured, and set `training` on the layers, which transformers requires; dropout depends on the
+    flag of inner modules, which stay in evaluation mode."""
+    if not model.enable_gradient_checkpointing:
+        return
     if not loaded.supports_gradient_checkpointing:
         raise ValueError(
-            f"model.path={path}: {type(loaded).__name__} does not support gradient checkpointing. "
+            f"model.path={model.path}: {type(loaded).__name__} does not support gradient checkpointing. "
             "Set model.enable_gradient_checkpointing=False."
         )
     loaded.gradient_checkpointing_enable({"use_reentrant": False})

@@ -41,10 +41,9 @@ def load_trainable_lm(
     Parameters are float32 (float64 stays float64). With model.lora_rank they are frozen in `dtype`, and float32
     adapters are drawn by `seed`.
     """
-    if not model.lora_rank:
-        return load_causal_lm(model, attention, torch.promote_types(dtype, torch.float32), materialize)
-    loaded = load_causal_lm(model, attention, dtype, materialize)
-    add_adapters(loaded, model, seed)
+    loaded = load_causal_lm(model, attention, _parameter_dtype(model, dtype), materialize)
+    if model.lora_rank:
+        add_adapters(loaded, model, seed)
     return loaded
 
 
@@ -53,14 +52,17 @@ def load_trainable_reward_model(
 ) -> PreTrainedModel:
     """Load a reward model for training, see load_trainable_lm. Its head is trained without an adapter; a new head is
     drawn by `seed`."""
-    if not model.lora_rank:
-        return load_or_init_reward_model(model, attention, torch.promote_types(dtype, torch.float32), materialize, seed)
-    loaded = load_or_init_reward_model(model, attention, dtype, materialize, seed)
-    add_adapters(loaded, model, seed)
-    for parameter in loaded.score.parameters():
-        parameter.requires_grad_(True)
-        parameter.data = parameter.data.float()
+    loaded = load_or_init_reward_model(model, attention, _parameter_dtype(model, dtype), materialize, seed)
+    if model.lora_rank:
+        add_adapters(loaded, model, seed)
+        for parameter in loaded.score.parameters():
+            parameter.requires_grad_(True)
+            parameter.data = parameter.data.float()
     return loaded
+
+
+def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
+    return dtype if model.lora_rank else torch.promote_types(dtype, torch.float32)
 
 
 def check_targets(model: Model, key: str) -> None:

@@ -78,6 +78,7 @@ class Routers:
 
     Attributes:
         layers: indices of the decoder layers that have a router.
+        current: the last pass; None: do not record or force the next forward pass.
         needs_probabilities: passes with gradients also collect what load_balancing_loss needs.
     """
 
@@ -122,10 +123,6 @@ class Routers:
     def end_pass(self) -> None:
         assert self.current is not None
         self.current.is_open = False
-
-    def discard_pass(self) -> None:
-        """Do not record or force the next forward pass."""
-        self.current = None
 
     def _wrap_forward(self, forward: Callable[..., Any], layer: int) -> Callable[..., Any]:
         def route(*arguments: Any, **keywords: Any) -> Any:

@@ -5,7 +5,7 @@ token ids -> decoder layers -> states that predict response tokens [n, H] -> hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,10 @@ class PolicyModel(FsdpRoot):
         # Clones instead of views, because FSDP hooks the output.
         return own._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
+    def logprobs_at(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
+        """Function that computes the log-probs of a micro-batch's response tokens, [n]."""
+        return lambda micro: self(micro, temperature).logprobs
+
     def head_input(self, micro: MicroBatch) -> HeadInput:
         """States before each of this rank's response tokens, with the head that reads them."""
         return self._head_input(micro)
@@ -85,7 +89,7 @@ class PolicyModel(FsdpRoot):
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         if self.routers is not None:
-            self.routers.discard_pass()
+            self.routers.current = None
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
         self.model.set_attn_implementation(attention)
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
@@ -93,7 +97,7 @@ class PolicyModel(FsdpRoot):
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """See algorithms.sampling.next_logits. Call it in `generation_mode` only."""
         if self.routers is not None:
-            self.routers.discard_pass()
+            self.routers.current = None
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
@@ -106,7 +110,9 @@ class PolicyModel(FsdpRoot):
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
         if uses_own_backend(self.model):
-            self.model.set_attn_implementation(_cached_attention(self.model))
+            # SDPA is faster, but does not cap scores.
+            capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
+            self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
         for module in checkpointed:
             module.training = False
         try:
@@ -129,12 +135,6 @@ def load_policy(
     else:
         policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, trainable_seed))
     return shard(policy, mesh, dtype, offload_policy)
-
-
-def _cached_attention(model: PreTrainedModel) -> str:
-    """SDPA, which is faster, unless the model caps scores, which SDPA does not support."""
-    capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
-    return "sdpa" if model._supports_sdpa and not capped else "eager"
 
 
 def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:

@@ -16,10 +16,10 @@ from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.lora import load_trainable_lm
+from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.training.train_state import OptimizerSettings, OptimizerStep, TrainState
+from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.workers.columns import compute_column
 from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
@@ -37,6 +37,8 @@ class CriticWorker(TrainingWorker):
         saves_in_background: see TrainingWorker.
     """
 
+    batch: RankBatch  # of this iteration
+
     def __init__(
         self,
         model: Model,
@@ -52,10 +54,7 @@ class CriticWorker(TrainingWorker):
         loaded = load_trainable_lm(model, chosen_attention(model), self.dtype, dist.get_rank() == 0, seed)
         self.model = shard(ValueModel(loaded, seed), self.groups.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
-        context = self.error_context("critic", "critic.optim", "actor_rollout_ref.model")
-        settings = OptimizerSettings(critic.optim, critic.grad_clip, optimizer_steps)
-        self.state = TrainState(self.model, settings, fsdp, context)
-        self.batch: RankBatch | None = None
+        self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
@@ -68,8 +67,8 @@ class CriticWorker(TrainingWorker):
         Raises ValueError if the first batch shares prompts and the model does not support that.
         """
         self.state.reload()
-        self.sharing.check_batch(self._batch)
-        return compute_column(self.model, self.model, self._batch.rows, self._batch.mini_batches, self.builder)
+        self.sharing.check_batch(self.batch)
+        return compute_column(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
         """Make the optimizer steps of one iteration. Returns metrics over all ranks.
@@ -80,7 +79,7 @@ class CriticWorker(TrainingWorker):
         self.state.reload()
         steps: list[OptimizerStep] = []
         for _ in range(self.critic.ppo_epochs):
-            for mini_batch in self._batch.mini_batches:
+            for mini_batch in self.batch.mini_batches:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step(skip_bad))
@@ -89,15 +88,10 @@ class CriticWorker(TrainingWorker):
         )
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
 
-    @property
-    def _batch(self) -> RankBatch:
-        assert self.batch is not None, "load_batch comes first"
-        return self.batch
-
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
         """Run forward and backward of one micro-batch."""
         needed = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
-        micro = self.builder.build(self._batch.rows, positions, needed)
+        micro = self.builder.build(self.batch.rows, positions, needed)
         given = micro.columns
         assert given.returns is not None and given.values is not None and given.value_weights is not None
         values = micro.to_matrix(self.model(micro))
@@ -124,11 +118,11 @@ def _normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     tokens = max(1.0, sums["tokens"])
     variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
     return {
-        "loss": sums["loss"] / num_steps,
-        "clip_fraction": sums["clip_fraction"] / tokens,
-        "value_mean": sums["values"] / tokens,
-        "value_std": max(0.0, sums["values_square"] / tokens - (sums["values"] / tokens) ** 2) ** 0.5,
-        "return_mean": sums["returns"] / tokens,
-        "return_std": max(0.0, variance) ** 0.5,
-        "explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
+        "vf_loss": sums["loss"] / num_steps,
+        "vf_clipfrac": sums["clip_fraction"] / tokens,
+        "values/mean": sums["values"] / tokens,
+        "values/std": max(0.0, sums["values_square"] / tokens - (sums["values"] / tokens) ** 2) ** 0.5,
+        "returns/mean": sums["returns"] / tokens,
+        "returns/std": max(0.0, variance) ** 0.5,
+        "vf_explained_var": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
     }

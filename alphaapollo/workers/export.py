@@ -9,13 +9,12 @@ import torch
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
-from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.export.hf_folder import export_critic, export_model
 from alphaapollo.models.export.verification import Kind, check_outputs, probe_tokens, transformers_outputs
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.reward_model import ScoreModel
+from alphaapollo.models.scalar_models import ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
 

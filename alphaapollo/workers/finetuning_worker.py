@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from alphaapollo.config.schema import Model, TuningConfig
-from alphaapollo.data.batch import FinetuningBatch, FinetuningStep
+from alphaapollo.data.batch import FinetuningStep, RankBatch
 from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.policy import check_logprobs, load_policy, self_check_warnings
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.training.train_state import OptimizerSettings, TrainState
+from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.metric_sums import MetricSums
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 
-B = TypeVar("B", bound=FinetuningBatch)
+B = TypeVar("B", bound=RankBatch)
 
 
 class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
@@ -50,19 +50,10 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         saves_in_background: bool = False,
     ):
         super().__init__(model, placement, config.fsdp_config.fsdp_size, saves_in_background)
-        self.seed, self.fsdp = config.trainer.seed, config.fsdp_config
         self.tuning = config
         self.load_model()
         reshard(self.model)
-        cause = "damaged examples in data.train_files"
-        context = self.error_context("model", "optim", "model", likely_cause=cause)
-        settings = OptimizerSettings(config.optim, config.grad_clip, optimizer_steps)
-        self.state = TrainState(self.model, settings, self.fsdp, context)
-        self.set_up()
-
-    def set_up(self) -> None:
-        """Prepare what `counts` and `loss` need, after the model is loaded."""
-        return
+        self.state = TrainState(self.model, config, optimizer_steps, "model", "optim")
 
     @abstractmethod
     def counts(self, batch: B) -> dict[str, Tensor]:
@@ -78,7 +69,8 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     def load_model(self) -> None:
         """Load and shard `model` and run its self-check. Sets `hf_model`, `routers` and `self_check_warnings`."""
-        model = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy, self.seed)
+        offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
+        model = load_policy(self.config, self.groups.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
         self.self_check_warnings = self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 

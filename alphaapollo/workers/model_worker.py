@@ -12,7 +12,7 @@ from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.training.train_state import ErrorContext, TrainState
+from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.observability.memory import memory_metrics
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
@@ -66,10 +66,6 @@ class TrainingWorker(ModelWorker):
         super().__init__(model, placement, fsdp_size)
         self.writer = CheckpointWriter(saves_in_background)
 
-    def error_context(self, model: str, optim: str, section: str, **hints: str) -> ErrorContext:
-        """Context of error messages. section: of the model's keys, e.g. actor_rollout_ref.model."""
-        return ErrorContext(model, optim, "" if self.dtype == torch.float32 else f"{section}.dtype", **hints)
-
     def offload(self) -> None:
         """End a phase: reshard, offload what the configuration says, and free cached GPU memory."""
         self.state.offload()
@@ -84,7 +80,7 @@ class TrainingWorker(ModelWorker):
 
     def written(self) -> Future[float]:
         """Future of the last save: seconds that writing took. Raises OSError, e.g. if the disk is full."""
-        return self.writer.written()
+        return self.writer.written
 
     def load(self, folder: str) -> None:
         """Load a checkpoint written by any number of ranks."""
@@ -97,15 +93,19 @@ class TrainingWorker(ModelWorker):
 
         The values of all ranks add up to those of the model; only its first copy counts.
         """
-        mesh = self.groups.mesh
-        counts = mesh.ndim == 1 or mesh.get_local_rank("replicate") == 0
-        return {
-            name: (
-                tensors_digest(slices if counts else []),
-                sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices if counts),
-            )
-            for name, slices in self.state.trained_tensors().items()
+        counted = {
+            name: slices if self.has_first_copy() else [] for name, slices in self.state.trained_tensors().items()
         }
+        norms = {
+            name: sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices)
+            for name, slices in counted.items()
+        }
+        return {name: (tensors_digest(slices), norms[name]) for name, slices in counted.items()}
+
+    def has_first_copy(self) -> bool:
+        """Whether this rank's slices belong to the first of several copies of the model (HSDP)."""
+        mesh = self.groups.mesh
+        return mesh.ndim == 1 or mesh.get_local_rank("replicate") == 0
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError

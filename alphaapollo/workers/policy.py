@@ -29,7 +29,7 @@ from alphaapollo.models.micro_batch import MicroBatch, make_rows
 from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import parameter_offloader
-from alphaapollo.models.training.train_state import OptimizerSettings, OptimizerStep, TrainState
+from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
 from alphaapollo.workers.columns import ColumnBuilder, compute_column
@@ -67,6 +67,8 @@ class PolicyWorker(TrainingWorker):
         sender: publishes weights to the engines; None: they are never published.
     """
 
+    batch: RankBatch  # of this iteration
+
     def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, setup.saves_in_background)
@@ -76,10 +78,11 @@ class PolicyWorker(TrainingWorker):
         self.policy = load_policy(model, self.groups.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
         self.self_check_warnings = self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
-        self.sharing = SharedPromptCheck(self.policy, self._logprobs_of, self.builder, self.dtype)
-        context = self.error_context("policy", "actor_rollout_ref.actor.optim", "actor_rollout_ref.model")
-        settings = OptimizerSettings(actor.optim, actor.grad_clip, setup.optimizer_steps)
-        self.state = TrainState(self.policy, settings, fsdp, context)
+        self.sharing = SharedPromptCheck(
+            self.policy, self.policy.logprobs_at(self.temperature), self.builder, self.dtype
+        )
+        optim_key = "actor_rollout_ref.actor.optim"
+        self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", optim_key)
         self.reference: PolicyModel | None = None
         ref_fsdp = setup.ref.fsdp_config
         if setup.needs_reference and not model.lora_rank:  # with LoRA the reference is the policy without adapters
@@ -90,7 +93,6 @@ class PolicyWorker(TrainingWorker):
         self.flops = FlopsEstimator.of(self.policy.model)
         self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
-        self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
 
@@ -101,12 +103,12 @@ class PolicyWorker(TrainingWorker):
     def compute_log_probs(self) -> np.ndarray:
         """Compute log-probs of the response tokens at the rollouts' temperature. float32 [sum responses]"""
         self.state.reload()
-        self.sharing.check_batch(self._batch)
-        return self._log_probs(self.policy, self._batch, self._batch.mini_batches)
+        self.sharing.check_batch(self.batch)
+        return self._log_probs(self.policy, self.batch, self.batch.mini_batches)
 
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
         """Compute log-probs by the reference. batch: other rows than the loaded ones, which stay loaded."""
-        batch = batch or self._batch
+        batch = batch or self.batch
         with self._reference_model() as reference:
             column = self._log_probs(reference, batch, batch.mini_batches)
         self.reference_parameters.offload()
@@ -115,7 +117,7 @@ class PolicyWorker(TrainingWorker):
     def compute_teacher_log_probs(self) -> np.ndarray:
         """Compute log-probs by the teacher."""
         assert self.teacher is not None, "this worker has no teacher"
-        return self.teacher.log_probs(self._batch)
+        return self.teacher.log_probs(self.batch)
 
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
@@ -131,7 +133,7 @@ class PolicyWorker(TrainingWorker):
 
         Raises ValueError if the first batch shares prompts and the model does not support that.
         """
-        batch, sums = self._batch, MetricSums(self.groups.data)
+        batch, sums = self.batch, MetricSums(self.groups.data)
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.reload()
         self.sharing.check_batch(batch)
@@ -232,11 +234,6 @@ class PolicyWorker(TrainingWorker):
         self.sharing.problem = self.sharing.problem or teacher.sharing.problem
         return teacher
 
-    @property
-    def _batch(self) -> RankBatch:
-        assert self.batch is not None, "load_batch comes first"
-        return self.batch
-
     @contextmanager
     def _reference_model(self) -> Iterator[PolicyModel]:
         """Context with the reference model on the device."""
@@ -249,18 +246,9 @@ class PolicyWorker(TrainingWorker):
         with adapters_disabled(self.policy):
             yield self.policy
 
-    def _logprobs_of(self, micro: MicroBatch) -> torch.Tensor:
-        logprobs: torch.Tensor = self.policy(micro, self.temperature).logprobs
-        return logprobs
-
     def _log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
-
-        def compute(micro: MicroBatch) -> torch.Tensor:
-            logprobs: torch.Tensor = model(micro, self.temperature).logprobs
-            return logprobs
-
-        return compute_column(model, compute, batch.rows, mini_batches, self.builder)
+        return compute_column(model, model.logprobs_at(self.temperature), batch.rows, mini_batches, self.builder)
 
     def _accumulate(
         self,
@@ -271,7 +259,7 @@ class PolicyWorker(TrainingWorker):
         balancer: ExpertLoadBalancer | None,
     ) -> None:
         """Run forward and backward of one micro-batch. recorded: gets this pass's log-probs, used as the old ones."""
-        micro = self.builder.build(self._batch.rows, positions, replace(columns, returns=None, values=None))
+        micro = self.builder.build(self.batch.rows, positions, replace(columns, returns=None, values=None))
         target = self._divergence_target(micro)
         stats = self.policy(micro, self.temperature, need_entropy=True, divergence_target=target)
         old = None
@@ -300,6 +288,6 @@ class PolicyWorker(TrainingWorker):
         if self.peak_flops is None or self.flops is None:
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
-        flops = sum(self.flops.training_flops(*self._batch.rows.segments(micro)) for micro in micro_batches)
+        flops = sum(self.flops.training_flops(*self.batch.rows.segments(micro)) for micro in micro_batches)
         own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
-        return {"mfu": own_flops / seconds / self.peak_flops}
+        return {"perf/mfu/actor": own_flops / seconds / self.peak_flops}

@@ -11,8 +11,7 @@ rho is 1, or the importance-sampling correction of algorithm.rollout_correction,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -28,21 +27,15 @@ from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.workers.metric_sums import MAX_SUFFIX
 
 
-@dataclass(frozen=True)
-class PolicyMatrices:
+@dataclass(frozen=True, kw_only=True)
+class PolicyMatrices(PolicyLossInputs):
     """Response-aligned matrices [b, L] of a micro-batch. `logp`, `entropy` and `divergence` have gradients."""
 
-    logp: Tensor
     entropy: Tensor
-    divergence: Tensor | None  # from the distributions of the teacher, or of the reference for a KL of kind full
-    old_logp: Tensor
-    ref_logp: Tensor | None  # for a KL of another kind
-    rollout_logp: Tensor
-    advantages: Tensor
-    mask: Tensor  # 1 on action tokens
+    divergence: Tensor | None = None  # from the distributions of the teacher, or of the reference for a KL of kind full
+    ref_logp: Tensor | None = None  # for a KL of another kind
     loss_weights: Tensor  # [b] weight of the sum over a row's tokens
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
-    chosen: Tensor | None = None  # bool, tokens that the loss treats separately
 
 
 def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
@@ -52,37 +45,25 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor |
         old_logprobs: [n], replaces the column of the micro-batch.
     """
     columns = micro.columns
-    old = columns.old_logprobs if old_logprobs is None else old_logprobs
-    assert stats.entropy is not None and columns.advantages is not None and old is not None
-    assert columns.loss_weights is not None and columns.sequence_weights is not None
-    matrices = PolicyMatrices(
-        logp=micro.to_matrix(stats.logprobs),
-        entropy=micro.to_matrix(stats.entropy),
-        divergence=None if stats.divergence is None else micro.to_matrix(stats.divergence),
-        old_logp=micro.to_matrix(old),
-        ref_logp=None if columns.ref_logprobs is None else micro.to_matrix(columns.ref_logprobs),
-        rollout_logp=micro.to_matrix(micro.rollout_logprobs),
-        advantages=micro.to_matrix(columns.advantages),
-        mask=micro.to_matrix(micro.mask),
-        loss_weights=columns.loss_weights,
-        sequence_weights=columns.sequence_weights,
-        chosen=None if columns.chosen is None else micro.to_matrix(columns.chosen).bool(),
-    )
-    return matrices if columns.trajectory_ids is None else _join_trajectories(matrices, columns.trajectory_ids)
-
-
-def _join_trajectories(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatrices:
-    """Concatenate the rows of each trajectory. trajectory_ids [b]"""
-    joined = JoinedTrajectories.of(matrices.mask, trajectory_ids)
-    per_token = ("logp", "entropy", "divergence", "old_logp", "ref_logp", "rollout_logp", "advantages", "chosen")
-    values: dict[str, Any] = {name: value for name in per_token if (value := getattr(matrices, name)) is not None}
-    return replace(
-        matrices,
-        mask=joined.mask,
-        loss_weights=joined.rows.first(matrices.loss_weights),
-        sequence_weights=joined.rows.first(matrices.sequence_weights),
-        **{name: joined.join(value) for name, value in values.items()},
-    )
+    flat = {
+        "logp": stats.logprobs,
+        "entropy": stats.entropy,
+        "divergence": stats.divergence,
+        "old_logp": columns.old_logprobs if old_logprobs is None else old_logprobs,
+        "ref_logp": columns.ref_logprobs,
+        "rollout_logp": micro.rollout_logprobs,
+        "advantages": columns.advantages,
+        "chosen": None if columns.chosen is None else columns.chosen.bool(),
+    }
+    matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
+    mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
+    assert loss_weights is not None and sequence_weights is not None
+    if columns.trajectory_ids is not None:
+        joined = JoinedTrajectories.of(mask, columns.trajectory_ids)
+        matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
+        mask = joined.mask
+        loss_weights, sequence_weights = joined.rows.first(loss_weights), joined.rows.first(sequence_weights)
+    return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 
 def policy_objective(
@@ -99,18 +80,19 @@ def policy_objective(
     tokens.
     """
     mask, weights = matrices.mask, matrices.loss_weights
-    inputs = PolicyLossInputs(
-        logp=matrices.logp,
-        old_logp=matrices.old_logp,
-        advantages=matrices.advantages,
-        mask=mask,
-        rollout_logp=matrices.rollout_logp,
-        chosen=matrices.chosen,
-    )
-    output = policy_loss(inputs, actor)
+    output = policy_loss(matrices, actor)
     losses, metrics = output.loss, {}
     if correction.method:
-        rho = _correction_weights(matrices, correction)
+        assert matrices.rollout_logp is not None
+        rho = mismatch_weights(  # [b, L]; at sequence and geometric level the same for all tokens of a trajectory
+            matrices.old_logp,
+            matrices.rollout_logp,
+            mask,
+            method=correction.method,
+            level=correction.level,
+            low=correction.low,
+            high=correction.high,
+        )
         losses = losses * (rho if policy_loss.level == "token" else row_mean(rho, mask))
         metrics = {"correction_weight": rho.sum(), "correction_dropped": masked((rho == 0).double(), mask).sum()}
     if policy_loss.level == "token":
@@ -119,16 +101,19 @@ def policy_objective(
         loss, prefix = aggregate_sequences(losses, matrices.sequence_weights), "row_"
         metrics["rows"] = mask.bool().any(dim=1).sum()
     metrics |= {prefix + name: value for name, value in output.metrics.items()}
+    ratios = log_ratio(matrices.logp.detach(), matrices.old_logp, mask).masked_fill(~mask.bool(), -math.inf)
     metrics |= {
         "pg_loss": loss,
-        "ratio_max": _largest_ratio(matrices),
+        "ratio_max": ratios.max().exp(),  # 0 without action tokens
         "entropy": masked(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
     }
     if actor.entropy_coeff > 0:
         loss = loss - actor.entropy_coeff * aggregate(matrices.entropy, mask, weights)
     if actor.use_kl_loss:
-        kl = _kl(matrices, actor)
+        ref_logp = None if actor.full_kl else matrices.ref_logp
+        kl = matrices.divergence if ref_logp is None else kl_penalty(matrices.logp, ref_logp, actor.kl_loss_type)
+        assert kl is not None
         loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
         metrics["ref_kl"] = masked(kl, mask).sum()
     if teacher.whole:
@@ -136,35 +121,6 @@ def policy_objective(
         loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)
     metrics["loss"] = loss
     return loss, metrics
-
-
-def _largest_ratio(matrices: PolicyMatrices) -> Tensor:
-    """Largest probability ratio of action tokens; 0 without action tokens."""
-    d = log_ratio(matrices.logp.detach(), matrices.old_logp, matrices.mask)
-    return d.masked_fill(~matrices.mask.bool(), -math.inf).max().exp()
-
-
-def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection) -> Tensor:
-    """Importance-sampling weights [b, L], constants, zero off the mask. At sequence and geometric level all tokens of a
-    trajectory have the same weight."""
-    assert correction.method is not None
-    return mismatch_weights(
-        matrices.old_logp,
-        matrices.rollout_logp,
-        matrices.mask,
-        method=correction.method,
-        level=correction.level,
-        low=correction.low,
-        high=correction.high,
-    )
-
-
-def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
-    if actor.full_kl:
-        assert matrices.divergence is not None
-        return matrices.divergence
-    assert matrices.ref_logp is not None
-    return kl_penalty(matrices.logp, matrices.ref_logp, actor.kl_loss_type)
 
 
 def normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:

@@ -23,9 +23,9 @@ from alphaapollo.models.lora import adapters_disabled, is_adapter
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
+from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
-from alphaapollo.workers.metric_sums import MetricSums
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
@@ -35,16 +35,21 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     tuning: DpoConfig
     model: PolicyModel
 
-    def set_up(self) -> None:
+    def load_model(self) -> None:
+        """Load the model, and the reference if it is a second model."""
+        super().load_model()
         self.preference = self.tuning.preference
+        if self.preference.custom_module:
+            load_user_module(self.preference.custom_module, "preference.custom_module")
         self.preference_loss = get_preference_loss(self.preference.loss)
         self.sharing = SharedPromptCheck(
-            self.model, lambda micro: self.model(micro, 1.0).logprobs, self.builder, self.dtype, FINETUNING_KEY
+            self.model, self.model.logprobs_at(1.0), self.builder, self.dtype, FINETUNING_KEY
         )
         self.reference: PolicyModel | None = None
         is_live = self.preference_loss.needs_reference and self.preference.reference == "live"
         if is_live and not self.config.lora_rank:
-            self.reference = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy)
+            offload = self.tuning.fsdp_config.offload_policy
+            self.reference = load_policy(self.config, self.groups.mesh, self.dtype, offload)
 
     @torch.no_grad()
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
@@ -62,8 +67,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def weights_digest(self) -> int:
         """Digest of this rank's slices of the reference's weights, before the first step. The digests of all ranks add
         up to that of the model (modulo 2**64)."""
-        mesh = self.groups.mesh
-        if mesh.ndim > 1 and mesh.get_local_rank("replicate"):
+        if not self.has_first_copy():
             return 0
         named = self.model.named_parameters()
         return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))
@@ -98,16 +102,16 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:
         """Sum of log pi/ref over this rank's unrelated answers, those to other prompts (KTO)."""
         assert batch.unrelated is not None, "single answers come with unrelated ones"
-        sums = MetricSums()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
                 micro = self.builder.build(batch.unrelated.rows, positions)
                 logp, _ = _sum_answers(micro, self.model(micro, 1.0).logprobs)
                 ref = self._ref_logp(batch.unrelated_ref_logps, micro, positions)
                 assert ref is not None, "KTO has a reference"
-                sums.add({"kl": (logp - ref).sum()})
+                total += (logp - ref).sum()
         reshard(self.model)
-        return sums.totals["kl"]
+        return total
 
     def _ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
         """Reference log-probs of the rows of a micro-batch. [b]; None if the loss has no reference."""

@@ -9,7 +9,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
-from alphaapollo.models.reward_model import ScoreModel
+from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.training.offload import parameter_offloader
 from alphaapollo.workers.columns import compute_column

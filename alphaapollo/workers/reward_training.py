@@ -13,7 +13,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import load_trainable_reward_model
-from alphaapollo.models.reward_model import ScoreModel
+from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.preference import correct_by_source
@@ -26,16 +26,15 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     tuning: RmConfig
     model: ScoreModel
 
-    def set_up(self) -> None:
-        self.centring = self.tuning.bradley_terry.centring_coef
-        self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
-
     def load_model(self) -> None:
         """Load and shard a reward model. transformers' classifier is kept for its parameter names in an export."""
         attention, first = chosen_attention(self.config), dist.get_rank() == 0
-        self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.seed)
-        self.model = shard(ScoreModel(self.hf_model), self.groups.mesh, self.dtype, self.fsdp.offload_policy)
+        self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
+        offload = self.tuning.fsdp_config.offload_policy
+        self.model = shard(ScoreModel(self.hf_model), self.groups.mesh, self.dtype, offload)
         self.self_check_warnings = []
+        self.centring = self.tuning.bradley_terry.centring_coef
+        self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
     def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}

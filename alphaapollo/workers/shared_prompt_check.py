@@ -78,9 +78,8 @@ class SharedPromptCheck:
 
     def _describe(self, mismatch: float) -> str:
         return (
-            f"with {self.name}, rows that share a prompt give other results than separate rows (they differ by "
-            f"{mismatch:.2g} standard deviations, rounding explains {self.limit:g}), because a layer looks beyond its "
-            "token outside of attention, or does not pass on what attention needs"
+            f"with {self.name}, rows that share a prompt differ from separate rows by {mismatch:.2g} standard "
+            f"deviations (rounding explains {self.limit:g})"
         )
 
     @torch.no_grad()

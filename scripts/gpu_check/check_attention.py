@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
-from alphaapollo.models.attention.backends import attend
+from alphaapollo.models.attention.backends import BACKENDS, AttentionCall
 from alphaapollo.models.micro_batch import Packing, SegmentKeys
 from scripts.gpu_check.kit import Kit, relative
 
@@ -88,7 +88,8 @@ def compare(kind: str, shape: Shape, device: str, dtype: torch.dtype) -> float:
     """Largest relative error of output and gradients."""
     ours = inputs(shape, device, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
-    outputs = [attend(kind, *ours, packing(device, shape), shape.window), written_out(exact, shape)]  # type: ignore[arg-type,call-arg]
+    call = AttentionCall("check", *ours, window=shape.window, packing=packing(device, shape))
+    outputs = [BACKENDS[kind](call), written_out(exact, shape)]  # type: ignore[index]
     for output in outputs:
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(device)
         (output * direction.to(output.dtype)).sum().backward()
@@ -121,7 +122,8 @@ def check_rows_are_apart(kind: str, device: str, dtype: torch.dtype) -> None:
     for tensor in second:
         tensor[:, :, changed] += 1
     with torch.no_grad():
-        a, b = (attend(kind, *tensors, packing(device, shape), None) for tensors in (first, second))  # type: ignore[arg-type,call-arg]
+        calls = (AttentionCall("check", *tensors, packing=packing(device, shape)) for tensors in (first, second))
+        a, b = (BACKENDS[kind](call) for call in calls)  # type: ignore[index]
     others = torch.ones(sum(LENGTHS), dtype=torch.bool, device=device)
     others[changed] = False
     assert torch.equal(a[:, others], b[:, others]), f"{kind}: changing one row changed others"

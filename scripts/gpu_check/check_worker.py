@@ -68,7 +68,7 @@ def gradient_error(worker: PolicyWorker, folder: Path) -> float:
     """Relative error of the gradient of the summed log-probs, against transformers in float32 without padding."""
     from transformers import AutoModelForCausalLM
 
-    rows, chosen = worker.batch.rows, [0, 2]  # type: ignore[union-attr]
+    rows, chosen = worker.batch.rows, [0, 2]
     stats = worker.policy(worker.builder.build(rows, chosen), 1.0)
     stats.logprobs.sum().backward()
     ours = {

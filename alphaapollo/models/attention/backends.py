@@ -15,7 +15,6 @@ not know, so no dense [T, T] mask exists; the model passes `packing` down to the
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,7 +26,7 @@ from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.models.attention.shared_prompts import by_heads, causal_mask, padded_cells, tokens_of
-from alphaapollo.models.micro_batch import MicroBatch, Packing
+from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
 
 if TYPE_CHECKING:
@@ -36,41 +35,22 @@ if TYPE_CHECKING:
 NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
 
 
-def register_backend(kind: Attention) -> str:
-    """Register a backend with transformers. Returns the value for `attn_implementation`."""
+def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor] | None = None) -> str:
+    """Register a backend with transformers. Returns the value for `attn_implementation`.
+
+    Args:
+        compute: registered instead of the backend, for the meta device.
+    """
     from transformers import AttentionInterface
 
-    name = f"{NAME}{kind}"
-    AttentionInterface.register(name, attention_interface(_BACKENDS[kind]))
+    name = f"{NAME}{kind}" if compute is None else f"{NAME}meta_{kind}"
+    AttentionInterface.register(name, attention_interface(compute or BACKENDS[kind]))
     return name
 
 
 def uses_own_backend(model: PreTrainedModel) -> bool:
     """Whether the model uses one of these backends, and not the attention of its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
-
-
-def attend(
-    kind: Attention, query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, window: int | None = None
-) -> Tensor:
-    """Run one backend. query [b, heads, T, d], key and value [b, kv heads, T, d] -> [b, T, heads, d]"""
-    call = AttentionCall("attend", query, key, value, None, window, None, None, packing)
-    return _BACKENDS[kind](call)
-
-
-def decoder_arguments(micro: MicroBatch) -> dict[str, Any]:
-    """Keyword arguments that the decoder passes to each layer. The cu_seq_lens ones have transformers' names, which
-    layers without attention (convolutions, recurrences) read."""
-    packing, shared = micro.packing, {"sequence": micro.sequence} if micro.sequence else {}
-    if packing is None:
-        return shared
-    return shared | {
-        "packing": packing,
-        "cu_seq_lens_q": packing.cu_seqlens,
-        "cu_seq_lens_k": packing.cu_seqlens,
-        "max_length_q": max(packing.lengths),
-        "max_length_k": max(packing.lengths),
-    }
 
 
 @dataclass(frozen=True)
@@ -81,11 +61,11 @@ class AttentionCall:
     query: Tensor  # [b, heads, T, d]
     key: Tensor  # [b, kv heads, T, d]
     value: Tensor  # as key
-    scaling: float | None  # factor of the scores; None: 1 / sqrt(d)
-    window: int | None  # sliding window: tokens that a token attends to, itself included
-    softcap: float | None  # scores become softcap * tanh(scores / softcap) (Gemma 2)
-    sinks: Tensor | None  # [heads] extra score in the softmax without a value (gpt-oss)
-    packing: Packing | None
+    scaling: float | None = None  # factor of the scores; None: 1 / sqrt(d)
+    window: int | None = None  # sliding window: tokens that a token attends to, itself included
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap) (Gemma 2)
+    sinks: Tensor | None = None  # [heads] extra score in the softmax without a value (gpt-oss)
+    packing: Packing | None = None
 
     @property
     def is_gqa(self) -> bool:
@@ -205,14 +185,11 @@ def _varlen(call: AttentionCall) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     call.check_supported("varlen")
-    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
-    call = call if takes_groups else call.ungrouped()
-    groups: dict[str, Any] = {"enable_gqa": call.is_gqa} if takes_groups else {}
     output = varlen_attn(
         *_packed_arguments(call),
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
-        **groups,
+        enable_gqa=call.is_gqa,
     )
     assert isinstance(output, Tensor)
     return output[None]
@@ -355,7 +332,7 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
 }
 
 
-_BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
+BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
     "padded": _padded,
     "sdpa": _sdpa,
     "varlen": _varlen,

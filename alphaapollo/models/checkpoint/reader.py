@@ -21,21 +21,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+DESCRIPTIONS = [kind for kind in vars(described).values() if getattr(kind, "__module__", "") == described.__name__]
 METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind
-    for kind in (
-        described.Metadata,
-        described.MetadataIndex,
-        described.StorageMeta,
-        described.TensorStorageMetadata,
-        described.TensorProperties,
-        described.ChunkStorageMetadata,
-        described.BytesStorageMetadata,
-        described._MEM_FORMAT_ENCODING,
-        _StorageInfo,
-        torch.Size,
-        pathlib.PosixPath,
-    )
+    (kind.__module__, kind.__name__): kind for kind in (*DESCRIPTIONS, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
 GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
 """For the state of numpy's generator, an array."""

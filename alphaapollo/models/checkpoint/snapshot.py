@@ -11,11 +11,11 @@ launch/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in t
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -74,18 +74,6 @@ def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
         ) from error
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """Read the caller's values and the writer's `world_size`. Raises ValueError if there are none."""
-    if not (path / "state.json").is_file():
-        raise ValueError(f"{path} is not a checkpoint: it has no state.json. Resume from a folder in checkpoints/.")
-    try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        state["world_size"] = int(state["world_size"])
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path / 'state.json'} cannot be read: {error} Resume from another checkpoint.") from error
-    return state
-
-
 def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """Load a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective).
 
@@ -94,12 +82,14 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
     Returns the caller's values and the writer's `world_size`. Raises ValueError if the checkpoint is incomplete.
     """
     path = Path(folder)
-    state = read_state(path)
     reshard(model)
     tensors = _tensors(model, optimizer)
     try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
         read_tensors(tensors, path / "model")
-    except (OSError, RuntimeError, CheckpointException, pickle.UnpicklingError) as error:
+        is_same_size = state["world_size"] == dist.get_world_size()
+        generators = read_generators(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
+    except (OSError, RuntimeError, ValueError, LookupError, EOFError, CheckpointException, UnpicklingError) as error:
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another checkpoint."
         ) from error
@@ -114,8 +104,8 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
             optim_state_dict=tensors["optimizer"],
             options=options,
         )
-    if state["world_size"] == dist.get_world_size():
-        _set_generators(_read_generators(folder))
+    if generators:
+        _set_generators(generators)
     return state
 
 
@@ -143,14 +133,6 @@ def _generators() -> dict[str, Any]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
-
-
-def _read_generators(folder: str) -> dict[str, Any]:
-    file = Path(folder, f"rank_{dist.get_rank()}.pt")
-    try:
-        return read_generators(file)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} cannot be read: {_reason(error)} Resume from another checkpoint.") from error
 
 
 def _set_generators(states: dict[str, Any]) -> None:

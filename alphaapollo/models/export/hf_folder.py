@@ -15,14 +15,13 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.export.safetensors_files import SafetensorsWriter
 from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merged_weight, plain_name, write_adapter
 from alphaapollo.models.sharding import full_tensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from alphaapollo.models.critic import ValueModel
+    from alphaapollo.models.scalar_models import ValueModel
 
 
 @torch.no_grad()
@@ -67,8 +66,14 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
             if is_writer:
                 write_adapter(partial, model, adapter, source.path)
         else:
-            _write_weights(partial, model, dtype)
+            tensors = {}
+            for name, tensor in full_parameters(model, dtype):
+                if is_writer:
+                    tensors[name] = tensor.cpu()
             if is_writer:
+                persistent = model.state_dict().keys()
+                tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
+                _save(partial, tensors)
                 _write_config(partial, copy.deepcopy(model.config), type(model).__name__, dtype)
                 if model.can_generate() and model.generation_config is not None:
                     # Not save_pretrained, which rejects the generation configs of many published models.
@@ -93,12 +98,11 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
         raise ValueError(f"transformers has no token classifier for {config.model_type}, so its critic has no format.")
     config.num_labels = 1
     with _os_errors(folder):
-        files = SafetensorsWriter(Path(folder))
-        for name, tensor in full_parameters(critic.model, dtype):
-            files.add(f"{kind.base_model_prefix}.{name}", tensor.cpu())
+        prefix = kind.base_model_prefix
+        tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in full_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
-            files.add(f"score.{name}", full_tensor(parameter.detach()).float().cpu())
-        files.close()
+            tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
+        _save(Path(folder), tensors)
         _write_config(Path(folder), config, kind.__name__, dtype)
         _copy_code_and_tokenizer(Path(folder), source)
 
@@ -114,19 +118,12 @@ def _os_errors(folder: str) -> Iterator[None]:
         raise OSError(f"cannot write the model to {folder}: {error}") from error
 
 
-def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Write parameters and persistent buffers (a collective). Rank 0 writes each file as soon as it is full, so no rank
-    has the complete model in memory."""
-    files = SafetensorsWriter(folder) if dist.get_rank() == 0 else None
-    for name, tensor in full_parameters(model, dtype):
-        if files:
-            files.add(name, tensor.cpu())
-    if files:
-        persistent = model.state_dict().keys()
-        for name, buffer in model.named_buffers():
-            if name in persistent:
-                files.add(name, buffer.detach().cpu())
-        files.close()
+def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the weight files of a Hugging Face folder."""
+    from huggingface_hub import save_torch_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(tensors, folder)
 
 
 def _write_config(folder: Path, config: PretrainedConfig, architecture: str, dtype: torch.dtype) -> None:

@@ -64,7 +64,7 @@ class _HostCopy:
         self._storage = storage
         self._host = torch.empty(storage.nbytes(), dtype=torch.uint8)
         if storage.device.type == "cuda":
-            lock_pages(self._host, owner=self._host)
+            lock_pages(self._host)
 
     def save(self) -> None:
         if self._storage.nbytes():
@@ -82,15 +82,15 @@ class _HostCopy:
         return torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
 
 
-def lock_pages(host: Tensor, owner: Tensor) -> None:
-    """Page-lock a tensor in host memory as long as `owner` lives.
+def lock_pages(host: Tensor) -> None:
+    """Page-lock a tensor in host memory as long as it lives.
 
     torch's pinned allocator would round each tensor up to a power of two, a third more memory for a model.
     """
     if host.numel():
         cuda, address = torch.cuda.cudart(), host.data_ptr()
         torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
-        weakref.finalize(owner, cuda.cudaHostUnregister, address).atexit = False
+        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from alphaapollo.config.schema import Fsdp, Optimizer, RoleFsdp
+from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
 from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
@@ -20,28 +20,6 @@ from alphaapollo.models.training.optimizer import apply_settings, clip_gradients
 
 T = TypeVar("T")
 MAX_SKIPPED_STEPS = 20  # in a row; then the weights themselves are damaged, and no batch helps
-
-
-@dataclass(frozen=True)
-class ErrorContext:
-    """Names and hints in error messages about a model."""
-
-    model: str  # e.g. "policy"
-    optim: str  # section of its optimizer's keys
-    dtype_key: str = ""  # key of its dtype, if that is not float32
-    likely_cause: str = (
-        "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration; "
-        "trainer.record_steps=[its number], added to the command, records its inputs for a replay"
-    )
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """Optimizer and schedule of a model."""
-
-    config: Optimizer
-    grad_clip: float  # largest gradient norm
-    total_steps: int  # optimizer steps of the run, for the schedule
 
 
 @dataclass(frozen=True)
@@ -60,13 +38,18 @@ class TrainState:
 
     Args:
         module: sharded; see sharding.shard.
-        fsdp: what is offloaded between phases, and when gradients are reduced.
-        context: for error messages.
+        total_steps: optimizer steps of the run, for the schedule.
+        name: of the model, for error messages, e.g. "policy".
+        optim_key: config key of the optimizer, for error messages.
     """
 
-    def __init__(self, module: nn.Module, settings: OptimizerSettings, fsdp: Fsdp, context: ErrorContext):
-        self.module, self.settings, self.context = module, settings, context
-        self.optimizer = make_optimizer(module, settings.config)
+    def __init__(
+        self, module: nn.Module, config: Actor | Critic | TuningConfig, total_steps: int, name: str, optim_key: str
+    ):
+        self.module, self.config, self.total_steps = module, config, total_steps
+        self.name, self.optim_key = name, optim_key
+        fsdp = config.fsdp_config
+        self.optimizer = make_optimizer(module, config.optim)
         self.parameters = parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
         on_gpu = next(module.parameters()).is_cuda
         self.moments = TensorOffloader(self._moments, fsdp.optimizer_offload and on_gpu)
@@ -93,13 +76,19 @@ class TrainState:
         A skipped step does not count in the schedule. Raises FloatingPointError, with unchanged weights, if the
         gradients are not finite and `skip_bad` is false, or if too many steps in a row were skipped.
         """
-        config = self.settings.config
-        norm = clip_gradients(self.module.parameters(), self.settings.grad_clip)
-        lr = learning_rate(self.num_steps, config, self.settings.total_steps)
+        norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
+        lr = learning_rate(self.num_steps, self.config.optim, self.total_steps)
         if not math.isfinite(norm):
             self._num_skipped += 1
             if not skip_bad or self._num_skipped == MAX_SKIPPED_STEPS:
-                raise FloatingPointError(self._bad_step_message(norm, skip_bad))
+                repeated = f", {self._num_skipped} times in a row" if skip_bad else ""
+                skip = "" if skip_bad else " trainer.on_bad_step=skip,"
+                raise FloatingPointError(
+                    f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
+                    "the weights are unchanged. Check its data for damaged examples and huge rewards, or run the same "
+                    f"command with data.seed={1000 + self.num_steps} (other batches),{skip} or "
+                    f"{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller steps)."
+                )
             self.optimizer.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)
         self._num_skipped = 0
@@ -111,19 +100,6 @@ class TrainState:
         self.num_steps += 1
         return OptimizerStep(norm, lr)
 
-    def _bad_step_message(self, norm: float, skip_bad: bool) -> str:
-        context, lr = self.context, self.settings.config.lr
-        repeated = f", as in the {self._num_skipped - 1} steps before" if self._num_skipped > 1 else ""
-        fixes = [f"data.seed={1000 + self.num_steps} (other batches from here on)"]
-        fixes += [] if skip_bad else ["trainer.on_bad_step=skip"]
-        fixes += [f"{context.dtype_key}=float32"] if context.dtype_key else []
-        fixes += [f"{context.optim}.lr={lr / 10:g} with an earlier checkpoint, if the norm grew over iterations"]
-        return (
-            f"the {context.model}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; the "
-            f"weights are unchanged. Check for {context.likely_cause}. The same command would resume from the last "
-            f"checkpoint and reach the same batch again. Add one of: {'; '.join(fixes)}."
-        )
-
     def check_finite(self) -> None:
         """Raise FloatingPointError on all ranks if a trained weight is not finite (a collective)."""
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -131,9 +107,9 @@ class TrainState:
         dist.all_reduce(bad, dist.ReduceOp.MAX)
         if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
             raise FloatingPointError(
-                f"{len(names)} of the {self.context.model}'s {len(trained)} parameters are not finite after optimizer "
+                f"{len(names)} of the {self.name}'s {len(trained)} parameters are not finite after optimizer "
                 f"step {self.num_steps} ({names[0]}), so they are not saved. Run the same command again, which resumes "
-                f"from the last checkpoint, with {self.context.optim}.lr={self.settings.config.lr / 10:g}."
+                f"from the last checkpoint, with {self.optim_key}.lr={self.config.optim.lr / 10:g}."
             )
 
     def reset_optimizer(self) -> None:
@@ -163,7 +139,7 @@ class TrainState:
         """Load a checkpoint. Optimizer state and step count are the checkpoint's, settings the configuration's."""
         self._reload_all()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
-        apply_settings(self.optimizer, self.settings.config)
+        apply_settings(self.optimizer, self.config.optim)
 
     def trained_tensors(self) -> dict[str, list[Tensor]]:
         """This rank's slices of the trained weights and of each of their moments."""

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models import load
-from alphaapollo.models.liger import ARCHITECTURES
+from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model
 
 KEY = "model.use_liger"
@@ -78,6 +78,6 @@ def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: py
     assert fused == ["qwen3"] * (asked is True)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", LIGER_ARCHITECTURES)
 def test_architectures_have_transformers_names(name: str) -> None:
     assert build_model(name).config.model_type == name

@@ -35,7 +35,7 @@ def draw(case: dict[str, Any]) -> list[Tensor]:
 
 
 def attend(case: dict[str, Any], kind: str, tensors: list[Tensor], **more: Any) -> Tensor:
-    interface = backends.attention_interface(backends._BACKENDS[kind])
+    interface = backends.attention_interface(backends.BACKENDS[kind])
     packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3]) if kind == "sdpa" else None
     *states, sinks = tensors
     return interface(

@@ -92,9 +92,9 @@ def test_loss_is_the_mean_over_action_tokens(make, model_folder):
     actions = batch.rank_batches[0].rows.action_mask.astype(bool)
     assert columns.returns is not None
     returns = columns.returns[actions]
-    assert figures["critic/loss"] == pytest.approx(0.5 * (returns**2).mean(), rel=1e-5)
-    assert figures["critic/value_mean"] == 0.0
-    assert figures["critic/explained_variance"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
+    assert figures["critic/vf_loss"] == pytest.approx(0.5 * (returns**2).mean(), rel=1e-5)
+    assert figures["critic/values/mean"] == 0.0
+    assert figures["critic/vf_explained_var"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
 
 
 def test_updates_move_values_towards_returns(make, model_folder):
@@ -103,7 +103,7 @@ def test_updates_move_values_towards_returns(make, model_folder):
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     columns = make_columns(case, batch, 0)
-    losses = [worker.update(columns)["critic/loss"] for _ in range(6)]
+    losses = [worker.update(columns)["critic/vf_loss"] for _ in range(6)]
     assert losses[-1] < 0.7 * losses[0]
 
 

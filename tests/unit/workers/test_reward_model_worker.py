@@ -118,12 +118,14 @@ def load(path: Path) -> None:
 
 
 def test_a_language_model_is_not_a_reward_model(model_folder) -> None:
-    with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, not a reward model with a trained head"):
+    with pytest.raises(
+        ValueError, match="is a Qwen3ForCausalLM with num_labels=2, not a reward model with a trained head"
+    ):
         load(model_folder("qwen3"))
 
 
 def test_a_classifier_with_several_classes_is_not_a_reward_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_labels=3, and a reward model has one score"):
+    with pytest.raises(ValueError, match="num_labels=3, not a reward model"):
         load(save_scorer("qwen3", tmp_path, num_labels=3))
 
 

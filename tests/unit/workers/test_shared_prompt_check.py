@@ -72,9 +72,11 @@ def test_a_layer_with_state_is_detected(model_folder):
     try:
         layer = worker.policy.model.model.layers[0]
         layer.mlp = Summing(layer.mlp)
-        check = SharedPromptCheck(worker.policy, worker._logprobs_of, worker.builder, torch.float32)
+        check = SharedPromptCheck(
+            worker.policy, worker.policy.logprobs_at(worker.temperature), worker.builder, torch.float32
+        )
         assert check.problem is not None
-        assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt give other results")
+        assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt differ from separate rows")
         worker.sharing.mismatch = None
         worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
         with pytest.raises(ValueError, match=rf"^{KEY}=true: with Qwen3ForCausalLM, .* Set it to false\.$"):
@@ -113,11 +115,10 @@ def test_moe_features_need_the_plain_layout(model_folder):
     plan = plan_of({}, router_aux_loss_coef=0.01)
     assert not plan.shares_prompts and plan_of({}).shares_prompts
     assert not plan_of({"use_prefix_grouper": False}).shares_prompts
-    notice = f"prompts are computed for each sample separately ({KEY}): model.router_aux_loss_coef needs each copy."
+    notice = f"prompts are computed for each sample separately ({KEY}): model.router_aux_loss_coef needs "
+    notice += "each sample's copy of the prompt."
     assert notice in plan.notices
-    with pytest.raises(
-        ValueError, match=f"{KEY}=true cannot work: model.router_aux_loss_coef needs each sample's copy"
-    ):
+    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef needs each sample's copy"):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 

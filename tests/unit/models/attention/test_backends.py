@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import varlen
 
 from alphaapollo.models.attention import backends
 from alphaapollo.models.micro_batch import Packing
@@ -18,8 +17,7 @@ def make_call(**changes: Any) -> backends.AttentionCall:
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
     packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3])
-    values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None, "packing": packing}
-    return backends.AttentionCall(query=query, key=key, value=value, **(values | changes))
+    return backends.AttentionCall("Layer", query, key, value, **({"packing": packing} | changes))
 
 
 @pytest.mark.parametrize("window", [None, 2])
@@ -57,24 +55,6 @@ def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.Mo
         call = make_call(window=window) if packing else make_call(window=window, packing=None)
         backends._for_sdpa(call)
     assert asked == [False, False, True, True, False]
-
-
-def test_varlen_repeats_heads_if_torch_does_not_support_groups(monkeypatch: pytest.MonkeyPatch):
-    """Torch 2.11 has no argument `enable_gqa`; 2.12 has."""
-    seen: list[tuple[int, bool | None]] = []
-
-    def old(query, key, value, cu_q, cu_k, max_q, max_k, scale=None, window_size=(-1, -1)):
-        seen.append((key.shape[1], None))
-        return query
-
-    def new(query, key, value, cu_q, cu_k, max_q, max_k, scale=None, window_size=(-1, -1), enable_gqa=False):
-        seen.append((key.shape[1], enable_gqa))
-        return query
-
-    for function in (old, new):
-        monkeypatch.setattr(varlen, "varlen_attn", function)
-        assert backends._varlen(make_call()).shape == (1, 8, 4, 6)
-    assert seen == [(4, None), (2, True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""Critic model: one value before each response token."""
+"""Models that compute one number: a critic per response token, a reward model per row."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ import torch
 from torch import Tensor, nn
 
 from alphaapollo.models.decoder import decoder_layers, hidden_states
+from alphaapollo.models.load import draw_head
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import FsdpRoot
 from alphaapollo.models.ulysses import gather
-from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class ValueModel(FsdpRoot):
-    """Decoder of a causal language model with a fresh value head.
+    """Critic: decoder of a causal language model with a new value head, drawn by `seed`.
 
     The head computes in float32: near 1 bfloat16 has steps of 0.004 to 0.008, and GAE sums differences of values.
     """
 
     def __init__(self, model: PreTrainedModel, seed: int):
-        """The head's weights are drawn from N(0, 1 / (H + 1)^2) by `seed`, so that the first values are near zero."""
         super().__init__()
         self.layers = decoder_layers(model)
         self.model = model.base_model
-        size = model.config.get_text_config().hidden_size
-        generator = torch.Generator().manual_seed(derive_seed(seed, "value_head"))
-        weight = torch.randn(1, size, generator=generator) / (size + 1)
         parameter = next(self.model.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=dtype)
+        self.value_head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=parameter.device, dtype=dtype)
         self.float32_modules = (self.value_head,)
         if not parameter.is_meta:
-            self.value_head.weight.data.copy_(weight)
+            draw_head(self.value_head, seed, "value_head")
             self.value_head.bias.data.zero_()
 
     def forward(self, micro: MicroBatch) -> Tensor:
@@ -44,3 +40,19 @@ class ValueModel(FsdpRoot):
         states = hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
         return gather(values.t(), micro.states, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
+
+
+class ScoreModel(FsdpRoot):
+    """Reward model: decoder and score head of a classifier with one label (models.load.load_reward_model). The head
+    computes in float32."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.layers = decoder_layers(model)
+        self.model, self.score = model.base_model, model.score
+        self.float32_modules = (self.score,)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Score at the last token of each row, float32 [b]."""
+        scores: Tensor = self.score(hidden_states(self.model, micro, micro.ends).float())
+        return gather(scores.t(), micro.ends, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
