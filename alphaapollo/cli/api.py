@@ -1,7 +1,7 @@
 """The Python API: `from alphaapollo import rl, sft, dpo, evaluate, evolve`.
 
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
-run.metrics, run.model, run.plot("reward/mean")
+run.metrics, run.model, run.plot("critic/score/mean")
 
 The configuration is a dict (dotted or nested keys) or a YAML file, followed by KEY=VALUE overrides, as on the command
 line. The run is a separate process that ends with this one (run_process.py).
@@ -97,7 +97,7 @@ def evolve(
     reward: Callable[..., Any] | None = None,
     environment: type | None = None,
     tools: Sequence[Callable[..., Any]] = (),
-    roles: Mapping[str, type[Role[Any]]] | None = None,
+    roles: Mapping[str, type[Role]] | None = None,
     on_round: OnIteration | None = None,
     show: bool = True,
 ) -> EvolvedRun:

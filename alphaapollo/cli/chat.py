@@ -1,4 +1,4 @@
-"""`alphaapollo chat RUN`: chat with a model through the engine, environment and tools of its run.
+"""`alphaapollo chat RUN`: chat with a model through the engine, environment and tools of its run, or with a server.
 
 line -> Prompt(chat so far) -> one episode: the model's turns and tool results are printed as they come
 """
@@ -7,26 +7,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
+import inspect
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
-from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.config.schema import Env, GenerationConfig
+from alphaapollo.environments.base import (
+    Environment,
+    Services,
+    StepResult,
+    get_environment_spec,
+    register_environment,
+)
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Trajectory
+from alphaapollo.rewards.openai_client import make_connection_options
+from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
 from alphaapollo.utils.entry_point import command
 
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
-    from alphaapollo.environments.base import StepResult
-    from alphaapollo.evaluation.generation import GenerationPlan
 
 USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
+KEY = "OPENAI_API_KEY"
+Answer = Callable[[list[Message]], str | None]
+"""From the chat so far to the model's answer, which it prints; None: there is no answer, and the message is dropped."""
 
 
 @command
@@ -34,134 +44,172 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a chat. Returns 0 at its end, 1 if it failed, 2 if refused before the start."""
     options = _parse(argv)
     if options.url:
-        from alphaapollo.cli.chat_served import chat_with_server
-
-        return chat_with_server(options.url, options.name)
-    terminal = Terminal(highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))
-    try:
-        with exit_on_config_error():
-            newest, config = load_run_model(options.run, options.keys)
-            from alphaapollo.launch.failures import FAILURES
-
-            try:
-                generation, is_chat_model = prepare(config, folder, EpisodePrinter(terminal))
-            except ValueError as error:
-                return report_error(error, 2)
         try:
-            terminal.print(f"{newest.folder}, in {config.env.env_name}. {USAGE}", markup=False, soft_wrap=True)
-            Chat(generation, terminal, is_chat_model).run()
-        except FAILURES as error:
-            return report_error(error, 1)
+            chat_with_server(options.url, options.name)
+        except ValueError as error:
+            return report_error(error, 2)
         return 0
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    terminal = Terminal(highlight=False)
+    with exit_on_config_error():
+        newest, config = load_run_model(options.run, options.keys)
+        from alphaapollo.launch.failures import FAILURES
+
+        try:
+            chat = EngineChat(config, terminal)
+        except ValueError as error:
+            return report_error(error, 2)
+    terminal.write(f"{newest.folder}, in {config.env.env_name}. {USAGE}")
+    try:
+        chat.run()
+    except FAILURES as error:
+        return report_error(error, 1)
+    return 0
 
 
-def prepare(config: GenerationConfig, folder: Path, view: EpisodePrinter) -> tuple[GenerationPlan, bool]:
-    """Check like a generation. Returns the plan and whether the tokenizer has a chat template.
+def run_chat(answer: Answer) -> None:
+    """Read messages and answer them until the user exits."""
+    past: list[Message] = []
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if text == "/quit":
+            return
+        if text == "/new":
+            past = []
+        elif text:
+            chat = [*past, Message(role="user", content=text)]
+            try:
+                reply = answer(chat)
+            except KeyboardInterrupt:
+                print("(stopped)")
+                continue
+            if reply is not None:
+                past = [*chat, Message(role="assistant", content=reply)]
+
+
+class EngineChat:
+    """A chat with its own engine, in the run's environment. A model without chat template continues each line as text.
 
     Raises ValueError for an unusable environment, tool, template or model.
     """
-    from alphaapollo.cli.observed_environment import observe
-    from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
-    from alphaapollo.controller.placement import detect_machine
-    from alphaapollo.evaluation.generation import GenerationPlan
-    from alphaapollo.evaluation.results import FinishedResults
-    from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
-    from alphaapollo.launch.resume import StartPoint
-    from alphaapollo.models.folder_check import check_weights
 
-    find_environment(config.env)
-    check_weights(config.model, "model.path")
-    check_lengths(config.model, config.rollout, config.data)
-    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
-    machine = detect_machine()
-    device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
-    threads = engine_threads(rollout, machine.num_cores, nnodes=1, own_cores=False)
-    observed = config.model_copy(update={"env": observe(config.env, view)})
-    rollout = rollout.model_copy(update={"cpu_threads": threads})
-    generation = GenerationPlan(observed, device, rollout, [], FinishedResults(), StartPoint(folder), folder)
-    return generation, bool(renderer.tokenizer.chat_template)
+    def __init__(self, config: GenerationConfig, terminal: Terminal):
+        from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
+        from alphaapollo.controller.placement import detect_machine
+        from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
+        from alphaapollo.models.folder_check import check_weights
 
-
-class EpisodePrinter:
-    """Prints an episode."""
-
-    def __init__(self, terminal: Terminal):
-        self._terminal = terminal
-
-    def model_turn(self, text: str) -> None:
-        self._terminal.print(text.strip(), style="bold", markup=False, soft_wrap=True)
-
-    def environment_reply(self, result: StepResult) -> None:
-        for message in result.observation.messages if result.observation else ():
-            self._terminal.print(f"  [{message['role']}] {message['content'].strip()}", markup=False, soft_wrap=True)
-        if not result.valid:
-            self._terminal.print("  (the environment could not parse an action)", style="yellow")
-
-
-class Chat:
-    """A chat with its own engine. A model without chat template continues each line as text."""
-
-    def __init__(self, generation: GenerationPlan, terminal: Terminal, is_chat_model: bool):
-        self._generation, self._terminal, self._is_chat_model = generation, terminal, is_chat_model
-        self._past: list[Message] = []
-        self._number = 0
+        find_environment(config.env)
+        check_weights(config.model, "model.path")
+        check_lengths(config.model, config.rollout, config.data)
+        renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
+        self._is_chat_model = bool(renderer.tokenizer.chat_template)
+        machine, trainer = detect_machine(), config.trainer
+        self._device = resolve_device(trainer.device, machine.num_gpus)
+        self._rollout = resolve_inference_rollout(
+            config.rollout, config.model, self._device, trainer.num_gpus, machine.num_cores
+        )
+        self._config = config.model_copy(update={"env": print_turns(config.env, terminal)})
+        self._terminal, self._number = terminal, 0
 
     def run(self) -> None:
         """Run until the user exits. No event loop runs between messages, so that input() works normally."""
         from alphaapollo.evaluation.generation import launch
 
+        folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @command
         with asyncio.Runner() as runner:
             with self._terminal.status("starting the engine ..."):
-                workers = runner.run(launch(self._generation))
+                workers = runner.run(launch(self._config, self._rollout, self._device, folder))
             try:
-                while (text := _ask()) is not None:
-                    if text == "/new":
-                        self._past = []
-                    elif text:
-                        self._exchange(runner, workers, text)
+                run_chat(lambda chat: self._answer(runner, workers, chat))
             finally:
                 runner.run(workers.close())
 
-    def _exchange(self, runner: asyncio.Runner, workers: WorkerGroups, text: str) -> None:
-        self._number += 1
-        chat = [*self._past, Message(role="user", content=text)]
-        try:
-            trajectory = runner.run(
-                self._generate(workers, Prompt(self._number, "chat", chat if self._is_chat_model else text))
-            )
-        except KeyboardInterrupt:
-            self._terminal.print("(stopped)")
-            return
+    def _answer(self, runner: asyncio.Runner, workers: WorkerGroups, chat: list[Message]) -> str | None:
+        trajectory = runner.run(self._generate(workers, chat if self._is_chat_model else chat[-1]["content"]))
         if trajectory.score.outcome.failed:
             self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
-            return
+            return None
         if trajectory.end is not EpisodeEnd.DONE:
             self._terminal.print(f"(ended by the {trajectory.end.replace('_', ' ')})", style="yellow")
-        self._past = [*chat, Message(role="assistant", content=trajectory.turns[-1].text)]
+        return trajectory.turns[-1].text
 
-    async def _generate(self, workers: WorkerGroups, prompt: Prompt) -> Trajectory:
-        config = self._generation.config
-        rollout, data = config.rollout, config.data
-        sampling = Sampling(
-            data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
-        )
-        request = GroupRequest(prompt, 1, sampling, draw=self._number, validate=True)
+    async def _generate(self, workers: WorkerGroups, content: list[Message] | str) -> Trajectory:
+        from alphaapollo.evaluation.generation import make_sampling
+
+        self._number += 1
+        prompt = Prompt(self._number, "chat", content)
+        request = GroupRequest(prompt, 1, make_sampling(self._config), draw=self._number, validate=True)
         groups = [group async for _, group in workers.engines.generate([request])]
         return groups[0].trajectories[0]
 
 
-def _ask() -> str | None:
-    """Read the next line; None at the end of the chat."""
-    try:
-        text = input("> ").strip()
-    except (EOFError, KeyboardInterrupt):
+class PrintedEnvironment:
+    """Wrapper of one environment that prints the model's turns and the replies."""
+
+    def __init__(self, inner: Environment, terminal: Terminal):
+        self._inner, self._terminal = inner, terminal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # reset, close, recall
+
+    async def step(self, action: str) -> StepResult:
+        self._terminal.print(action.strip(), style="bold", markup=False, soft_wrap=True)
+        result: Any = await asyncio.to_thread(self._inner.step, action)  # of an async method, the thread only calls it
+        if inspect.isawaitable(result):
+            result = await result
+        for message in result.observation.messages if result.observation else ():
+            self._terminal.write(f"  [{message['role']}] {message['content'].strip()}")
+        if not result.valid:
+            self._terminal.print("  (the environment could not parse an action)", style="yellow")
+        return result
+
+
+def print_turns(env: Env, terminal: Terminal) -> Env:
+    """Register the printed environment in this process and return a config section that selects it."""
+    known = get_environment_spec(env.env_name)
+
+    async def ungraded(prompt: Prompt, text: str) -> Score:
+        return Score(0.0)
+
+    def factory(services: Services) -> PrintedEnvironment:
+        return PrintedEnvironment(known.factory(replace(services, score=ungraded, config=env)), terminal)
+
+    name = f"printed {env.env_name}"
+    register_environment(name, tools=known.tools)(factory)
+    return env.model_copy(update={"env_name": name})
+
+
+def chat_with_server(url: str, name: str | None) -> None:
+    """Chat with an OpenAI-compatible server until the user exits. Raises ValueError if the server cannot be used."""
+    connection = make_connection_options("chat --url", url, KEY)
+    from openai import OpenAI, OpenAIError
+
+    client = OpenAI(**connection)
+
+    def answer(chat: list[Message]) -> str:
+        parts = []
+        for chunk in client.chat.completions.create(model=model, messages=chat, stream=True):  # type: ignore[call-overload]
+            part = chunk.choices[0].delta.content if chunk.choices else None
+            if part:
+                parts.append(part)
+                print(part, end="", flush=True)
         print()
-        return None
-    return None if text == "/quit" else text
+        return "".join(parts)
+
+    try:
+        model = name or next((one.id for one in client.models.list()), None)
+        if model is None:
+            raise ValueError(f"the server at {url} lists no model. Set --name MODEL.")
+        print(f"{model} at {url}. {USAGE}")
+        run_chat(answer)
+    except OpenAIError as error:
+        raise ValueError(
+            f"the server at {url} failed: {error}. Check that it runs and that {KEY} is its key."
+        ) from error
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-DEFAULT_CURVES = ("reward/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
+DEFAULT_CURVES = ("critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
 ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
@@ -34,32 +34,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [one for one in more if not _is_key(one)]
     print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
     print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
-    return exec_server(command, os.environ | server_variables(spec))
-
-
-def exec_server(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Replace this process by the command."""
-    os.execve(command[0], command, variables)
+    return os.execve(command[0], command, os.environ | server_variables(spec))
 
 
 def server_spec(config: GenerationConfig) -> EngineSpec:
     """Engine settings for this machine. Raises ValueError if the model cannot be read."""
-    from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
+    from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
     from alphaapollo.models.load import load_config
 
     machine = detect_machine()
     device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
-    threads = engine_threads(rollout, machine.num_cores, nnodes=1, own_cores=False)
+    rollout = resolve_inference_rollout(
+        config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores
+    )
     positions = getattr(load_config(config.model).get_text_config(), "max_position_embeddings", DEFAULT_CONTEXT)
     trained = config.data.max_prompt_length + config.data.max_response_length
     return EngineSpec(
         index=0,
         model_path=config.model.path,
         trust_remote_code=config.model.trust_remote_code,
-        rollout=rollout.model_copy(update={"cpu_threads": threads, "free_cache_engine": False}),
+        rollout=rollout,
         device=device,
         dtype=rollout.dtype,
         max_model_len=min(positions, max(trained, DEFAULT_CONTEXT)),

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.config.check import check
-from alphaapollo.config.resolve import engine_threads, resolve_controller, resolve_device, resolve_rollout
+from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
@@ -26,7 +26,6 @@ from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, sample_result
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import FinishedResults, ResultsFile, read_finished
-from alphaapollo.launch.builders import build_engine
 from alphaapollo.launch.input_checks import (
     check_engine_split,
     check_lengths,
@@ -38,14 +37,17 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.resume import StartPoint, own_changes
+from alphaapollo.launch.resume import StartPoint, find_start_by_file
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.utils.watchdog import new_run_id
+
+RESULTS = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,27 @@ class GenerationPlan:
     prompts: list[Prompt]
     finished: FinishedResults
     start: StartPoint
-    folder: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.config.trainer.folder
 
     @property
     def requests(self) -> list[GroupRequest]:
         """Requests of unfinished prompts, with the same random draws as a validation with this seed."""
-        config, done = self.config, self.finished.prompts
-        sampling = Sampling(
-            config.data.max_response_length,
-            config.rollout.temperature,
-            config.rollout.top_p,
-            config.rollout.top_k,
-            config.trainer.seed,
-        )
+        done, sampling = self.finished.prompts, make_sampling(self.config)
         return [
-            GroupRequest(prompt, config.data.n_samples, sampling, draw=0, validate=True)
+            GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
             for prompt in self.prompts
             if prompt.id not in done
         ]
+
+
+def make_sampling(config: GenerationConfig) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
+    )
 
 
 def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
@@ -94,77 +99,59 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
-    finished, start = _find_finished(config, prompts)
-    rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
-    threads = engine_threads(rollout, machine.num_cores, config.trainer.nnodes, own_cores=False)
-    generation = GenerationPlan(
-        config=config,
-        device=device,
-        rollout=rollout.model_copy(update={"cpu_threads": threads}),
-        prompts=prompts,
-        finished=finished,
-        start=start,
-        folder=config.trainer.folder,
+    rollout = resolve_inference_rollout(
+        config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
     )
+    start, finished = find_start_by_file(config, RESULTS), FinishedResults()
+    if not start.in_the_way:
+        by_id = {prompt.id: prompt for prompt in prompts}
+        finished = read_finished(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
+    generation = GenerationPlan(config, device, rollout, prompts, finished, start)
     _print_plan(generation, [*notices, *more, *start.lines()], terminal)
     return generation
 
 
 async def run(generation: GenerationPlan, terminal: Terminal) -> None:
     """Generate unfinished prompts, then report all results. Raises ValueError if all samples failed."""
-    config, folder = generation.config, generation.folder
+    config, folder, trainer = generation.config, generation.folder, generation.config.trainer
     if moved := generation.start.claim(config):
-        terminal.print(f"note: the previous run of this name was moved to {moved}", markup=False, soft_wrap=True)
+        terminal.note(f"the previous run of this name was moved to {moved}")
     results = [*generation.finished.results]
     if generation.requests:
-        workers = await launch(generation)
+        workers = await launch(config, generation.rollout, generation.device, folder)
+        hint = f"stopped; run the same command to resume where {folder} ends"
         try:
-            async with make_stall_monitor(generation, workers, terminal):
+            async with StallMonitor(workers.ranks, trainer, generation.device, terminal.note, lambda: hint):
                 results += await _play(generation, workers, terminal)
         finally:
             await workers.close()
     report(results, generation.prompts, folder, terminal)
 
 
-def make_stall_monitor(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> StallMonitor:
-    trainer, folder = generation.config.trainer, generation.folder
-    return StallMonitor(
-        workers.ranks,
-        StallSettings(trainer.stall_notice, trainer.stall_timeout, generation.device, folder),
-        lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
-        lambda: f"stopped; run the same command to resume where {folder} ends",
-    )
-
-
-async def launch(generation: GenerationPlan) -> WorkerGroups:
-    """Start the engines, in this process or over Ray (trainer.controller)."""
-    config = generation.config
+async def launch(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
+    """Start the engines, in this process or over Ray (trainer.controller). rollout: resolved."""
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
-    # No trainer shares the GPU, so the engine never sleeps.
-    rollout, num_engines = generation.rollout, generation.rollout.num_engines
-    assert num_engines is not None
-    rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False, "router_replay": False})
+    assert rollout.num_engines is not None
+    engines = RolloutWorkerConfig(
+        model=config.model,
+        rollout=rollout,
+        env=config.env,
+        data=config.data,
+        reward=config.reward,
+        custom_reward=config.custom_reward_function,
+        device=device,
+        run_dir=str(folder.resolve()),
+        shared_memory=shared_memory,
+    )
     specs = WorkerSpecs(
         placement=Placement(
-            device=generation.device,
-            num_engines=num_engines,
-            tensor_parallel=config.rollout.tensor_model_parallel_size,
+            device=device,
+            num_engines=rollout.num_engines,
+            tensor_parallel=rollout.tensor_model_parallel_size,
         ),
         run_id=run_id,
-        engine=partial(
-            build_engine,
-            config.model,
-            rollout,
-            config.env,
-            config.data,
-            config.reward,
-            config.custom_reward_function,
-            generation.device,
-            str(generation.folder.resolve()),
-            shared_memory,
-            "shared_memory",  # unused: no weights are published
-        ),
+        engine=partial(RolloutWorker, engines),
         samples_in_flight=2 * config.rollout.max_num_seqs,
         cleanup=[shared_memory],
     )
@@ -176,7 +163,7 @@ async def _play(generation: GenerationPlan, workers: WorkerGroups, terminal: Ter
     """Write each group when it ends, so that a kill loses only groups in progress."""
     results: list[SampleResult] = []
     stats = _RunningStats()
-    path, done = generation.folder / "results.jsonl", len(generation.finished.prompts)
+    path, done = generation.folder / RESULTS, len(generation.finished.prompts)
     with (
         SPANS("generate"),
         ResultsFile(path, generation.finished) as file,
@@ -208,19 +195,6 @@ class _RunningStats:
         return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
-def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[FinishedResults, StartPoint]:
-    """Find finished results. Raises ValueError if they belong to another configuration or to other data."""
-    folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable":
-        return FinishedResults(), StartPoint(folder, in_the_way=folder.exists())
-    if not (folder / "results.jsonl").exists():
-        return FinishedResults(), StartPoint(folder)
-    changes = own_changes(config)
-    by_id = {prompt.id: prompt for prompt in prompts}
-    finished = read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
-    return finished, StartPoint(folder, changes=tuple(changes))
-
-
 def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:
     config, finished = generation.config, generation.finished
     total = len(generation.prompts)
@@ -239,4 +213,4 @@ def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Te
         f"  engines    {generation.rollout.num_engines} x {generation.device}{threads}{tensor_parallel}",
         *(f"note: {notice}" for notice in notices),
     ]
-    terminal.print("\n".join(lines), markup=False, soft_wrap=True)
+    terminal.write("\n".join(lines))

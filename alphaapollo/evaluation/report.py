@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from alphaapollo.evaluation.metrics import Estimate, SampleResult, Summary, join_repeats, summarize
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import replace_file, writing
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
@@ -31,14 +31,14 @@ def report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: P
     summary = summarize(join_repeats(results, prompts))
     print_summary(*summary, terminal)
     files = write_summary(folder, *summary)
-    terminal.print(f"written: {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+    terminal.write(f"written: {', '.join(map(str, files))}")
     failed = [result for result in results if result.outcome.failed]
     if failed:
         first = min(failed, key=lambda result: (result.problem, result.sample))
         reason = f"prompt {first.problem}, sample {first.sample}: {first.outcome}: {first.reason}"
         if len(failed) == len(results):
             raise ValueError(f"all {len(failed)} samples failed. The first: {reason}")
-        terminal.print(f"note: {len(failed)} failed. The first: {reason}", markup=False, soft_wrap=True)
+        terminal.note(f"{len(failed)} failed. The first: {reason}")
 
 
 def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
@@ -60,9 +60,9 @@ def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal:
     wide = Terminal(file=StringIO(), width=WIDE)
     with wide.capture() as text:
         wide.print(table)
-    terminal.print("\n".join(line.rstrip() for line in text.get().splitlines()), soft_wrap=True, markup=False)
+    terminal.write("\n".join(line.rstrip() for line in text.get().splitlines()))
     for summary in _blocks(everything, sources):
-        terminal.print(outcome_line(summary), soft_wrap=True, markup=False)
+        terminal.write(outcome_line(summary))
 
 
 def outcome_line(summary: Summary) -> str:
@@ -80,18 +80,19 @@ def outcome_line(summary: Summary) -> str:
 def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
     record = {"all": _record(everything), "by_data_source": {name: _record(own) for name, own in sources.items()}}
-    files = {"summary.json": folder / ".summary.json.part", "summary.csv": folder / ".summary.csv.part"}
+    table = StringIO(newline="")
+    rows = csv.DictWriter(table, FIELDS)
+    rows.writeheader()
+    for summary in _blocks(everything, sources):
+        for name, figure in summary.figures.items():
+            rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(figure))
+    text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+    files = {"summary.json": text + "\n", "summary.csv": table.getvalue()}
     with writing("the summary", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
-        files["summary.json"].write_text(text + "\n", encoding="utf-8")
-        with files["summary.csv"].open("w", encoding="utf-8", newline="") as file:
-            rows = csv.DictWriter(file, FIELDS)
-            rows.writeheader()
-            for summary in _blocks(everything, sources):
-                for name, figure in summary.figures.items():
-                    rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(figure))
-        return [part.replace(folder / name) for name, part in files.items()]
+        for name, content in files.items():
+            replace_file(folder / name, [content.encode()])
+    return [folder / name for name in files]
 
 
 def _blocks(everything: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import replace_file, writing
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 
@@ -83,7 +83,8 @@ class ResultsFile:
         with writing("the results", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if finished.num_dropped:
-                _keep_lines(path, finished.lines)
+                with path.open("rb") as old:
+                    replace_file(path, (line for number, line in enumerate(old) if number in finished.lines))
             self._file = path.open("a", encoding="utf-8")
 
     def append(self, group: TrajectoryGroup) -> None:
@@ -97,10 +98,3 @@ class ResultsFile:
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
-
-
-def _keep_lines(path: Path, lines: frozenset[int]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with path.open("rb") as old, part.open("wb") as new:
-        new.writelines(line for number, line in enumerate(old) if number in lines)
-    part.replace(path)

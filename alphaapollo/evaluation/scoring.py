@@ -14,14 +14,14 @@ from typing import Any
 from alphaapollo.config.check import check
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
-from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
-from alphaapollo.data.prompts import load_prompts, raise_bad_rows
+from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
+from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, graded_result
 from alphaapollo.evaluation.report import report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
 from alphaapollo.observability.counter import ProgressCounter
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import replace_file, writing
 from alphaapollo.observability.json_values import finite
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
@@ -55,11 +55,9 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     count = sum(len(problem.responses) for problem in problems)
-    terminal.print(
-        f"{config.trainer.folder}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True
-    )
+    terminal.write(f"{config.trainer.folder}: {count} responses to {len(problems)} problems")
     for notice in notices:
-        terminal.print(f"note: {notice}", markup=False, soft_wrap=True)
+        terminal.note(notice)
     return problems
 
 
@@ -86,30 +84,25 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
             f"{path} has no column {' or '.join(map(repr, wanted))}, only {', '.join(columns)}. Set data.response_key "
             "to the column with the responses."
         )
-    found, problems = [], []
-    for index, row in enumerate(rows):
+
+    def with_responses(row: DataRow) -> tuple[DataRow, list[str]]:
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
-            problems.append(f"row {index}: {column!r} is {_brief(value)}; must be a string or a list of strings.")
-        else:
-            found.append((row, responses))
-    raise_bad_rows(path, problems, len(rows))
-    return found
+            raise ValueError(f"{column!r} is {_brief(value)}; must be a string or a list of strings.")
+        return row, responses
+
+    return convert_rows(path, rows, with_responses)
 
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
     """Grade every response and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     everything = await _grade(config, problems, terminal)
+    lines = (json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
     with writing("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / ".scores.jsonl.part"
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything
-            )
-        part.replace(folder / "scores.jsonl")
+        replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
     report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
 

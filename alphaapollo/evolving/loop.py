@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import Evolving
+from alphaapollo.environments.informal_math import get_question
 from alphaapollo.evolving.budget import Budget, EvolutionStopped, gather_all
-from alphaapollo.evolving.pool import CandidateId
-from alphaapollo.evolving.proposal import Solver
-from alphaapollo.evolving.selection import AnswerSelector, JudgedCandidate, recall
-from alphaapollo.evolving.verification import VerifierPanel
+from alphaapollo.evolving.candidates import CandidateMaker
+from alphaapollo.evolving.pool import Candidate, CandidateId, Choice, Match, Pool
+from alphaapollo.evolving.roles import RoleView
+from alphaapollo.evolving.selection import rank_candidates, recall, select_finalists
 from alphaapollo.types import Prompt
 
 
@@ -23,7 +24,7 @@ class EvolutionLoop:
     """One run over its problems.
 
     Args:
-        branches: the model of each branch.
+        branches: the model of each branch; the first one is the referee's, unless that role has its own.
         solutions: of one branch, in one round.
         on_round: called with the round number after each round, including one that was cut short.
     """
@@ -31,10 +32,9 @@ class EvolutionLoop:
     settings: Evolving
     branches: Sequence[str]
     solutions: int
+    pool: Pool
     budget: Budget
-    solver: Solver
-    panel: VerifierPanel
-    selector: AnswerSelector
+    candidates: CandidateMaker
     on_round: Callable[[int], None]
 
     async def run(self, prompts: Sequence[Prompt]) -> str:
@@ -49,23 +49,63 @@ class EvolutionLoop:
             if stopped:
                 break
         self.budget.release_reserve()
-        reasons = await gather_all([self.selector.choose(prompt) for prompt in prompts])
+        reasons = await gather_all([self._choose(prompt) for prompt in prompts])
         return stopped or next(filter(None, reasons), "")
 
     async def _run_round(self, prompt: Prompt, number: int) -> None:
         settings = self.settings
-        past = recall(self.solver.pool, prompt.id, number, settings.memory_size, settings.memory_type)
+        past = recall(self.pool, prompt.id, number, settings.memory_size, settings.memory_type)
         await gather_all(
             [
-                self._make_candidate(prompt, CandidateId(prompt.id, number, branch, index), model, past)
+                self.candidates.make(prompt, CandidateId(prompt.id, number, branch, index), model, past)
                 for branch, model in enumerate(self.branches)
                 for index in range(self.solutions)
             ]
         )
 
-    async def _make_candidate(
-        self, prompt: Prompt, place: CandidateId, branch: str, past: Sequence[JudgedCandidate]
-    ) -> None:
-        candidate = await self.solver.solve(prompt, place, branch, past)
-        if not candidate.failure:
-            await self.panel.judge(prompt, candidate, branch)
+    async def _choose(self, prompt: Prompt) -> str:
+        """Record the answer of a problem. Returns why a tournament was cut short, or an empty string; then the answer
+        is chosen by vote."""
+        ranked, stopped = rank_candidates(self.pool, prompt.id), ""
+        choice = Choice(prompt.id, ranked[0].key if ranked else None, "vote")
+        if self.settings.select == "tournament" and ranked:
+            try:
+                choice = Choice(prompt.id, (await self._run_tournament(prompt, ranked)).key, "tournament")
+            except EvolutionStopped as reason:
+                stopped = str(reason)
+        if self.pool.choices.get(prompt.id) != choice:
+            self.pool.append(choice)
+        return stopped
+
+    async def _run_tournament(self, prompt: Prompt, ranked: Sequence[Candidate]) -> Candidate:
+        """Knock-out rounds in which the best-ranked candidate meets the last."""
+        left, index = select_finalists(ranked, self.settings.finalists), 0
+        while len(left) > 1:
+            pairs = [(left[place], left[-1 - place]) for place in range(len(left) // 2)]
+            bye = left[len(pairs) : len(left) - len(pairs)]
+            matches = await gather_all([self._match(prompt, index + n, *pair) for n, pair in enumerate(pairs)])
+            index += len(pairs)
+            winners = [self.pool.candidates[match.winner] for match in matches]
+            left = sorted([*winners, *bye], key=ranked.index)
+        return left[0]
+
+    async def _match(self, prompt: Prompt, index: int, first: Candidate, second: Candidate) -> Match:
+        """Compare in both orders, so that position gives no advantage. A draw goes to `first`, the higher-ranked."""
+        logged = self.pool.matches.get((prompt.id, index))
+        if logged and (logged.first, logged.second) == (first.key, second.key):
+            return logged
+        orders = await gather_all([self._prefers(prompt, first, second), self._prefers(prompt, second, first)])
+        for_first = [orders[0], None if orders[1] is None else not orders[1]]
+        votes = for_first.count(True), for_first.count(False)
+        winner = second if votes[1] > votes[0] else first
+        failure = "" if any(votes) else "the referee gave no preference"
+        match = Match(prompt.id, index, first.key, second.key, winner.key, *votes, failure)
+        self.pool.append(match)
+        return match
+
+    async def _prefers(self, prompt: Prompt, first: Candidate, second: Candidate) -> bool | None:
+        """Whether the referee prefers `first`; None without a preference."""
+        view = RoleView(get_question(prompt), solution=first.summary, other=second.summary)
+        key = f"p{prompt.id}.final/referee.{first.key}.{second.key}"
+        value = (await self.candidates.caller.ask("referee", self.branches[0], key, view)).value
+        return None if value is None else bool(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import comb
@@ -13,10 +13,12 @@ import numpy as np
 
 from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate
-from alphaapollo.evolving.pool import Candidate, Pool
-from alphaapollo.evolving.selection import find_best_candidate
+from alphaapollo.evolving.pool import Candidate, Judgement, Pool
+from alphaapollo.evolving.selection import rank_candidates
 
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
+GradedJudgement = tuple[Judgement, bool]
+"""Votes on a candidate, at least one, and whether it is right."""
 
 
 def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
@@ -26,25 +28,23 @@ def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[st
     candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one
     candidate so far is right. Candidates without a ground truth are left out.
     """
-    so_far = {
-        problem: [one for one in pool.candidates_of_problem(problem, number + 1) if one.right is not None]
+    known = [
+        [one for one in pool.candidates_of_problem(problem, number + 1) if one.right is not None]
         for problem in problems
-    }
-    of_round = {problem: [one for one in own if one.place.round == number] for problem, own in so_far.items()}
-
-    def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Estimate | None:
-        return estimate_mean([value(own) for own in candidates.values() if own])
-
-    def majority(own: Sequence[Candidate]) -> float:
-        return majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own])
-
+    ]
+    so_far = [own for own in known if own]
+    of_round = [made for own in so_far if (made := [one for one in own if one.place.round == number])]
+    majorities = [
+        majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own]) for own in so_far
+    ]
+    best = [next(iter(rank_candidates(pool, problem, number + 1)), None) for problem in problems]
     return {
         "round": number,
-        "chosen": estimate_mean([accuracy_of(find_best_candidate(pool, problem, number + 1)) for problem in problems]),
-        "sampled": mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
-        "majority": mean(majority, so_far),
-        "oracle": mean(lambda own: float(any(one.right for one in own)), so_far),
-        "table": tabulate_verdicts(pool, [one for own in of_round.values() for one in own]),
+        "chosen": estimate_mean([accuracy_of(candidate) for candidate in best]),
+        "sampled": estimate_mean([sum(bool(one.right) for one in own) / len(own) for own in of_round]),
+        "majority": estimate_mean(majorities),
+        "oracle": estimate_mean([float(any(one.right for one in own)) for own in so_far]),
+        "table": tabulate_verdicts(pool, [one for own in of_round for one in own]),
     }
 
 
@@ -91,23 +91,6 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
 
 
 @dataclass(frozen=True)
-class VoteCount:
-    """Votes on one candidate, and whether it is right."""
-
-    votes_for: int
-    votes_against: int
-    right: bool
-
-    @property
-    def count(self) -> int:
-        return self.votes_for + self.votes_against
-
-    @property
-    def share(self) -> float:
-        return self.votes_for / self.count
-
-
-@dataclass(frozen=True)
 class ConfusionMatrix:
     """Votes against the truth; positive is a vote for."""
 
@@ -134,27 +117,27 @@ class ConfusionMatrix:
         return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
 
 
-def confusion_of_votes(votes: Sequence[VoteCount]) -> ConfusionMatrix:
+def confusion_of_votes(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
     """Confusion matrix of single votes."""
     counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
-    for one in votes:
-        counts[one.right][0] += one.votes_for
-        counts[one.right][1] += one.votes_against
+    for judgement, right in votes:
+        counts[right][0] += judgement.votes_for
+        counts[right][1] += judgement.votes_against
     return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
 
 
-def roc_curve(votes: Sequence[VoteCount]) -> list[tuple[float, float]]:
+def roc_curve(votes: Sequence[GradedJudgement]) -> list[tuple[float, float]]:
     """(false positive rate, true positive rate) for falling thresholds on the share of votes, from (0, 0) to (1, 1).
 
     Empty unless there are both right and wrong candidates.
     """
-    num_right = sum(one.right for one in votes)
+    num_right = sum(right for _, right in votes)
     num_wrong = len(votes) - num_right
     if not num_right or not num_wrong:
         return []
     points = [(0.0, 0.0)]
-    for threshold in sorted({one.share for one in votes}, reverse=True):
-        taken = [one.right for one in votes if one.share >= threshold]
+    for threshold in sorted({judgement.share for judgement, _ in votes}, reverse=True):
+        taken = [right for judgement, right in votes if judgement.share >= threshold]
         points.append(((len(taken) - sum(taken)) / num_wrong, sum(taken) / num_right))
     return points
 
@@ -167,7 +150,7 @@ def area_under_curve(points: Sequence[tuple[float, float]]) -> float:
     return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
 
 
-def best_of_n(votes: Sequence[VoteCount], n: int) -> float:
+def best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
     """Expected accuracy of the candidate with the most votes among n of one problem's N, drawn without replacement.
 
     Exact: with s candidates of one share of votes and b below it, one of the s wins with probability
@@ -176,25 +159,25 @@ def best_of_n(votes: Sequence[VoteCount], n: int) -> float:
     if len(votes) < n:
         return math.nan
     expected, below = 0.0, 0
-    for share in sorted({one.share for one in votes}):
-        group = [one.right for one in votes if one.share == share]
+    for share in sorted({judgement.share for judgement, _ in votes}):
+        group = [right for judgement, right in votes if judgement.share == share]
         chance = (comb(below + len(group), n) - comb(below, n)) / comb(len(votes), n)
         expected += chance * sum(group) / len(group)
         below += len(group)
     return expected
 
 
-def majority_of_k(votes: Sequence[VoteCount], k: int) -> ConfusionMatrix:
+def majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
     """Expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
 
     A tie counts as against. Candidates with fewer than k votes are left out.
     """
     counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
-    for one in votes:
-        if one.count >= k:
-            wins = range(k // 2 + 1, min(k, one.votes_for) + 1)
-            ways = sum(comb(one.votes_for, i) * comb(one.votes_against, k - i) for i in wins)
-            chance = ways / comb(one.count, k)
-            counts[one.right][0] += chance
-            counts[one.right][1] += 1 - chance
+    for judgement, right in votes:
+        if judgement.votes >= k:
+            wins = range(k // 2 + 1, min(k, judgement.votes_for) + 1)
+            ways = sum(comb(judgement.votes_for, i) * comb(judgement.votes_against, k - i) for i in wins)
+            chance = ways / comb(judgement.votes, k)
+            counts[right][0] += chance
+            counts[right][1] += 1 - chance
     return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
+from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import EvolvingConfig, Model, ServedModel
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.length_limit import Truncation
@@ -159,14 +159,8 @@ def make_engine_clients(
 
     machine, data = detect_machine(), config.data
     device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_rollout(config.rollout.model_copy(update={"num_engines": len(renderers)}), Model(), device, 1)
-    inference_only = {
-        "cpu_threads": engine_threads(rollout, machine.num_cores, 1, own_cores=False),
-        "colocate": False,
-        "free_cache_engine": False,
-        "router_replay": False,
-    }
-    rollout = rollout.model_copy(update=inference_only)
+    rollout = config.rollout.model_copy(update={"num_engines": len(renderers)})
+    rollout = resolve_inference_rollout(rollout, Model(), device, 1, machine.num_cores)
     clients = {}
     for index, (name, renderer) in enumerate(renderers.items()):
         spec = EngineSpec(

@@ -135,15 +135,18 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
     report: str
 
     @property
+    def votes(self) -> int:
+        return self.votes_for + self.votes_against
+
+    @property
     def share(self) -> float:
         """Share of votes for the candidate; 0.5 without votes."""
-        votes = self.votes_for + self.votes_against
-        return self.votes_for / votes if votes else 0.5
+        return self.votes_for / self.votes if self.votes else 0.5
 
     @property
     def right(self) -> bool | None:
         """The majority's opinion; None without votes. A tie counts as against."""
-        return self.votes_for > self.votes_against if self.votes_for + self.votes_against else None
+        return self.votes_for > self.votes_against if self.votes else None
 
 
 class Match(msgspec.Struct, frozen=True, tag_field="kind", tag="match"):

@@ -14,9 +14,9 @@ import numpy as np
 from alphaapollo.algorithms.accuracy_estimates import pass_at_k
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving import metrics
-from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, estimate_mean
+from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, GradedJudgement, estimate_mean
 from alphaapollo.evolving.pool import Candidate, Pool
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import replace_file, writing
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
@@ -32,14 +32,12 @@ def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: 
             _write_json(folder / FOLDER / f"{prompt.id:06}.json", make_problem_result(pool, prompt))
         _write_json(folder / "report.json", report)
     print_report(report, terminal)
-    terminal.print(f"written: {folder / 'report.json'}, {folder / FOLDER}", markup=False, soft_wrap=True)
+    terminal.write(f"written: {folder / 'report.json'}, {folder / FOLDER}")
 
 
 def _write_json(path: Path, value: Any) -> None:
-    """Write atomically; NaN becomes null."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
-    part.replace(path)
+    """NaN becomes null."""
+    replace_file(path, [msgspec.json.format(msgspec.json.encode(value), indent=1), b"\n"])
 
 
 def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
@@ -102,18 +100,17 @@ def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, 
 
 def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
     """How well votes predict the truth; None if no candidate has both."""
-    by_problem: dict[int, list[VoteCount]] = defaultdict(list)
+    by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
     for candidate in graded:
         judgement = pool.judgements.get(candidate.key)
-        if judgement is not None and judgement.right is not None:
-            count = VoteCount(judgement.votes_for, judgement.votes_against, bool(candidate.right))
-            by_problem[candidate.place.problem].append(count)
+        if judgement is not None and judgement.votes:
+            by_problem[candidate.place.problem].append((judgement, bool(candidate.right)))
     votes = [one for own in by_problem.values() for one in own]
     if not votes:
         return None
-    roc, most_votes = metrics.roc_curve(votes), max(one.count for one in votes)
+    roc, most_votes = metrics.roc_curve(votes), max(judgement.votes for judgement, _ in votes)
     counts = np.array([len(own) for own in by_problem.values()])
-    right = np.array([sum(one.right for one in own) for own in by_problem.values()])
+    right = np.array([sum(right for _, right in own) for own in by_problem.values()])
     passes = pass_at_k(counts, right, int(counts.max()))
     sizes = range(1, int(counts.max()) + 1)
     return {
@@ -188,7 +185,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     if report["failures"]:
         counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report["failures"].items())
         lines.append(f"failures (excluded from all accuracies): {counted}")
-    terminal.print("\n".join(lines), markup=False, soft_wrap=True)
+    terminal.write("\n".join(lines))
 
 
 def _calibration_lines(calibration: dict[str, Any]) -> list[str]:

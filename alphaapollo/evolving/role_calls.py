@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alphaapollo.config.schema import EvolvingRole, EvolvingToolRole
-from alphaapollo.environments.actions import make_action_handler
+from alphaapollo.environments.actions import ActionHandler, make_action_handler
 from alphaapollo.environments.base import (
-    ActionHandler,
     Environment,
     EnvironmentFailure,
     FinalAnswer,

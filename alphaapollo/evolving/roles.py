@@ -16,12 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
 
-T = TypeVar("T", covariant=True)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
 TAGS = re.compile(r"</?answer>")
 EDGE = r"[^\w\n]*"
@@ -73,20 +72,20 @@ class VerifierReport:
     text: str
 
 
-class Role(Protocol, Generic[T]):
+class Role(Protocol):
     """Stateless: one object serves all calls."""
 
     def build(self, view: RoleView) -> list[Message]:
         """The prompt."""
         ...
 
-    def read(self, reply: ModelReply) -> T | None:
+    def read(self, reply: ModelReply) -> Any:
         """The result; None if the reply cannot be read."""
         ...
 
 
-_ROLES: Registry[Callable[[], Role[object]]] = Registry("role")
-R = TypeVar("R", bound=Callable[[], Role[object]])
+_ROLES: Registry[Callable[[], Role]] = Registry("role")
+R = TypeVar("R", bound=Callable[[], Role])
 
 
 def register_role(name: str) -> Callable[[R], R]:
@@ -99,7 +98,7 @@ def register_role(name: str) -> Callable[[R], R]:
     return add
 
 
-def make_role(name: str) -> Role[object]:
+def make_role(name: str) -> Role:
     """Create the role registered under a name. Raises ValueError with similar names if there is none."""
     return _ROLES.get(name)()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from alphaapollo.config.check import check
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
@@ -24,6 +24,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
+from alphaapollo.evolving.candidates import CandidateMaker, Grader, digest_row
 from alphaapollo.evolving.loop import EvolutionLoop
 from alphaapollo.evolving.metrics import compute_round_metrics
 from alphaapollo.evolving.model_calls import ModelCaller
@@ -35,13 +36,10 @@ from alphaapollo.evolving.model_clients import (
     watch_engines,
 )
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.proposal import Grader, Solver, digest_row
 from alphaapollo.evolving.report import write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
-from alphaapollo.evolving.selection import AnswerSelector
-from alphaapollo.evolving.verification import VerifierPanel
 from alphaapollo.launch.input_checks import check_rewards, find_environment
-from alphaapollo.launch.resume import StartPoint, own_changes
+from alphaapollo.launch.resume import StartPoint, find_start_by_file
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
@@ -98,7 +96,9 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, _find_start(config, prompts))
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_by_file(config, FILE))
+    if not prepared.start.in_the_way:
+        _check_same_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_truth(prompt)]
     if environment.graded and len(gradable) < len(prompts):
         notices.append(
@@ -112,32 +112,21 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     return prepared
 
 
-def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> StartPoint:
-    """Raises ValueError if the folder has a run of another configuration or of other data."""
-    folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable":
-        return StartPoint(folder, in_the_way=folder.exists())
-    if not (folder / FILE).exists():
-        return StartPoint(folder)
-    changes = own_changes(config)
-    rows = {prompt.id: digest_row(prompt) for prompt in prompts}
-    for candidate in Pool(folder).candidates.values():
+def _check_same_data(prepared: PreparedEvolution) -> None:
+    """Raises ValueError if the pool has results of other data."""
+    rows = {prompt.id: digest_row(prompt) for prompt in prepared.prompts}
+    for candidate in Pool(prepared.folder).candidates.values():
         if rows.get(candidate.place.problem) != candidate.row:
             raise ValueError(
-                f"{folder} has results of other data: its {candidate.key} does not belong to row "
+                f"{prepared.folder} has results of other data: its {candidate.key} does not belong to row "
                 f"{candidate.place.problem} of data.path. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
-    return StartPoint(folder, changes=tuple(changes))
 
 
 async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     """Run to the end or until the budget is spent, and write the results. Resumes from the pool."""
-    config, folder = prepared.config, prepared.folder
-
-    def note(text: str) -> None:
-        terminal.print(f"note: {text}", markup=False, soft_wrap=True)
-
+    config, folder, note = prepared.config, prepared.folder, terminal.note
     if moved := prepared.start.claim(config):
         note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)
@@ -157,11 +146,10 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
                 made, failed = metrics["candidates/made"], metrics["candidates/failed"]
                 accuracy = "" if math.isnan(chosen := metrics["accuracy/chosen"]) else f"accuracy {chosen:.3f}   "
                 counts = f"{made:.0f} candidates, {failed:.0f} failed   {pool.total.tokens:,} tokens in total"
-                terminal.print(f"round {number}   {accuracy}{counts}", markup=False, soft_wrap=True)
+                terminal.write(f"round {number}   {accuracy}{counts}")
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
-        settings = StallSettings(config.trainer.stall_notice, config.trainer.stall_timeout, device, folder)
-        stall_monitor = StallMonitor([], settings, note, lambda: "run the same command to resume")
+        stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
         async with _start(prepared, pool, log_round) as loop, stall_monitor:
             with HEARTBEAT.call("the rounds"):
                 stopped = await loop.run(prepared.prompts)
@@ -206,15 +194,13 @@ async def _start(
             services,
         )
         environment = get_environment_spec(config.env.env_name)
-        tournament = evolving.finalists if evolving.select == "tournament" else None
         yield EvolutionLoop(
             evolving,
             prepared.branches,
             config.data.n_samples,
+            pool,
             budget,
-            Solver(roles, pool, grader, lambda: environment.factory(services)),
-            VerifierPanel(roles, pool, evolving.votes),
-            AnswerSelector(roles, pool, prepared.branches[0], tournament),
+            CandidateMaker(roles, pool, grader, lambda: environment.factory(services), evolving.votes),
             on_round,
         )
 
@@ -244,4 +230,4 @@ def _print_plan(prepared: PreparedEvolution, notices: list[str], terminal: Termi
         f"to stop: touch {prepared.folder / STOP}",
         *(f"note: {notice}" for notice in notices),
     ]
-    terminal.print("\n".join(lines), markup=False, soft_wrap=True)
+    terminal.write("\n".join(lines))

@@ -151,6 +151,14 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
+def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> StartPoint:
+    """Start point of a command that resumes from one file of its folder. Raises ValueError as own_changes does."""
+    folder = config.trainer.folder
+    if config.trainer.resume_mode == "disable":
+        return StartPoint(folder, in_the_way=folder.exists())
+    return StartPoint(folder, changes=tuple(own_changes(config)) if (folder / name).exists() else ())
+
+
 def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
     """Message about missing lines before the checkpoint of iteration `step`. A line is written every `every` iterations
     now; at an earlier start the interval may have been longer."""

@@ -6,15 +6,16 @@ import pytest
 
 from alphaapollo.evolving.metrics import (
     ConfusionMatrix,
-    VoteCount,
     area_under_curve,
     best_of_n,
     confusion_of_votes,
     majority_of_k,
     roc_curve,
 )
+from alphaapollo.evolving.pool import Judgement
 
-VOTES = [VoteCount(3, 0, True), VoteCount(2, 1, True), VoteCount(2, 1, False), VoteCount(0, 3, False)]
+COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
+VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, votes_against, right in COUNTS]
 
 
 def test_single_votes() -> None:

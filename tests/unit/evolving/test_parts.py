@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.evolving.candidates import count_votes, get_majority_reports
 from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.roles import (
     ModelReply,
@@ -17,8 +18,7 @@ from alphaapollo.evolving.roles import (
     Verifier,
     VerifierReport,
 )
-from alphaapollo.evolving.selection import find_best_candidate, recall, select_finalists
-from alphaapollo.evolving.verification import count_votes, get_majority_reports
+from alphaapollo.evolving.selection import rank_candidates, recall, select_finalists
 from alphaapollo.types import Message
 
 
@@ -88,9 +88,9 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
     ]  # the newest is always included
     assert [one.summary for one, _ in recall(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert recall(pool, 0, 4, 0, "simple") == [] and recall(pool, 0, 0, 3, "simple") == []
-    assert find_best_candidate(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
-    assert find_best_candidate(pool, 0).summary == "right"  # type: ignore[union-attr]
-    assert find_best_candidate(pool, 5) is None
+    assert [one.summary for one in rank_candidates(pool, 0, 1)] == ["long and right"]
+    ranked = ["right", "long and right", "late and right", "no"]
+    assert [one.summary for one in rank_candidates(pool, 0)] == ranked and rank_candidates(pool, 5) == []
 
 
 def test_finalists_have_different_answers() -> None:
