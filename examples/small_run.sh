@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shared by the small examples: make a task and a tiny model, warm up the model with SFT, train it with RL.
+# Run a small example: create a task and a tiny model, warm up the model with SFT, then train it with RL.
 #   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      writes to OUT; an existing OUT is moved to OUT.1, ...
 # EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
 set -euo pipefail
@@ -14,14 +14,14 @@ if [ -e "$out" ]; then
     number=1
     while [ -e "$out.$number" ]; do number=$((number + 1)); done
     mv "$out" "$out.$number"
-    echo "== the earlier $out is $out.$number"
+    echo "== the earlier $out was moved to $out.$number"
 fi
-echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
+echo "== creating a task, a tokenizer and a 0.43M-parameter model"
 "$python" -m "examples.$example.make_task" --out "$out" --seed "$seed"
-echo "== warm-up: SFT on a teacher that leaves one choice open (examples/$example/sft.yaml)"
+echo "== warm-up: SFT on demonstrations that leave one choice open (examples/$example/sft.yaml)"
 "$python" -m alphaapollo.trainer.main_sft --config-dir "examples/$example" --config-name sft \
     data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"
-echo "== RL: Ray, FSDP2 and vLLM; only the reward says what is right (examples/$example/$config.yaml)"
+echo "== RL with Ray, FSDP2 and vLLM; only the reward tells which choice is correct (examples/$example/$config.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir "examples/$example" --config-name "$config" \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/$val.parquet" \
     actor_rollout_ref.model.path="$out/sft/model" "${run[@]}"

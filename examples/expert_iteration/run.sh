@@ -20,9 +20,9 @@ if [ -e "$out" ]; then
     number=1
     while [ -e "$out.$number" ]; do number=$((number + 1)); done
     mv "$out" "$out.$number"
-    echo "== the earlier $out is $out.$number"
+    echo "== the earlier $out was moved to $out.$number"
 fi
-echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
+echo "== creating a task, a tokenizer and a 0.43M-parameter model"
 "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed"
 echo "== warm-up: SFT on a teacher that forgets three carries of five (examples/quickstart/sft.yaml)"
 "${sft[@]}" data.train_files="$out/data/sft.parquet" model.path="$out/model"

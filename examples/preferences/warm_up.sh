@@ -9,7 +9,7 @@ python=.venv/bin/python
 export OMP_WAIT_POLICY=PASSIVE
 
 if [ ! -e "$out/sft/model/config.json" ]; then
-    echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
+    echo "== creating a task, a tokenizer and a 0.43M-parameter model"
     "$python" -m examples.quickstart.make_task --out "$out" --seed "$seed" --carry_rate 0.5 --wrong_carry_rate 0.5 --num_sft 28800
     echo "== warm-up: SFT on a teacher that carries with probability 0.5 (examples/quickstart/sft.yaml)"
     "$python" -m alphaapollo.trainer.main_sft --config-dir examples/quickstart --config-name sft \
