@@ -8,9 +8,10 @@ Samples of a prompt share the prompt; rows of the memory context share the commo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -36,6 +37,18 @@ class Prefixes:
         first = np.unique(self.ids, return_index=True)[1]
         shared, rest = self.lengths[first], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
+
+
+def decide_sharing(
+    key: str, wanted: bool | Literal["auto"], problem: str | None, notify: Callable[[str], None]
+) -> bool:
+    """Whether prompts are shared: if `key` is true or auto, and there is no `problem`. Raises ValueError if it is true
+    nevertheless; for auto, the problem is shown."""
+    if problem and wanted is True:
+        raise ValueError(f"{key}=true: {problem}. Set it to auto or false.")
+    if problem and wanted == "auto":
+        notify(f"prompts are computed for each sample separately ({key}): {problem}.")
+    return wanted is not False and not problem
 
 
 def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:

@@ -6,7 +6,7 @@ files -> pairs with exact masks -> [reference log-probs, once] -> mean loss over
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,7 @@ from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.utils.user_module import load_user_module
-
-if TYPE_CHECKING:
-    from alphaapollo.controller.ranks import Ranks
-    from alphaapollo.workers.preference import PreferenceWorker
+from alphaapollo.workers.preference import PreferenceWorker
 
 REFERENCE_BATCH = 1024  # examples per call when reference log-probs are computed
 REFERENCE_FILE = "reference.npz"
@@ -36,6 +33,7 @@ class DpoTask(PairTask):
     """Preference training. An example is a pair, or a labeled response with an unrelated one (KTO)."""
 
     config: DpoConfig
+    worker = PreferenceWorker
 
     def check(self, num_gpus: int) -> list[str]:
         config = self.config
@@ -52,13 +50,6 @@ class DpoTask(PairTask):
         longest = max(example.longest for example in examples)
         return MemoryRequest(longest, rows=len(examples[0].rows), reference=self._needs_reference("live"))
 
-    @staticmethod
-    def worker_class(config: DpoConfig) -> type[PreferenceWorker]:
-        from alphaapollo.workers.preference import PreferenceWorker
-
-        load_losses(config.preference)
-        return PreferenceWorker
-
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         return preference_metrics(sums) | pair_accuracies(sums) | {"tokens": sums["tokens"]}
 
@@ -68,8 +59,9 @@ class DpoTask(PairTask):
         if not self._needs_reference("kept"):
             return
         plan = run.plan
+        ranks: Any = run.trainer.ranks  # of PreferenceWorker
         examples = [*plan.train.examples, *(example for own in plan.val.values() for example in own)]
-        parts = await workers_of(run).call(lambda worker: worker.weights_digest())
+        parts = await ranks.call(lambda worker: worker.weights_digest())
         digest = reference_logps.reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
         logps = reference_logps.read_reference(path, digest, run.console.notice)
@@ -85,22 +77,16 @@ class DpoTask(PairTask):
 
     async def _compute_reference(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
         layout, shared = run.plan.layout, run.trainer.sequence_parallel
+        ranks: Any = run.trainer.ranks
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.phase("reference", start, len(examples))
             some = examples[start : start + REFERENCE_BATCH]
             split = distribute_scored_rows(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
-            columns = await workers_of(run).call_each(
-                lambda worker, batch: worker.compute_ref_log_probs(batch), batches
-            )
+            columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(scores_in_row_order(split, columns[::shared]))
         return np.concatenate(parts)
-
-
-def workers_of(run: FinetuningRun) -> Ranks[PreferenceWorker]:
-    """Ranks with the worker type of this task."""
-    return cast("Ranks[PreferenceWorker]", run.trainer.ranks)
 
 
 def load_losses(preference: Preference) -> None:

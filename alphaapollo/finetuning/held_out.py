@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
-from alphaapollo.controller.worker_groups import start_worker
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.protocol import InProcessEngine
+from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch.input_checks import (
     check_lengths,
@@ -65,7 +64,7 @@ class _Request:
 
 
 @dataclass
-class TrainerEngine(InProcessEngine):
+class TrainerEngine(Engine):
     """Engine that samples from the model being trained, so it receives no weights and is never paused."""
 
     ranks: Ranks[Any]  # of SftWorker
@@ -102,16 +101,12 @@ class TrainerEngine(InProcessEngine):
 
 
 class HeldOutEvaluation:
-    """Environments and graders of the held-out prompts, in this process."""
+    """Environments and graders of the held-out prompts, in this process. Call `start` first."""
 
     def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
         self.config, self.prompts = config, prompts
         self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
-        self._worker: RolloutWorker | None = None
-        self._log = RolloutLog(config.trainer.folder / "rollouts")
-
-    async def start(self) -> None:
-        config, engine = self.config, cast(Any, self.engine)  # not an Engine: it is never paused and gets no weights
+        engine: Any = self.engine  # not an Engine: it is never paused and gets no weights
         setup = RolloutWorkerConfig(
             model=config.model,
             rollout=Rollout(),
@@ -123,11 +118,13 @@ class HeldOutEvaluation:
             run_dir=str(config.trainer.folder.resolve()),
         )
         self._worker = RolloutWorker(setup, engine=engine)
-        await start_worker(self._worker)
+        self._log = RolloutLog(config.trainer.folder / "rollouts")
+
+    async def start(self) -> None:
+        await self._worker.start()
 
     async def validate(self, step: int, console: Console) -> dict[str, float]:
-        """Return the validation metrics of main_ppo (val/accuracy, ...). Answers are logged to rollouts/."""
-        assert self._worker is not None, "start() first"
+        """Return the validation metrics of main_ppo (val/accuracy, ...). Completions are logged to rollouts/."""
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(
@@ -143,7 +140,6 @@ class HeldOutEvaluation:
         return validation.metrics
 
     async def close(self) -> None:
-        """Stop the graders and close the log. Idempotent."""
-        if self._worker is not None:
-            await self._worker.close()
+        """Stop the graders and close the log."""
+        await self._worker.close()
         self._log.close()

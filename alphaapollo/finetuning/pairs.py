@@ -7,6 +7,7 @@ from typing import Any
 
 from alphaapollo.data.preference_batch import PreferenceBatch, distribute_examples
 from alphaapollo.data.preference_examples import PreferenceExample
+from alphaapollo.data.shared_prompts import decide_sharing
 from alphaapollo.finetuning.task import FinetuningRun, FinetuningTask, Layout
 
 
@@ -24,16 +25,12 @@ class PairTask(FinetuningTask):
 
     async def begin(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if that is required and not supported."""
-        wanted = self.config.data.use_prefix_grouper
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
         problem: str | None = (await ranks.call(lambda worker: worker.sharing.problem))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs the prompt of each response"
-        if problem and wanted is True:
-            raise ValueError(f"data.use_prefix_grouper=true: {problem}. Set it to false or auto.")
-        if problem and wanted == "auto":
-            run.console.notice(f"prompts are computed separately for each response: {problem}.")
-        self.share_prompts = wanted is not False and problem is None
+        wanted = self.config.data.use_prefix_grouper
+        self.share_prompts = decide_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
 def pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:

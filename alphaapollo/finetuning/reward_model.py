@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import Model, RmConfig
@@ -19,15 +18,14 @@ from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.models.load import check_reward_model_family, is_causal_lm, load_config, reward_model_class
 from alphaapollo.types import Row
-
-if TYPE_CHECKING:
-    from alphaapollo.workers.reward_training import RewardTrainingWorker
+from alphaapollo.workers.reward_training import RewardTrainingWorker
 
 
 class RewardModelTask(PairTask):
     """Reward-model training. An example is a pair."""
 
     config: RmConfig
+    worker = RewardTrainingWorker
 
     def check(self, num_gpus: int) -> list[str]:
         notices = check(self.config, num_gpus)
@@ -44,12 +42,6 @@ class RewardModelTask(PairTask):
 
     def memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         return MemoryRequest(max(example.longest for example in examples), rows=2, head=False)
-
-    @staticmethod
-    def worker_class(config: RmConfig) -> type[RewardTrainingWorker]:
-        from alphaapollo.workers.reward_training import RewardTrainingWorker
-
-        return RewardTrainingWorker
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]

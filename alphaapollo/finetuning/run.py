@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.resolve import resolve_controller
-from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import prepare
-from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask, Progress
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.session import open_session
 from alphaapollo.observability.timing import Timer
 from alphaapollo.utils.watchdog import new_run_id
-
-if TYPE_CHECKING:
-    from alphaapollo.workers.finetuning_worker import FinetuningWorker
-    from alphaapollo.workers.process_group import RankPlacement
 
 __all__ = ["prepare", "run"]  # of launch/command.py
 
@@ -27,7 +21,13 @@ __all__ = ["prepare", "run"]  # of launch/command.py
 async def run(plan: FinetuningPlan, progress: Progress) -> None:
     """Train from `progress`, which is updated, to the last step. Ends every process that it started."""
     config, trainer = plan.config, plan.config.trainer
-    build = partial(build_worker, type(plan.task), config, plan.model, plan.total_steps, plan.saves_in_background)
+    build = partial(
+        plan.task.worker,
+        config,
+        plan.model,
+        optimizer_steps=plan.total_steps,
+        saves_in_background=plan.saves_in_background,
+    )
     run_id = new_run_id() if resolve_controller(trainer) == "ray" else ""
     specs = WorkerSpecs(placement=plan.placement, run_id=run_id, trainer=build)
     try:
@@ -46,15 +46,3 @@ async def run(plan: FinetuningPlan, progress: Progress) -> None:
             await session.export(model, saving)
     finally:
         await plan.task.end()
-
-
-def build_worker(
-    task: type[FinetuningTask],
-    config: TuningConfig,
-    model: Model,
-    optimizer_steps: int,
-    saves_in_background: bool,
-    placement: RankPlacement,
-) -> FinetuningWorker[Any]:
-    """Build the worker of a rank, in its process."""
-    return task.worker_class(config)(config, model, placement, optimizer_steps, saves_in_background)

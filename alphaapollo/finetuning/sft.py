@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import SftConfig
@@ -16,13 +15,11 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
+from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningRun, FinetuningTask, Layout
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.types import Prompt, Row
-
-if TYPE_CHECKING:
-    from alphaapollo.finetuning.held_out import HeldOutEvaluation
-    from alphaapollo.workers.sft import SftWorker
+from alphaapollo.workers.sft import SftWorker
 
 
 class SftTask(FinetuningTask):
@@ -32,6 +29,7 @@ class SftTask(FinetuningTask):
     """
 
     config: SftConfig
+    worker = SftWorker
     prompts: Sequence[Prompt] = ()
     held_out: HeldOutEvaluation | None = None
 
@@ -45,8 +43,6 @@ class SftTask(FinetuningTask):
         config = self.config
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return []
-        from alphaapollo.finetuning.held_out import read_held_out_prompts
-
         self.prompts, notices = read_held_out_prompts(config)
         passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
         return [f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation", *notices]
@@ -69,23 +65,14 @@ class SftTask(FinetuningTask):
             shuffle=False,
         ).rank_batches
 
-    @staticmethod
-    def worker_class(config: SftConfig) -> type[SftWorker]:
-        from alphaapollo.workers.sft import SftWorker
-
-        return SftWorker
-
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         mean = sums["loss"] / sums["tokens"]
         return {"loss": mean, "perplexity": math.exp(min(mean, 50.0)), "tokens": sums["tokens"]}
 
     async def begin(self, run: FinetuningRun) -> None:
-        if not self.prompts:
-            return
-        from alphaapollo.finetuning.held_out import HeldOutEvaluation
-
-        self.held_out = HeldOutEvaluation(self.config, self.prompts, run.trainer.ranks)
-        await self.held_out.start()
+        if self.prompts:
+            self.held_out = HeldOutEvaluation(self.config, self.prompts, run.trainer.ranks)
+            await self.held_out.start()
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
         return await self.held_out.validate(step, run.console) if self.held_out else {}

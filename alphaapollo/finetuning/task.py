@@ -22,10 +22,10 @@ from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:
     from alphaapollo.controller.handles import FinetuningGroup
-    from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Layout:
 
 class FinetuningTask(ABC):
     """One kind of fine-tuning, with examples and batches of its own types. One object per run."""
+
+    worker: type[FinetuningWorker[Any]]
+    """Class of a rank's worker."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -62,11 +65,6 @@ class FinetuningTask(ABC):
     @abstractmethod
     def make_batches(self, examples: Sequence[Any], layout: Layout) -> list[Any]:
         """Build the batches of one mini-batch, one per group of ranks."""
-
-    @staticmethod
-    @abstractmethod
-    def worker_class(config: Any) -> type[FinetuningWorker[Any]]:
-        """Import and return the class of a rank's worker. Called in the worker's process."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

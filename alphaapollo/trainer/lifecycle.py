@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.data.shared_prompts import decide_sharing
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
@@ -32,15 +35,13 @@ from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, check_steps
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
-from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
+from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import print_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
-
-GC_THRESHOLD = gc.get_threshold()
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     start = find_start(config)
     inputs = read_inputs(config)
-    check_steps("trainer.profile_steps", trainer.profile_steps or [], inputs.total_steps)
-    check_steps("trainer.record_steps", trainer.record_steps or [], inputs.total_steps)
+    check_steps("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.steps)
+    check_steps("trainer.record_steps", trainer.record_steps or [], inputs.goal.steps)
     plan = add_memory_plan(plan, config, machine)
     print_run_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:
@@ -92,21 +93,19 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
 async def run(prepared: PreparedRun, progress: Progress) -> None:
     """Train from `progress`, which is updated, to the last iteration. Every process that was started ends with it."""
     config, inputs, start, timer = prepared.config, prepared.inputs, prepared.start, Timer()
-    specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.total_steps, inputs.has_function)
+    specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.goal.steps, inputs.has_function)
     try:
-        async with open_session(config, start, specs, (progress.step, inputs.total_steps), timer) as session:
-            reduce_garbage_collection()
-            prefer_huge_pages()
+        async with open_session(config, start, specs, (progress.step, inputs.goal.steps), timer) as session:
             ready = make_run(prepared, session, progress)
             try:
-                await initialize_run(ready, start.checkpoint, timer)
-                await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
-                await finish_run(ready, session)
+                with tune_memory():
+                    await initialize_run(ready, start.checkpoint, timer)
+                    await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
+                    await finish_run(ready, session)
             finally:
                 close_all(ready.rollout_log.close)
             session.console.show_time_summary()
     finally:
-        restore_garbage_collection()
         SPANS.take()  # of a profiled iteration that did not end
 
 
@@ -187,15 +186,12 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
 
 
 async def can_share_prompts(run: TrainingRun) -> bool:
-    """Whether the self-checks of the models allow shared prompts. Raises ValueError if they do not, but
-    use_prefix_grouper=true requires it."""
-    key, roles = "actor_rollout_ref.actor.use_prefix_grouper", [run.workers.policy, run.workers.critic]
-    problems = [problem for role in roles if role and (problem := await role.sharing_problem())]
-    if problems and run.config.actor_rollout_ref.actor.use_prefix_grouper is True:
-        raise ValueError(f"{key}=true: {problems[0]}. Set it to auto or false.")
-    if problems:
-        run.console.notice(f"prompts are computed for each sample separately ({key}): {problems[0]}.")
-    return not problems
+    """Whether the self-checks of the models allow shared prompts. Raises ValueError if they do not, but sharing is
+    required."""
+    roles = [role for role in (run.workers.policy, run.workers.critic) if role]
+    problems = [problem for role in roles if (problem := await role.sharing_problem())]
+    wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
+    return decide_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 
 
 async def finish_run(run: TrainingRun, session: Session) -> None:
@@ -208,22 +204,20 @@ async def finish_run(run: TrainingRun, session: Session) -> None:
     await session.export(run.workers.policy, run.saving)
 
 
-def reduce_garbage_collection() -> None:
-    """Collect cyclic garbage rarely: the collector scans every list of token ids, and there are hardly any cycles."""
+@contextmanager
+def tune_memory() -> Iterator[None]:
+    """Collect cyclic garbage rarely, and use huge pages for large matrices.
+
+    The collector scans every list of token ids, and there are few cycles. Some libraries print errors if it stays
+    changed. Matrices [B, L] otherwise spend most of their time in page faults. Workers must have started, because their
+    memory plan does not include huge pages.
+    """
+    thresholds = gc.get_threshold()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)
-
-
-def restore_garbage_collection() -> None:
-    """Collect as usual: some libraries print errors about objects that outlive the interpreter."""
-    gc.unfreeze()
-    gc.set_threshold(*GC_THRESHOLD)
-
-
-def prefer_huge_pages() -> None:
-    """Use huge pages for large matrices [B, L], which otherwise spend most of their time in page faults.
-
-    torch reads the variable once, at its first large matrix. It is set after the workers have started, because their
-    memory plan does not include it.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

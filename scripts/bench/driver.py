@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from alphaapollo.algorithms.advantages import get_estimator  # noqa: E402
 from alphaapollo.config.schema import Actor, Algorithm, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
-from alphaapollo.environments.base import Services, get_environment  # noqa: E402
+from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
@@ -68,7 +68,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     requests = [
         GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, draw=i) for i in range(count // GROUP)
     ]
-    factory, services = get_environment("single_turn"), Services(score, Env())
+    factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
     groups = (run_group(request, runner, lambda _: factory(services)) for request in requests)
     return list(await asyncio.gather(*groups))
 
@@ -89,7 +89,7 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     settings = BatchSettings(max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
     batch = build_batch(groups, Actor(), Algorithm(), settings)
     start = span("batch", start)
-    layout_metrics(batch.layout, False, 0, batch.num_trajectories)
+    layout_metrics(batch.layout, False, 0, len(batch.trajectories))
     assign_credit(batch, WorkerColumns(), CreditSettings(get_estimator("grpo"), Algorithm(), Actor(), 0.0))
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:

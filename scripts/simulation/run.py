@@ -22,7 +22,7 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.lifecycle import prefer_huge_pages, reduce_garbage_collection
+from alphaapollo.trainer.lifecycle import tune_memory
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import TrainingRun
@@ -129,8 +129,6 @@ class Cluster:
     def run(self, profile: cProfile.Profile | None = None) -> list[SimulatedStep]:
         """Run all iterations, with the loop's timers on the simulated clock."""
         torch.set_num_threads(1)
-        reduce_garbage_collection()
-        prefer_huge_pages()
         modules: list[Any] = [loop, loop_async]
         own = [module.Timer for module in modules]
         for module in modules:
@@ -139,7 +137,8 @@ class Cluster:
         try:
             if profile:
                 profile.enable()
-            self.loop.run_until_complete(train(self._run))
+            with tune_memory():
+                self.loop.run_until_complete(train(self._run))
         finally:
             for module, timer in zip(modules, own, strict=True):
                 module.Timer = timer

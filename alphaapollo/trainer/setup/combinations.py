@@ -40,32 +40,31 @@ def _estimator_problems(config: Config, estimator: Estimator) -> Iterator[str]:
     key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
         yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
-    if estimator.no_shaping:
-        for name, fix in _shaping(config, by_name="components" in estimator.needs):
-            yield f"{name} changes the reward, which {key} does not support: {estimator.no_shaping}. {fix}."
+    if estimator.no_shaping and (fixes := [*_shaping(config, by_name="components" in estimator.needs)]):
+        yield f"{key} does not support changes of the reward: {estimator.no_shaping}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
         yield f"trainer.critic_warmup={warmup} trains the critic only, but {key} has none. Set trainer.critic_warmup=0."
     if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
         yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
-def _shaping(config: Config, by_name: bool) -> Iterator[tuple[str, str]]:
-    """(key, fix) of what changes rewards. by_name: the estimator reads reward components by name."""
+def _shaping(config: Config, by_name: bool) -> Iterator[str]:
+    """Settings that turn off what changes rewards. by_name: the estimator reads reward components by name."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     if algorithm.use_kl_in_reward:
-        yield "algorithm.use_kl_in_reward", f"Set {ACTOR}.use_kl_loss=true instead"
+        yield f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)"
     if algorithm.overlong_penalty.enable:
-        yield "algorithm.overlong_penalty.enable", "Set it to false"
+        yield "algorithm.overlong_penalty.enable=false"
     if algorithm.length_budget.mode:
-        yield "algorithm.length_budget.mode", "Set it to null"
+        yield "algorithm.length_budget.mode=null"
     if config.actor_rollout_ref.actor.use_invalid_action_penalty:
-        yield f"{ACTOR}.use_invalid_action_penalty", "Set it to false"
+        yield f"{ACTOR}.use_invalid_action_penalty=false"
     if by_name and reward.required:
-        yield "reward.required", "Use gdpo_conditions of algorithm instead"
+        yield "reward.required=[] (algorithm.gdpo_conditions has conditions)"
     if model.enable and model.weight and not by_name:
-        yield "reward_model.enable", "Set reward_model.weight=0 to use its scores as metrics only"
+        yield "reward_model.weight=0"
     if not by_name and any(weight != (name == TASK) for name, weight in reward.components.items()):
-        yield "reward.components", "Set their weights to 0 to use them as metrics only"
+        yield "the weights of reward.components to 0"
 
 
 def _level_problems(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:

@@ -56,22 +56,17 @@ class Inputs:
     has_function: bool  # a reward function or the environment gives a reward, not only the reward model
     notices: list[str]
 
-    @property
-    def total_steps(self) -> int:
-        """Maximum number of iterations."""
-        return self.goal.steps
-
 
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function and one environment reset. Raises ValueError."""
     data, trainer = config.data, config.trainer
     _check_models(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
-    teacher_notices = _check_teacher(config, renderer)
     prompts, notices = read_prompts(
         data.train_files, "data.train_files", renderer, data, partial(_choose, data, data.train_max_samples)
     )
-    notices += teacher_notices
+    if config.teacher.divergence:
+        notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
     notices += unused_template_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
@@ -197,12 +192,6 @@ def _named_components(config: Config) -> Iterator[tuple[str, str]]:
         yield algorithm.filter_groups.metric, "algorithm.filter_groups.metric"
 
 
-def _check_teacher(config: Config, renderer: Renderer) -> list[str]:
-    if not config.teacher.divergence:
-        return []
-    return check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
-
-
 def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) -> list[str]:
     """Check that the teacher can read the policy's token ids; returns notices. renderer: of the policy.
 
@@ -214,34 +203,26 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) ->
     """
     own = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
     known, written = own.get_vocab(), renderer.tokenizer.get_vocab()
-    other = [token for token, number in written.items() if known.get(token) != number]
-    if other:
+    path = f"{TEACHER}={teacher.model.path}"
+    if other := [token for token, number in written.items() if known.get(token) != number]:
         raise ValueError(
-            f"{TEACHER}={teacher.model.path} has another tokenizer than the policy: {_list_tokens(other, written)} "
-            "mean something else to it or nothing, and it reads token ids. Use a teacher with the policy's tokenizer "
-            "(e.g. a larger model of its family), or train on the teacher's texts (docs/expert_iteration.md)."
+            f"{path} has another tokenizer than the policy: {_list_tokens(other)} mean something else to it or "
+            "nothing. Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the teacher's texts (docs/expert_iteration.md)."
         )
     if teacher.whole:
+        compares = f"teacher.divergence={teacher.divergence} compares full distributions, but {path}"
         fix = "Set teacher.divergence=sampled, which needs the policy's tokens only, or use another teacher."
         if more := [token for token in known if token not in written]:
-            raise ValueError(
-                f"teacher.divergence={teacher.divergence} compares distributions over one vocabulary, but {TEACHER}="
-                f"{teacher.model.path} has tokens that the policy lacks: {_list_tokens(more, known)}. {fix}"
-            )
+            raise ValueError(f"{compares} has tokens that the policy lacks: {_list_tokens(more)}. {fix}")
         reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
         rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
         if rows < needed:
-            raise ValueError(
-                f"teacher.divergence={teacher.divergence} compares distributions of one size, but the head of "
-                f"{TEACHER}={teacher.model.path} has {rows} rows, and the policy's {needed}. {fix}"
-            )
+            raise ValueError(f"{compares} has a head of {rows} rows, and the policy one of {needed}. {fix}")
     if own.chat_template == renderer.tokenizer.chat_template:
         return []
-    return [f"{TEACHER}={teacher.model.path} has another chat template than the policy, and reads the policy's."]
+    return [f"{path} has another chat template than the policy, and reads the policy's."]
 
 
-def _list_tokens(tokens: list[str], numbers: dict[str, int], shown: int = 3) -> str:
-    """`'a' (17), 'b' (4) and 20 more`"""
-    first = sorted(tokens, key=lambda token: numbers[token])[:shown]
-    rest = f" and {len(tokens) - shown} more" if len(tokens) > shown else ""
-    return ", ".join(f"{token!r} ({numbers[token]})" for token in first) + rest
+def _list_tokens(tokens: list[str]) -> str:
+    """`'a', 'b', 'c', ... (23)`"""
+    return ", ".join(map(repr, sorted(tokens)[:3])) + (f", ... ({len(tokens)})" if len(tokens) > 3 else "")

@@ -16,11 +16,14 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
+from alphaapollo.data.shared_prompts import decide_sharing
 from alphaapollo.launch.input_checks import choose_kernels, environment_notices, find_environment
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, ModelRoles, fit_memory, unmeasured_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, unmeasured_notice
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
+
+SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         model=model,
         rollout=rollout,
         estimator=estimator,
-        needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
+        needs_reference=config.needs_reference,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
@@ -124,24 +127,14 @@ def _reference_ahead(config: Config, placement: Placement) -> bool:
 
 
 def _shares_prompts(config: Config, notices: list[str]) -> bool:
-    """Whether prompts can be computed once for all their samples: if it is not off, and no mixture-of-experts feature
-    needs each sample's copy of the prompt. Raises ValueError if both are required."""
-    role, key = config.actor_rollout_ref, "actor_rollout_ref.actor.use_prefix_grouper"
-    wanted = role.actor.use_prefix_grouper
-    other = {
+    """Whether prompts can be computed once for all their samples. Mixture-of-experts features need each copy."""
+    role = config.actor_rollout_ref
+    experts = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
         "rollout.router_replay": role.rollout.router_replay,
     }
-    conflicts = [name for name, value in other.items() if value]
-    if wanted is False or not conflicts:
-        return wanted is not False
-    if wanted is True:
-        raise ValueError(
-            f"{key}=true cannot work: {conflicts[0]} needs each sample's copy of the prompt. Set {key}=false, or unset "
-            f"actor_rollout_ref.{conflicts[0]}."
-        )
-    notices.append(f"prompts are computed for each sample separately ({key}): {conflicts[0]} needs each copy.")
-    return False
+    problem = next((f"{name} needs each sample's copy of the prompt" for name, value in experts.items() if value), None)
+    return decide_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
@@ -150,18 +143,12 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    roles = ModelRoles(
-        reference=plan.needs_reference,
-        full_kl=role.actor.full_kl,
-        critic=plan.placement.critic,
-        reward_model=plan.placement.reward_model,
-    )
     device = plan.placement.device
     capacity = machine.memory_for(device)
     may_choose = role.model.enable_gradient_checkpointing == "auto"
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:
-        fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose, machine.memory)
+        fitted, memory = fit_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
         notice = unmeasured_notice(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])

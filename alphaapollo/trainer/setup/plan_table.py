@@ -69,7 +69,7 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
         ahead |= {"the reference's log-probs": "per group, while others are generated"}
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
     return ahead | {
-        "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
+        "iterations": f"{inputs.goal.steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,

@@ -27,23 +27,21 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     placement, seed = plan.placement, config.trainer.seed
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     transport = _make_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
-    policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
-    own, scorer = config.reward_model.model, reward_model_settings(config.reward_model, plan.model)
+    scorer, scorer_fsdp = reward_model_settings(config.reward_model, plan.model), config.reward_model.model.fsdp_config
     custom_reward = config.custom_reward_function
     if not has_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
-    behind = plan.saves_in_background
     policy = PolicyWorkerConfig(
         model=role.model,
         actor=role.actor,
         ref=role.ref,
         needs_reference=plan.needs_reference,
-        optimizer_steps=policy_steps,
+        optimizer_steps=config.policy_steps(iterations),
         temperature=role.rollout.temperature,
         correction=config.algorithm.rollout_correction,
         seed=seed,
         engine_form=role.rollout.lora,
-        saves_in_background=behind,
+        saves_in_background=plan.saves_in_background,
         teacher=config.teacher,
         teacher_model=teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
     )
@@ -51,9 +49,9 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
         CriticWorker,
         critic_model(role.model, config.critic),
         config.critic,
-        optimizer_steps=critic_steps,
+        optimizer_steps=config.critic_steps(iterations),
         seed=seed,
-        saves_in_background=behind,
+        saves_in_background=plan.saves_in_background,
     )
     engines = RolloutWorkerConfig(
         model=role.model,
@@ -72,7 +70,7 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
         run_id=run_id,
         policy=partial(build_policy, policy, transport, config.algorithm.custom_module),
         critic=critic if placement.critic else None,
-        reward_model=partial(RewardModelWorker, scorer, own.fsdp_config) if placement.reward_model else None,
+        reward_model=partial(RewardModelWorker, scorer, scorer_fsdp) if placement.reward_model else None,
         engine=partial(RolloutWorker, engines),
         through_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,

@@ -81,8 +81,8 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
     result, returns = _estimate(batch, computed, rewards, settings)
     result, teacher_metrics = _with_teacher(result, batch, computed, settings.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
-    kl_per_sequence = metrics.get("kl/per_sequence")
-    metrics |= teacher_metrics | {"reward/shaped_mean": float(returns.mean())}
+    kl_per_sequence = metrics.get("actor/reward_kl_penalty_per_sequence")
+    metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
     if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
         metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
     if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
@@ -104,9 +104,9 @@ def _with_kl(batch: Batch, computed: WorkerColumns, settings: CreditSettings) ->
     joined = whole.join(batch.token_rewards)
     shaped = kl_in_reward(joined, old, ref, whole.mask, kl_coef, settings.algorithm.kl_penalty)
     return whole.split(shaped.token_rewards), {
-        "kl/reward_coef": kl_coef,
-        "kl/per_sequence": float(shaped.per_sequence),
-        "kl/per_token": float(shaped.per_token),
+        "actor/reward_kl_penalty_coeff": kl_coef,
+        "actor/reward_kl_penalty_per_sequence": float(shaped.per_sequence),
+        "actor/reward_kl_penalty": float(shaped.per_token),
     }
 
 

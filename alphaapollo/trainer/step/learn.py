@@ -60,8 +60,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     with timer("advantage"):
         how = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, how)
-    lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
-    metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
+    lost = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
+    metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, len(batch.trajectories))
     with timer("update"):
         run.console.phase("update", 0, 1)
         skip_bad = config.trainer.on_bad_step == "skip"
@@ -75,7 +75,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
-                coef = next_kl_coef(config.algorithm.kl_ctrl, coef, credit.kl_per_sequence, batch.num_trajectories)
+                coef = next_kl_coef(config.algorithm.kl_ctrl, coef, credit.kl_per_sequence, len(batch.trajectories))
         run.console.phase("update", 1, 1)
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 
@@ -111,7 +111,11 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
-    ref = await _reference_matrix(run, groups, batch) if config.needs_ref_columns else None
+    ref: np.ndarray | None = None
+    if run.reference:
+        ref = await run.reference.to_matrix(groups, batch)
+    elif config.needs_ref_columns:
+        ref = layout.to_matrix(await policy.compute_ref_log_probs())
     teacher = await policy.compute_teacher_log_probs() if config.teacher.sampled else None
     if critic:
         await policy.offload()
@@ -122,13 +126,6 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
         values=None if values is None else layout.to_matrix(values),
         teacher_logprobs=None if teacher is None else layout.to_matrix(teacher),
     )
-
-
-async def _reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> np.ndarray:
-    """Log-probs of the reference for the loaded rows, prefetched ones included. [B, L]"""
-    if run.reference:
-        return await run.reference.to_matrix(groups, batch)
-    return batch.layout.to_matrix(await run.workers.policy.compute_ref_log_probs())
 
 
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:

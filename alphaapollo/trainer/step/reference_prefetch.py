@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -22,14 +21,7 @@ from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import Row, TrajectoryGroup
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _GroupBatch:
-    """Rows of one group as a batch of one rank."""
-
-    batch: RankBatch
-    rows: list[Row]  # in the batch's order
+NO_ROWS = RankBatch(Rows.from_rows([]), [MiniBatch([])])
 
 
 class ReferencePrefetcher:
@@ -60,17 +52,16 @@ class ReferencePrefetcher:
 
     async def run_beside(self, generating: Coroutine[Any, Any, T]) -> T:
         """Return the result of `generating` when all groups added meanwhile are computed. A failure ends both."""
-        work = asyncio.ensure_future(self._work())
-        whole = asyncio.ensure_future(self._settle_after(generating))
         try:
-            await asyncio.wait([work, whole], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            return await whole
-        finally:
-            for task in (work, whole):
-                task.cancel()
-            await asyncio.gather(work, whole, return_exceptions=True)
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._work())
+                generated = await generating
+                self._late += self._added - self._computed
+                await self.settle()
+                work.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return generated
 
     async def to_matrix(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
         """Log-probs of all rows of the batch built from `groups` [B, L]. Missing ones, as in a replay, are computed."""
@@ -90,12 +81,6 @@ class ReferencePrefetcher:
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
-    async def _settle_after(self, generating: Coroutine[Any, Any, T]) -> T:
-        generated = await generating
-        self._late += self._added - self._computed
-        await self.settle()
-        return generated
-
     async def _work(self) -> NoReturn:
         while True:
             groups = [await self._queue.get()]
@@ -107,13 +92,14 @@ class ReferencePrefetcher:
                 self._queue.task_done()
 
     async def _compute(self, groups: Sequence[TrajectoryGroup]) -> None:
-        batches = [self._build_batch(_rows(group)) for group in groups]
-        columns = await self._policy.compute_ref_log_probs(self._fill_ranks([one.batch for one in batches]))
-        for one, column in zip(batches, columns, strict=False):  # the other ranks have no rows
-            parts = np.split(column, one.batch.rows.response_offsets[1:-1])
-            self._columns |= {id(row): (row, part) for row, part in zip(one.rows, parts, strict=True)}
+        batches, rows = zip(*(self._build_batch(_rows(group)) for group in groups), strict=True)
+        columns = await self._policy.compute_ref_log_probs(self._fill_ranks(batches))
+        for batch, own, column in zip(batches, rows, columns, strict=False):  # the other ranks have no rows
+            parts = np.split(column, batch.rows.response_offsets[1:-1])
+            self._columns |= {id(row): (row, part) for row, part in zip(own, parts, strict=True)}
 
-    def _build_batch(self, rows: list[Row]) -> _GroupBatch:
+    def _build_batch(self, rows: list[Row]) -> tuple[RankBatch, list[Row]]:
+        """Rows of one group as a batch of one rank, and in the order of that batch."""
         layout = build_train_batch(
             rows,
             range(len(rows)),
@@ -126,18 +112,17 @@ class ReferencePrefetcher:
             prefixes=find_prefixes(rows, [0] * len(rows)) if self._shares_prompts else None,
             share_from=SHARE_FROM,
         )
-        return _GroupBatch(layout.rank_batches[0], [rows[index] for index in layout.row_order[0]])
+        return layout.rank_batches[0], [rows[index] for index in layout.row_order[0]]
 
     def _fill_ranks(self, batches: Sequence[RankBatch]) -> list[RankBatch]:
         """One batch per rank, each with the same number of forward passes; empty micro-batches compute on dummies."""
         count = max(len(batch.mini_batches[0].micro_batches) for batch in batches)
-        nothing = RankBatch(Rows.from_rows([]), [MiniBatch([])])
-        all_ranks = [*batches, *[nothing] * (self._num_ranks - len(batches))]
-        return [RankBatch(one.rows, [_pad_to(count, one.mini_batches[0].micro_batches)]) for one in all_ranks]
-
-
-def _pad_to(count: int, micro_batches: list[list[int]]) -> MiniBatch:
-    return MiniBatch([*micro_batches, *([] for _ in range(count - len(micro_batches)))])
+        filled = []
+        for batch in [*batches, *[NO_ROWS] * (self._num_ranks - len(batches))]:
+            micro_batches = batch.mini_batches[0].micro_batches
+            empty: list[list[int]] = [[] for _ in range(count - len(micro_batches))]
+            filled.append(RankBatch(batch.rows, [MiniBatch(micro_batches + empty)]))
+        return filled
 
 
 def _rows(group: TrajectoryGroup) -> list[Row]:

@@ -75,10 +75,6 @@ class Batch:
     keys: Tensor | None  # [B, L] a random number per action token, for a loss that chooses tokens
 
     @property
-    def num_trajectories(self) -> int:
-        return len(self.trajectories)
-
-    @property
     def mini_batch_ids(self) -> Tensor:
         """The mini-batch of each row. [B]"""
         ids = torch.empty(len(self.rows), dtype=torch.int64)
