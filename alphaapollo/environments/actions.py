@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from alphaapollo.environments.base import ActionHandler, FinalAnswer, Observation, Services, StepResult
+from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
 from alphaapollo.environments.tag_parser import UnreadableAction, read_action
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
@@ -23,22 +23,19 @@ ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # the tool's name in the reply to a call that names no known tool
 
 
-def make_action_handler(services: Services) -> ActionHandler:
-    """Handler of env.action_format over the tools of the services."""
-    if services.config.action_format == "tags":
-        return TagActionHandler(services.tools)
-    assert services.tools is not None and services.parse_calls is not None, "checked when a run starts"
-    return ChatTemplateActionHandler(services.tools, services.parse_calls)
-
-
 class TagActionHandler:
-    """Reads one action in a tag. Without tools the only action is an answer."""
+    """Reads one action in a tag. Without tools the only action is an answer. The session has the episode's state."""
 
     def __init__(self, tools: ToolBox | None):
         self._tools = tools
         self._tags = [*(tools.names if tools else []), ANSWER]
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
+        """Execute the action in a model's text.
+
+        A StepResult is complete: return it from `step`. Unreadable and refused calls are invalid turns with a message
+        to the model. A tool that fails ends the episode as an environment failure: masked, without a reward.
+        """
         found = read_action(text, self._tags)
         if isinstance(found, UnreadableAction):
             return _unreadable(_tag_message(ToolResult(found.problem, ToolStatus.REFUSED)))
@@ -77,6 +74,17 @@ class ChatTemplateActionHandler:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
         text = text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, which tokenizers reject
         return Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
+
+
+ActionHandler = TagActionHandler | ChatTemplateActionHandler
+
+
+def make_action_handler(services: Services) -> ActionHandler:
+    """Handler of env.action_format over the tools of the services."""
+    if services.config.action_format == "tags":
+        return TagActionHandler(services.tools)
+    assert services.tools is not None and services.parse_calls is not None, "checked when a run starts"
+    return ChatTemplateActionHandler(services.tools, services.parse_calls)
 
 
 def _tag_message(result: ToolResult) -> Message:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
-from alphaapollo.tools.base import Session
 from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
@@ -66,15 +65,6 @@ class FinalAnswer:
 
     text: str  # up to the end of the answer: what is to be graded
     kept_chars: int | None = None  # as StepResult.kept_chars
-
-
-class ActionHandler(Protocol):
-    """Executes the action in a model's text. Keeps no state of an episode; the session does."""
-
-    async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
-        """A StepResult is complete: return it from `step`. Unreadable and refused calls are invalid turns with a
-        message to the model. A tool that fails ends the episode as an environment failure: masked, without a reward."""
-        ...
 
 
 class Environment(Protocol):
@@ -143,13 +133,8 @@ def register_environment(
     return add
 
 
-def get_environment(name: str) -> EnvironmentFactory:
-    """Factory of the environment of that name (ValueError: lists the known and the nearest names)."""
-    return _ENVIRONMENTS.get(name).factory
-
-
 def get_environment_spec(name: str) -> EnvironmentSpec:
-    """As `get_environment`, with everything that was registered."""
+    """Return the environment of that name (ValueError: lists the known and the nearest names)."""
     return _ENVIRONMENTS.get(name)
 
 

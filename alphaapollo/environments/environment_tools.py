@@ -15,7 +15,6 @@ from alphaapollo.environments.tag_parser import THINK
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
-from alphaapollo.tools.base import tools as tool_registry
 from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
 from alphaapollo.utils.registry import did_you_mean
 
@@ -47,13 +46,17 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
     names = names_of(config) if names_of else []
     settings = _tool_settings(config, names)
     tools = [*make_tools(names, settings), *more]
-    _check_python_timeout(config, settings)
+    limits = config.tool_limits
+    if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
+        raise ValueError(
+            f"the timeout of python_code, {seconds:g} s, must not be above env.tool_limits.timeout={limits.timeout:g}. "
+            "Raise the limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
+        )
     if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
         raise ValueError(
             f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
             "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
         )
-    limits = config.tool_limits
     box_limits = ToolLimits(limits.timeout, limits.max_concurrent, limits.max_output)
     return ToolBox(tools, box_limits, owns=owns) if tools else None
 
@@ -61,36 +64,21 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
 def _tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """env.tool_settings, with env.informal_math.python_code_timeout as the timeout of python_code."""
     settings, timeout = config.tool_settings, config.informal_math.python_code_timeout
-    for name in settings:
-        if name not in names:
-            known = tool_registry.names()
-            hint = "" if name in known else did_you_mean(name, known)
-            raise ValueError(
-                f"env.tool_settings.{name}: the environment {config.env_name} does not use this tool.{hint} It uses: "
-                f"{', '.join(names) or 'none'}. Known: {', '.join(known)}. "
-                "Add the tool to env.tools or remove its settings."
-            )
+    if unused := [name for name in settings if name not in names]:
+        raise ValueError(
+            f"env.tool_settings.{unused[0]}: the environment {config.env_name} does not use this tool."
+            f"{did_you_mean(unused[0], names)} It uses: {', '.join(names) or 'none'}. Add the tool to env.tools or "
+            "remove its settings."
+        )
     if "python_code" not in names:
         return settings
-    own = settings.get("python_code", {})
-    if own.get("timeout", timeout) != timeout != InformalMath().python_code_timeout:
+    own = {"timeout": timeout, **settings.get("python_code", {})}
+    if own["timeout"] != timeout != InformalMath().python_code_timeout:
         raise ValueError(
             f"env.tool_settings.python_code.timeout={own['timeout']} and "
             f"env.informal_math.python_code_timeout={timeout:g} are the same setting. Remove one."
         )
-    return {**settings, "python_code": {"timeout": timeout, **own}}
-
-
-def _check_python_timeout(config: Env, settings: dict[str, dict[str, Any]]) -> None:
-    """`settings`: validated by make_tools."""
-    limit, seconds = config.tool_limits.timeout, float(settings.get("python_code", {}).get("timeout", 0))
-    if seconds > limit:
-        in_settings = "timeout" in config.tool_settings.get("python_code", {})
-        key = "tool_settings.python_code.timeout" if in_settings else "informal_math.python_code_timeout"
-        raise ValueError(
-            f"env.{key}={seconds:g} must not be above env.tool_limits.timeout={limit:g}. Raise the limit or lower the "
-            "timeout."
-        )
+    return {**settings, "python_code": own}
 
 
 def _make_client(name: str, settings: McpSettings) -> McpClient:

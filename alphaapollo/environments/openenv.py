@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
@@ -67,7 +65,7 @@ class OpenEnvEnvironment:
         if not _is_unicode(fields):
             return _invalid("it holds half a Unicode character")
         try:
-            result = await _call(self._client.step, fields)
+            result = await self._client.step(fields)
         except RuntimeError as error:
             if _error_code(error) != "VALIDATION_ERROR":
                 raise
@@ -80,7 +78,7 @@ class OpenEnvEnvironment:
     async def close(self) -> None:
         _open_sessions[self._settings.url] -= self._has_session
         self._has_session = False
-        await _call(self._client.close)
+        await self._client.close()
 
     async def _start_session(self, seed: int) -> Any:
         """First result of a new session. Retries while the server has no free session.
@@ -90,7 +88,7 @@ class OpenEnvEnvironment:
         wait = FIRST_WAIT
         while True:
             try:
-                result = await _call(self._client.reset, seed=seed)
+                result = await self._client.reset(seed=seed)
                 _open_sessions[self._settings.url] += 1
                 self._has_session = True
                 return result
@@ -99,7 +97,7 @@ class OpenEnvEnvironment:
                 if _error_code(error) != "CAPACITY_REACHED" and type(error).__name__ != "ConnectionClosedOK":
                     raise
                 _warn_once(self._settings.url, str(error))
-            await _call(self._client.close)
+            await self._client.close()
             with exclude_waiting() if _open_sessions[self._settings.url] else nullcontext():
                 await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -153,10 +151,3 @@ def _observation(text: str) -> Observation:
 
 def _invalid(problem: str) -> StepResult:
     return StepResult(_observation(f"invalid action: {problem}"), valid=False)
-
-
-async def _call(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a method of the client, which is sync until version 0.2 and async since 0.3."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*arguments, **named)
-    return await asyncio.to_thread(method, *arguments, **named)

@@ -31,7 +31,7 @@ from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
-from alphaapollo.environments.base import Services, get_environment  # noqa: E402
+from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint  # noqa: E402
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
@@ -65,7 +65,7 @@ class FakeEngineWorker:
         )
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        factory, services = get_environment("single_turn"), Services(score, Env())
+        factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
         return await run_group(request, self.runner, lambda _: factory(services))
 
     async def pause(self) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments import get_environment
+from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Environment, Services, StepResult
 from alphaapollo.environments.memory import Step, select_steps
 from alphaapollo.types import Prompt, Score
@@ -39,7 +39,7 @@ async def no_grader(prompt: Prompt, text: str) -> Score:
 
 
 def make(config: Env, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader) -> Environment:
-    return get_environment(config.env_name)(Services(score, config))
+    return get_environment_spec(config.env_name).factory(Services(score, config))
 
 
 async def _await(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, InformalMath, Model, Reward, Rollout
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.environments import get_environment
+from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
@@ -50,7 +50,7 @@ def take(*actions: str) -> list[StepResult]:
     parse_calls = make_tool_call_parser("", ToolRenderer(tokenizer, box.schemas()))
 
     async def run() -> list[StepResult]:
-        environment = get_environment("informal_math")(Services(grade, native(), box, parse_calls))
+        environment = get_environment_spec("informal_math").factory(Services(grade, native(), box, parse_calls))
         first = await environment.reset(PROMPT)
         assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{NATIVE}"
         results = [await environment.step(action) for action in actions]

@@ -57,7 +57,7 @@ def play(*answers: str) -> Trajectory:
         ),
         limits=EpisodeLimits(max_turns=5, seconds=9.0),
     )
-    factory = base.get_environment("doubling")
+    factory = base.get_environment_spec("doubling").factory
     services = base.Services(score=None, config=Env())  # type: ignore[arg-type]
     prompt = Prompt(0, "text", "...")
     return asyncio.run(
@@ -88,7 +88,7 @@ def test_tool_example_plays(tmp_path):
 
     async def run() -> list[StepResult]:
         box = ToolBox([function_tool(twice)], ToolLimits())
-        environment = base.get_environment("question_with_tools")(base.Services(score, Env(), box))
+        environment = base.get_environment_spec("question_with_tools").factory(base.Services(score, Env(), box))
         await environment.reset(Prompt(0, "text", [{"role": "user", "content": "?"}]))
         return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
 

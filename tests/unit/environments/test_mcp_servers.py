@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("mcp")
 
 from alphaapollo.config.schema import Env, McpServer
-from alphaapollo.environments import get_environment
+from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.environments.informal_math import tag_instruction
@@ -40,7 +40,7 @@ def play(env: Env, *actions: str) -> list[StepResult]:
             return [ToolCall(*text.split(" ", 1))] if "{" in text else []
 
         try:
-            environment = get_environment("informal_math")(Services(grade, env, box, parse_calls))
+            environment = get_environment_spec("informal_math").factory(Services(grade, env, box, parse_calls))
             await environment.reset(PROMPT)
             return [await environment.step(action) for action in actions]
         finally:

@@ -243,7 +243,10 @@ def test_message_timeout_is_the_episode_timeout(url):
 
 def test_unreachable_server(url):
     dead = "http://dead" if not REAL else "http://127.0.0.1:1"
-    with pytest.raises(ValueError, match=r"env\.env_name=openenv: .* row 0: reset: ConnectionError: Failed to connect"):
+    with pytest.raises(
+        ValueError,
+        match=r"env\.env_name=openenv: .* row 0: OpenEnvEnvironment.reset: ConnectionError: Failed to connect",
+    ):
         asyncio.run(try_resets(env(dead), [row()]))
     asyncio.run(try_resets(env(url), [row(), row(1)]))
 

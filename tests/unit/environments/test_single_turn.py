@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments import base, check_environment, get_environment, register_environment
+from alphaapollo.environments import base, check_environment, get_environment_spec, register_environment
 from alphaapollo.environments.base import Observation, Services
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
@@ -16,7 +16,7 @@ async def grade(prompt: Prompt, text: str) -> Score:
 
 def play(prompt: Prompt, answer: str):
     async def run():
-        environment = get_environment("single_turn")(Services(grade, Env()))
+        environment = get_environment_spec("single_turn").factory(Services(grade, Env()))
         first = await environment.reset(prompt)
         result = await environment.step(answer)
         await environment.close()
@@ -40,12 +40,12 @@ def test_text_prompt():
 
 def test_unknown_environment():
     with pytest.raises(ValueError, match=r"unknown environment 'single_trun'.*Did you mean 'single_turn'"):
-        get_environment("single_trun")
+        get_environment_spec("single_trun")
 
 
 def test_duplicate_registration():
     with pytest.raises(ValueError, match="registered twice"):
-        register_environment("single_turn")(get_environment("single_turn"))
+        register_environment("single_turn")(get_environment_spec("single_turn").factory)
 
 
 def test_class_with_missing_methods():

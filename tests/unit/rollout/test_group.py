@@ -6,7 +6,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.environments import get_environment
+from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
@@ -40,7 +40,7 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
         lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
         EpisodeLimits(1, 60.0),
     )
-    make = get_environment("single_turn")
+    make = get_environment_spec("single_turn").factory
     return asyncio.run(run_group(request, runner, lambda _: make(Services(grade, Env()))))
 
 
