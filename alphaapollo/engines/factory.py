@@ -23,12 +23,7 @@ def make_engine(spec: EngineSpec) -> Engine:
         case "fake":
             from alphaapollo.engines.fake import FakeEngine
 
-            return FakeEngine(vocab_size=read_vocab_size(spec.model_path))
-
-
-def read_vocab_size(model_path: str) -> int:
-    """Read vocab_size from the config.json of a local model folder."""
-    config = Path(model_path) / "config.json"
-    if not config.is_file():
-        raise ValueError(f"{model_path} has no config.json. rollout.name=fake needs a local model folder.")
-    return int(json.loads(config.read_text())["vocab_size"])
+            config = Path(spec.model_path) / "config.json"
+            if not config.is_file():
+                raise ValueError(f"{spec.model_path} has no config.json. rollout.name=fake needs a local model folder.")
+            return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))

@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from alphaapollo.engines.protocol import InProcessEngine
+from alphaapollo.engines.protocol import Engine
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> tokens of the answer, before truncation to max_tokens."""
 
 
-class FakeEngine(InProcessEngine):
+class FakeEngine(Engine):
     """Answers with tokens that depend only on (context, seed); every token has log-prob `logprob`.
 
     `script` computes the answer; by default it is `min_tokens` to `max_tokens` random tokens below `vocab_size`, ended

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode, next_logits
-from alphaapollo.engines.protocol import EngineError, InProcessEngine
+from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
@@ -32,7 +32,7 @@ class _Request(PendingCompletion):
             self.earlier_versions.append((version, count))
 
 
-class HFEngine(InProcessEngine):
+class HFEngine(Engine):
     """One model in this process, sampled in a thread. New weights replace the model, and the KV cache lives as long as
     a batch, so nothing needs to be woken."""
 

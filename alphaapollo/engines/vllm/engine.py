@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.interpreted import interpret_triton
 from alphaapollo.engines.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """One vLLM replica. Its processes end with this process; their output goes to `spec.log_path`."""
 
     holds_weights = True

@@ -4,48 +4,61 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.vllm.settings import MANAGED_ARGUMENTS, UNSUPPORTED_ARGUMENTS
 from alphaapollo.utils.registry import did_you_mean
+
+_RESERVED = {  # reason -> arguments of vLLM
+    "is set by {rollout}.{name}": """
+        dtype max_num_seqs max_num_batched_tokens enforce_eager enable_prefix_caching block_size gpu_memory_utilization
+    """,
+    "is set by {rollout}.tensor_model_parallel_size": "tensor_parallel_size",
+    "is set by {rollout}.kv_cache_gib": "kv_cache_memory_bytes",
+    "is set by {rollout}.free_cache_engine": "enable_sleep_mode",
+    "is set by {rollout}.router_replay": "enable_return_routed_experts aux_output_config",
+    "is set by {model}.path": "model",
+    "is set by {model}.trust_remote_code": "trust_remote_code",
+    "is set by data.max_prompt_length and data.max_response_length": "max_model_len",
+    "is set by the project": """
+        seed skip_tokenizer_init generation_config logprobs_mode max_logprobs disable_log_stats worker_extension_cls
+        weight_transfer_config enable_lora max_loras max_cpu_loras max_lora_rank enable_chunked_prefill
+        distributed_executor_backend
+    """,
+    "is replaced by the number of replicas, {rollout}.num_engines": """
+        data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address
+        data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb
+        data_parallel_backend
+    """,
+    "is not supported by the weight verification: experts are split by {rollout}.tensor_model_parallel_size": """
+        enable_expert_parallel enable_eplb eplb_config expert_placement_strategy all2all_backend
+    """,
+    "is not supported, only tensor parallelism ({rollout}.tensor_model_parallel_size)": "pipeline_parallel_size",
+}
+RESERVED_ARGUMENTS = {name: reason for reason, names in _RESERVED.items() for name in names.split()}
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """Raise ValueError for a name in engine_kwargs.vllm that vLLM does not know or that another key sets.
+    """Raise ValueError for a name in engine_kwargs.vllm that vLLM does not know or that the project sets.
 
     section: config section of the rollout, `rollout` or `actor_rollout_ref.rollout`.
     """
-    own = rollout.engine_kwargs.vllm
+    own, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
     if not own or rollout.name != "vllm":
         return
-    check_not_managed(own, f"{section}.engine_kwargs.vllm", section)
+    for name in own:
+        if name in RESERVED_ARGUMENTS:
+            model = section.removesuffix("rollout") + "model"
+            reason = RESERVED_ARGUMENTS[name].format(name=name, rollout=section, model=model)
+            raise ValueError(f"{key}.{name} {reason}. Remove it.")
     # in a subprocess: importing vLLM takes memory and freezes its settings
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        check_known_arguments(own, process.submit(vllm_argument_names).result(), f"{section}.engine_kwargs.vllm")
-
-
-def check_not_managed(own: Collection[str], key: str, section: str) -> None:
-    """Raise ValueError for a name that the project sets or does not support."""
-    prefix = section.removesuffix("rollout")
-    for name in own:
-        if name in UNSUPPORTED_ARGUMENTS:
-            reason = UNSUPPORTED_ARGUMENTS[name].replace("rollout.", f"{prefix}rollout.")
-            raise ValueError(f"{key}.{name}: {reason}. Remove it.")
-        if name in MANAGED_ARGUMENTS:
-            by = MANAGED_ARGUMENTS[name]
-            whole = prefix + by if by.startswith(("model.", "rollout.")) else by
-            owner = whole or "the project"
-            raise ValueError(f"{key}.{name} is set by {owner}. Remove it.")
-
-
-def check_known_arguments(own: Collection[str], known: Collection[str], key: str) -> None:
-    """Raise ValueError for a name that vLLM does not know."""
+        known = process.submit(vllm_argument_names).result()
     for name in own:
         if name not in known:
-            hint = did_you_mean(name, sorted(known))
-            raise ValueError(f"{key}.{name}: vLLM's EngineArgs has no such argument.{hint}")
+            raise ValueError(
+                f"{key}.{name}: vLLM's EngineArgs has no such argument.{did_you_mean(name, sorted(known), 3)}"
+            )
 
 
 def vllm_argument_names() -> set[str]:
