@@ -29,7 +29,7 @@ case "$*" in
 esac
 """
 DRIVER = """#!/usr/bin/env bash
-trap 'echo saved; exit 130' TERM
+trap 'echo saved; kill $!; exit 130' TERM
 until [ -s .slurm-17.driver ]; do sleep 0.05; done
 kill -USR1 "$SBATCH"
 sleep 25 &

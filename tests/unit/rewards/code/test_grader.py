@@ -257,9 +257,8 @@ def test_humaneval():
     with gzip.open(HUMANEVAL, "rt") as file:
         problems = [json.loads(line) for line in file]
     assert len(problems) == 164
-    passed, broken = [], []
-    for problem in problems:
-        truth = {key: problem[key] for key in ("test", "entry_point", "prompt")}
-        passed.append(score(problem["prompt"] + problem["canonical_solution"], truth).reward)
-        broken.append(score(problem["prompt"] + "    return None\n", truth).reward)
-    assert (sum(passed), sum(broken)) == (164, 0)
+    truths = [{key: problem[key] for key in ("test", "entry_point", "prompt")} for problem in problems]
+    for problem, truth in zip(problems, truths, strict=True):
+        assert score(problem["prompt"] + problem["canonical_solution"], truth).reward == 1
+    for problem, truth in zip(problems[::8], truths[::8], strict=True):
+        assert score(problem["prompt"] + "    return None\n", truth).reward == 0
