@@ -20,7 +20,6 @@ from alphaapollo.config.schema import Config  # noqa: E402
 from alphaapollo.launch.memory.plan import (  # noqa: E402
     GIB,
     MemoryPlan,
-    ModelRoles,
     cheapest_keys,
     plan_memory,
     with_keys,
@@ -35,8 +34,12 @@ MODELS = {
     "32B": "qwen2.5-32b",
     "235B-A22B": "qwen3-235b-a22b",
 }
-GRPO = ModelRoles(reference=False, full_kl=False, critic=False, reward_model=False)
-COMMON = {"data.max_prompt_length": 1024, "data.max_response_length": 7168, "env.rollout.n": 8}
+COMMON = {
+    "algorithm.adv_estimator": "grpo",
+    "data.max_prompt_length": 1024,
+    "data.max_response_length": 7168,
+    "env.rollout.n": 8,
+}
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
@@ -77,10 +80,10 @@ def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan]
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)
         keys = cheapest_keys(
-            config, "cuda", GRPO, machine.gib * GIB, lambda plan: plan.comfortable and plan.kv_tokens >= room
+            config, "cuda", machine.gib * GIB, lambda plan: plan.comfortable and plan.kv_tokens >= room
         )
         if keys is not None:
-            plan = plan_memory(with_keys(config, keys), "cuda", GRPO, machine.gib * GIB)
+            plan = plan_memory(with_keys(config, keys), "cuda", machine.gib * GIB)
             return {TENSOR_PARALLEL: tensor_parallel} | keys if tensor_parallel > 1 else keys, plan
         if tensor_parallel == machine.gpus:
             break

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from alphaapollo.launch.memory.plan import GIB, NAMES, MemoryPlan
+from alphaapollo.launch.memory.plan import GIB, MemoryPlan
 from alphaapollo.observability.terminal import Terminal
 
 
@@ -49,12 +49,12 @@ def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> s
 
 
 def memory_table(memory: MemoryPlan) -> Table:
-    """Table of GiB at each moment: total, and each role with at least 0.05 GiB."""
+    """Table of GiB at each moment: total, and each kind with at least 0.05 GiB."""
     table = _table(f"GiB on {memory.what}")
     table.columns[0].no_wrap = True
     table.add_column(justify="right", no_wrap=True)
     for moment, usage in memory.moments.items():
-        parts = ((NAMES[role], size / GIB) for role, size in usage.by_kind().items())
+        parts = ((kind.replace("_", " "), size / GIB) for kind, size in usage.by_kind().items())
         words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
         table.add_row(escape(moment), f"{usage.total / GIB:.1f}", words)
     return table

@@ -70,7 +70,7 @@ def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
     training = TrainingPass(case.rows, case.length, case.checkpointing, "cpu", divergence=divergence)
     share = measure_activations(model, training)
     trained = TrainedModel(sizes, share, case.ranks, dtype_bytes=4)
-    frozen = MemoryUsage(frozen=frozen_slices(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
+    frozen = MemoryUsage(frozen_models=frozen_slices(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
     return {moment: held + frozen for moment, held in trained.updating().items()}
 
 

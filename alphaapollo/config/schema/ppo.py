@@ -65,6 +65,11 @@ class Config(Section):
         return self.mini_batches * self.actor_rollout_ref.actor.ppo_epochs
 
     @property
+    def needs_reference(self) -> bool:
+        """A KL compares the policy with a reference model."""
+        return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
+
+    @property
     def needs_ref_columns(self) -> bool:
         """A KL compares log-probs of sampled tokens with the reference's."""
         actor = self.actor_rollout_ref.actor

@@ -20,6 +20,11 @@ from alphaapollo.launch.memory.model import (
 from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
 
 ANSWERING = "answers"  # the moment of a validation in which prompts are answered
+ANSWERING_HINT = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
+HINT = (
+    "Set model.enable_gradient_checkpointing=true, fsdp_config.offload_policy=true (GPUs only) or model.lora_rank=16, "
+    "lower data.max_token_len_per_gpu and data.max_length, or raise trainer.n_gpus_per_node or trainer.nnodes."
+)
 
 
 @dataclass(frozen=True)
@@ -45,31 +50,13 @@ def fit_finetuning(
         host: bytes of host memory of a GPU node; 0: unknown.
     """
 
-    def planned(one: Model, offload: bool = False) -> MemoryPlan:
-        fsdp = config.fsdp_config.model_copy(update={"offload_policy": True}) if offload else config.fsdp_config
-        return _plan(config.model_copy(update={"fsdp_config": fsdp}), one, device, request, capacity)
-
-    checkpointing = model.model_copy(update={"enable_gradient_checkpointing": True})
-    plan = planned(model)
+    plan = _plan(config, model, device, request, capacity)
     if config.model.enable_gradient_checkpointing == "auto" and not plan.comfortable:
-        model, plan = checkpointing, planned(checkpointing)
+        model = model.model_copy(update={"enable_gradient_checkpointing": True})
+        plan = _plan(config, model, device, request, capacity)
     if plan.fits:
         return model, plan.with_copies(device, host)
-    if plan.peak[0] == ANSWERING:
-        advice = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
-    elif planned(checkpointing).fits:
-        advice = "Set model.enable_gradient_checkpointing=true."
-    elif device == "cuda" and planned(checkpointing, offload=True).fits:
-        advice = (
-            "Set fsdp_config.offload_policy=true and model.enable_gradient_checkpointing=true, or raise "
-            "trainer.n_gpus_per_node."
-        )
-    else:
-        advice = (
-            "Raise trainer.n_gpus_per_node or trainer.nnodes, lower data.max_token_len_per_gpu and data.max_length, or "
-            "set model.lora_rank=16."
-        )
-    return model, plan.refused(advice)
+    return model, plan.refused(ANSWERING_HINT if plan.peak[0] == ANSWERING else HINT)
 
 
 def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int) -> MemoryPlan:
@@ -77,7 +64,7 @@ def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryReq
     trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.reference and not trained.adapters and not trained.offload_policy:
-        fixed += MemoryUsage(frozen=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
+        fixed += MemoryUsage(frozen_models=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
     own = trained.updating()
     if request.answers:
         own[ANSWERING] = _answering(trained, model, *request.answers)
@@ -95,7 +82,7 @@ def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, res
     """While a rank samples `count` answers at a time: the prompts in one forward pass, then the cache of all tokens."""
     sizes, width = trained.sizes, trained.dtype_bytes
     return trained.idle() + MemoryUsage(
-        gathered=width * (sizes.root + 2 * sizes.unit),
+        gathered_layers=width * (sizes.root + 2 * sizes.unit),
         activations=inference_of(model, count * prompt),
         logits=2 * FLOAT32 * count * (sizes.head // sizes.hidden_size),
         kv_cache=width * sizes.kv_elements * count * (prompt + response),

@@ -8,18 +8,19 @@ FSDP2 as models/sharding.py sets it up: float32 slices, one layer gathered at a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention, chosen_attention
-from alphaapollo.config.schema import Fsdp, Model
+from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import (
     Activations,
-    MetaModel,
     ModelSizes,
     TrainingPass,
     adapter_parameters,
@@ -35,19 +36,19 @@ ADAM = 2 * FLOAT32  # two moments per parameter
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Bytes by kind."""
+    """Bytes by kind; the kinds are printed in this order."""
 
     weights: int = 0  # float32, of what is trained
     gradients: int = 0
     optimizer: int = 0
-    frozen: int = 0  # reference, teacher, reward model
-    gathered: int = 0  # layers gathered from the other ranks, and gradients to be reduced
+    frozen_models: int = 0  # reference, teacher, reward model
+    gathered_layers: int = 0  # gathered from the other ranks, and gradients to be reduced
     activations: int = 0
     logits: int = 0  # a chunk of them with its gradients
     engine: int = 0  # the engine's weights and activations
     kv_cache: int = 0
-    buckets: int = 0  # of the weight sync
-    checkpoint: int = 0  # the copy that a checkpoint is written from
+    transfer_buckets: int = 0  # of the weight sync
+    checkpoint_copy: int = 0  # that a checkpoint is written from
     runtime: int = 0  # of the process: libraries, CUDA context
 
     @property
@@ -55,6 +56,7 @@ class MemoryUsage:
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, int]:
+        """Field name -> bytes."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __add__(self, other: MemoryUsage) -> MemoryUsage:
@@ -120,20 +122,25 @@ class TrainedModel:
             step += MemoryUsage(gradients=FLOAT32 * self.slices)
         own = replace(step, optimizer=0) if self.offload_optimizer and self.one_step else step
         if self.adapters:
-            own += MemoryUsage(gathered=width * (root + 2 * unit), activations=share.kept)
+            own += MemoryUsage(gathered_layers=width * (root + 2 * unit), activations=share.kept)
             head, layer = MemoryUsage(logits=share.head), MemoryUsage(activations=share.layer)
             return {"head": own + head, "layer": own + layer, "step": step}
         if self.whole_gradients:
             own, reduction = own + MemoryUsage(gradients=FLOAT32 * sizes.parameters), 0
-        head = MemoryUsage(gathered=width * root, activations=share.kept, logits=share.head)
+        head = MemoryUsage(gathered_layers=width * root, activations=share.kept, logits=share.head)
         layer = MemoryUsage(
             # this layer, the prefetched one, and the float32 gradients of the last, freed when the next ones come
-            gathered=width * (root + 2 * unit) + reduction * unit,
+            gathered_layers=width * (root + 2 * unit) + reduction * unit,
             activations=share.kept + share.layer,
             logits=width * sizes.head,  # the head's gradient waits for the embedding's
         )
         gathered = (2 * width + reduction) * root + reduction * root // self.shards
-        return {"head": own + head, "layer": own + layer, "root": own + MemoryUsage(gathered=gathered), "step": step}
+        return {
+            "head": own + head,
+            "layer": own + layer,
+            "root": own + MemoryUsage(gathered_layers=gathered),
+            "step": step,
+        }
 
 
 def trained_model(
@@ -158,8 +165,10 @@ def trained_model(
     checkpointing = model.enable_gradient_checkpointing is True
     return TrainedModel(
         sizes=sizes_of(model),
-        activations=_activations(
-            _identity(model), TrainingPass(rows, length, checkpointing, device, head, against, adapts)
+        activations=_measure(
+            _identity(model),
+            measure_activations,
+            TrainingPass(rows, length, checkpointing, device, head, against, adapts),
         ),
         shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
         dtype_bytes=bytes_of(model.dtype),
@@ -186,8 +195,25 @@ def largest_micro_batch(longest: int, step_rows: int, max_tokens: int, ranks: in
     return rows, max(1, tokens // rows)
 
 
+@dataclass(frozen=True)
+class FrozenModel:
+    """Memory of a reference, teacher or reward model on one rank."""
+
+    loaded: MemoryUsage = MemoryUsage()  # in its phase
+    idle: MemoryUsage = MemoryUsage()  # between its phases
+
+
+def frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModel:
+    """A frozen model that `shards` ranks share."""
+    on_gpu = device == "cuda"
+    if fsdp.offload_policy and on_gpu:
+        return FrozenModel()
+    loaded = MemoryUsage(frozen_models=frozen_slices(sizes_of(model), shards, bytes_of(model.dtype)))
+    return FrozenModel(loaded, MemoryUsage() if fsdp.param_offload and on_gpu else loaded)
+
+
 def frozen_slices(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
-    """Bytes of a reference, teacher or reward model on one rank."""
+    """Bytes of a frozen model on one rank."""
     return dtype_bytes * -(-sizes.parameters // shards)
 
 
@@ -196,12 +222,13 @@ def bytes_of(dtype: str) -> int:
 
 
 def sizes_of(model: Model) -> ModelSizes:
-    return _sizes(_identity(model))
+    sizes: ModelSizes = _measure(_identity(model), model_sizes)
+    return sizes
 
 
 def inference_of(model: Model, num_tokens: int) -> int:
     """Bytes of the largest forward pass without gradients."""
-    return _inference(_identity(model), num_tokens)
+    return int(_measure(_identity(model), inference_bytes, num_tokens))
 
 
 Identity = tuple[str, bool, str, Attention]  # of a model on the meta device: path, trust_remote_code, dtype, attention
@@ -212,21 +239,12 @@ def _identity(model: Model) -> Identity:
 
 
 @lru_cache(maxsize=4)
-def _meta(identity: Identity) -> MetaModel:
+def _meta(identity: Identity) -> Any:
     path, trust, dtype, attention = identity
     return load_meta(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
 
 
-@lru_cache(maxsize=16)
-def _sizes(identity: Identity) -> ModelSizes:
-    return model_sizes(_meta(identity))
-
-
-@lru_cache(maxsize=64)
-def _activations(identity: Identity, training: TrainingPass) -> Activations:
-    return measure_activations(_meta(identity), training)
-
-
-@lru_cache(maxsize=64)
-def _inference(identity: Identity, tokens: int) -> int:
-    return inference_bytes(_meta(identity), tokens)
+@lru_cache(maxsize=128)
+def _measure(identity: Identity, measure: Callable[..., Any], *arguments: Any) -> Any:
+    """`measure(model, *arguments)`, because measuring runs the model."""
+    return measure(_meta(identity), *arguments)

@@ -5,42 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergence
 from alphaapollo.config.keys import format_value, with_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.builders import critic_model, teacher_model
 from alphaapollo.launch.memory.model import (
+    FrozenModel,
     MemoryUsage,
     TrainedModel,
     bytes_of,
+    frozen_model,
     frozen_slices,
     inference_of,
     largest_micro_batch,
     sizes_of,
     trained_model,
 )
-from alphaapollo.models.activations import Activations
 from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
 GIB = 2**30
 RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # per process: CUDA's context and NCCL's buffers; imported libraries
 RAY = GIB * 9 // 10  # of Ray's own processes on a node
 COMFORTABLE = 0.9  # share of a device; fragmentation takes the rest
-NAMES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "frozen": "reference, teacher and reward model",
-    "gathered": "gathered layers",
-    "activations": "activations",
-    "logits": "logits chunk",
-    "engine": "engine",
-    "kv_cache": "KV cache",
-    "buckets": "transfer buckets",
-    "checkpoint": "copy for a checkpoint",
-    "runtime": "runtime",
-}
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 DEFAULT_CACHE = Rollout().kv_cache_gib
 ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
@@ -83,7 +71,7 @@ class MemoryPlan:
         """The plan with a problem: its peak does not fit."""
         moment, usage = self.peak
         largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
-        parts = ", ".join(f"{NAMES[kind]} {size / GIB:.1f}" for kind, size in largest)
+        parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
         needed = f"memory: {usage.total / GIB:.1f} GiB are needed on {self.what} at its peak ({moment}: {parts})."
         return replace(self, problem=f"{needed} {advice}")
 
@@ -92,142 +80,106 @@ class MemoryPlan:
         unknown."""
         if device == "cuda":
             return replace(self, saves_in_background=not host or self.host + self.copies <= COMFORTABLE * host)
-        copies = MemoryUsage(checkpoint=self.copies)
+        copies = MemoryUsage(checkpoint_copy=self.copies)
         plan = replace(self, moments={name: usage + copies for name, usage in self.moments.items()})
         return plan if plan.comfortable else replace(self, saves_in_background=False)
 
 
-@dataclass(frozen=True)
-class ModelRoles:
-    """Models of a run besides the policy."""
-
-    reference: bool
-    full_kl: bool  # the reference's whole distribution is compared in the policy's update
-    critic: bool
-    reward_model: bool
-
-
-def plan_memory(config: Config, device: Device, roles: ModelRoles, capacity: int) -> MemoryPlan:
+def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     """Memory of a checked configuration with resolved `model` and `rollout` sections.
 
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    rank, engine = _training_rank(config, device, roles), _engine(config, device, capacity)
-    sizes, width = rank.policy.sizes, bytes_of(rollout.dtype)
-    copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
-    publish = rank.publishing + MemoryUsage(buckets=_transfer_buckets(rank.policy, width))
-    kv_token = sizes.kv_elements * width // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    role, trainer = config.actor_rollout_ref, config.trainer
+    rollout, sizes, engine = role.rollout, sizes_of(role.model), _engine(config, device, capacity)
+    moments, host, copies = _training_rank(config, device)
+    copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
+    kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
     kv_tokens = engine.kv_cache // kv_token
-    moments = rank.updates | {"publish": publish, "generate": rank.idle}
     if device == "cpu":
-        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_other_processes(config, roles))
+        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_other_processes(config))
         node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in moments.items()}
         return MemoryPlan(node, capacity, "this machine", kv_tokens, copies=copies)
     if not rollout.colocate:
-        moments = rank.updates | {"publish": publish, "generate (an engine's GPU)": engine}
+        del moments["generate"]
+        moments["generate (an engine's GPU)"] = engine
     elif rollout.free_cache_engine:
-        weights = MemoryUsage(engine=_engine_weights(config))
-        moments |= {"publish": publish + weights, "generate": rank.idle + engine}
+        moments["publish"] += MemoryUsage(engine=_engine_weights(config))
+        moments["generate"] += engine
     else:
         moments = {name: usage + engine for name, usage in moments.items()}
     what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
-    return MemoryPlan(moments, capacity, what, kv_tokens, rank.host * trainer.n_gpus_per_node, copies)
+    return MemoryPlan(moments, capacity, what, kv_tokens, host * trainer.n_gpus_per_node, copies)
 
 
-def _other_processes(config: Config, roles: ModelRoles) -> int:
+def _has_critic(config: Config) -> bool:
+    return "values" in get_estimator(config.algorithm.adv_estimator).needs
+
+
+def _other_processes(config: Config) -> int:
     """Bytes of the libraries of all processes besides the policy's ranks, for a run on one machine."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
         return 0  # everything is in the policy's process
-    ranks = trainer.n_gpus_per_node * (roles.critic + roles.reward_model)
+    ranks = trainer.n_gpus_per_node * (_has_critic(config) + config.reward_model.enable)
     per_engine = 3 if rollout.name == "vllm" else 1  # its worker; vLLM's core, and the server that forked it
     driver = 1
     return (ranks + per_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
 
 
-@dataclass(frozen=True)
-class _TrainingRank:
-    """Memory of a training rank without engines."""
-
-    policy: TrainedModel
-    idle: MemoryUsage  # while engines generate
-    publishing: MemoryUsage  # in the policy's phase, after its update
-    host: int  # bytes offloaded to host memory
-    copies: int  # bytes of the copies for checkpoints
-    updates: dict[str, MemoryUsage]
-
-
-def _training_rank(config: Config, device: Device, roles: ModelRoles) -> _TrainingRank:
-    role = config.actor_rollout_ref
-    on_gpu = device == "cuda"
-    against = make_divergence(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
+def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
+    """Memory of a training rank without engines at each moment, its bytes offloaded to host memory, and the bytes of
+    its copies for checkpoints."""
+    role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.full_kl
+    against = make_divergence(config.teacher) if config.teacher.whole else REVERSE if full_kl else None
     policy = _trained(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
     trained = {"policy": policy}
-    if roles.critic:
+    if _has_critic(config):
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
         trained["critic"] = _trained(config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False)
-    runtime, reference, reward = MemoryUsage(runtime=RUNTIME[device]), MemoryUsage(), MemoryUsage()
-    width, shards = bytes_of(role.model.dtype), policy.shards
-    if roles.reference and not policy.adapters and not (role.ref.fsdp_config.offload_policy and on_gpu):
-        reference = MemoryUsage(frozen=frozen_slices(policy.sizes, shards, width))
-    scorer = config.reward_model.model
-    if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
-        sizes = sizes_of(role.model.model_copy(update={"path": scorer.path}))
-        reward = MemoryUsage(frozen=frozen_slices(sizes, config.trainer.num_ranks, width))
-    idle = MemoryUsage() if role.ref.fsdp_config.param_offload and on_gpu else reference
-    in_update = reference if roles.full_kl else idle
-    host = reference.total - idle.total
-    updates: dict[str, MemoryUsage] = {}
+    fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModel(), FrozenModel()
+    if config.reward_model.enable:
+        scorer = config.reward_model.model
+        model = role.model.model_copy(update={"path": scorer.path})
+        fixed += frozen_model(model, scorer.fsdp_config, config.trainer.num_ranks, device).idle
+    if config.needs_reference and not policy.adapters:
+        reference = frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
+    idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
+
+    def others(active: str, frozen: MemoryUsage) -> MemoryUsage:
+        return sum((one.idle() for name, one in trained.items() if name != active), fixed + frozen)
+
+    moments: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
-        teacher = _teacher(config, device, shards)
-        host += teacher.slices.total - teacher.idle.total
-        idle, in_update = idle + teacher.idle, in_update + teacher.in_update
-        others = _idle(trained, "policy", runtime + reward + in_update)
-        updates["the teacher's pass"] = policy.after_step() + teacher.forward + others
+        model = teacher_model(role.model, config.teacher)
+        teacher = frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
+        head, forward = _teacher_pass(config, model)
+        idle += teacher.idle
+        if config.teacher.whole:  # its head stays gathered in the policy's update
+            in_update += teacher.loaded + head
+        else:
+            in_update += teacher.idle
+            forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
+        moments["the teacher's pass"] = policy.after_step() + forward + others("policy", in_update)
     for name, one in trained.items():
-        others = _idle(trained, name, runtime + reward + (in_update if name == "policy" else idle))
-        updates |= {f"update of the {name}, {moment}": usage + others for moment, usage in one.updating().items()}
+        beside = others(name, in_update if name == "policy" else idle)
+        moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.updating().items()}
+    buckets = MemoryUsage(transfer_buckets=_transfer_buckets(policy, bytes_of(role.rollout.dtype)))
+    moments["publish"] = policy.after_step() + others("policy", in_update) + buckets
+    moments["generate"] = others("", idle)
+    host = sum(one.host_bytes() for one in trained.values())
+    host += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
-        copies += frozen_slices(policy.sizes, shards, width)
-    return _TrainingRank(
-        policy,
-        _idle(trained, "", runtime + reward + idle),
-        policy.after_step() + _idle(trained, "policy", runtime + reward + in_update),
-        host + sum(one.host_bytes() for one in trained.values()),
-        copies,
-        updates,
-    )
+        copies += frozen_slices(policy.sizes, policy.shards, bytes_of(role.model.dtype))
+    return moments, host, copies
 
 
-def _idle(trained: Mapping[str, TrainedModel], active: str, others: MemoryUsage) -> MemoryUsage:
-    """Trained models besides the active one between their phases, and `others`."""
-    return sum((one.idle() for name, one in trained.items() if name != active), others)
-
-
-@dataclass(frozen=True)
-class _TeacherUsage:
-    """Memory of a teacher on one rank."""
-
-    slices: MemoryUsage
-    idle: MemoryUsage  # between its phases
-    in_update: MemoryUsage  # while whole distributions are compared: with its head, which stays gathered
-    forward: MemoryUsage  # its forward pass, besides `in_update`
-
-
-def _teacher(config: Config, device: Device, shards: int) -> _TeacherUsage:
-    own, model = config.teacher, teacher_model(config.actor_rollout_ref.model, config.teacher)
-    sizes, width, fsdp, on_gpu = sizes_of(model), bytes_of(model.dtype), own.model.fsdp_config, device == "cuda"
-    rows, length = micro_batch(config)
-    none = MemoryUsage()
-    slices = none if fsdp.offload_policy and on_gpu else MemoryUsage(frozen=frozen_slices(sizes, shards, width))
-    idle = none if fsdp.param_offload and on_gpu else slices
-    layers = MemoryUsage(gathered=2 * width * sizes.unit, activations=inference_of(model, rows * length))
-    root = MemoryUsage(gathered=width * sizes.root)
-    if own.whole:
-        return _TeacherUsage(slices, idle, slices + root, layers)
-    return _TeacherUsage(slices, idle, idle, layers + root + (none if idle == slices else slices))
+def _teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
+    """Memory of the teacher's gathered head, and of its forward pass besides."""
+    sizes, width, (rows, length) = sizes_of(model), bytes_of(model.dtype), micro_batch(config)
+    layers = MemoryUsage(gathered_layers=2 * width * sizes.unit, activations=inference_of(model, rows * length))
+    return MemoryUsage(gathered_layers=width * sizes.root), layers
 
 
 def _trained(
@@ -239,25 +191,21 @@ def _trained(
     against: Divergence | None = None,
     head: bool = True,
 ) -> TrainedModel:
-    """steps: optimizer steps of an update."""
-    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, against)
-    trained = replace(trained, activations=_with_shared_keys(trained, config, model))
-    return replace(trained, offload_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
-
-
-def _with_shared_keys(trained: TrainedModel, config: Config, model: Model) -> Activations:
-    """Activations with the keys and values of shared prompts, which attention copies for each sample, for prompts of
-    the maximum length and responses of a quarter of theirs."""
-    actor, samples, kept = config.actor_rollout_ref.actor, config.group_size, trained.activations
-    if actor.use_prefix_grouper is False:
-        return kept
+    """A model in training, with the keys and values of shared prompts, which attention copies for each sample, for
+    prompts of the maximum length and responses of a quarter of theirs. steps: optimizer steps of an update."""
+    rows, length = micro_batch(config)
+    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, against)
+    trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
+    if config.actor_rollout_ref.actor.use_prefix_grouper is False:
+        return trained
+    samples, layers = config.group_size, trained.sizes.num_layers
     prompt, response = config.data.max_prompt_length, max(1, config.data.max_response_length // 4)
     copies = samples * (prompt + response) / (prompt + samples * response) - 1
-    rows, length = micro_batch(config)
-    of_layer = int(copies * rows * length * trained.sizes.kv_elements * trained.dtype_bytes / trained.sizes.num_layers)
+    of_layer = int(copies * rows * length * trained.sizes.kv_elements * trained.dtype_bytes / layers)
+    own = trained.activations
     if model.enable_gradient_checkpointing:
-        return replace(kept, layer=kept.layer + of_layer)
-    return replace(kept, kept=kept.kept + of_layer * trained.sizes.num_layers)
+        return replace(trained, activations=replace(own, layer=own.layer + of_layer))
+    return replace(trained, activations=replace(own, kept=own.kept + of_layer * layers))
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
@@ -301,21 +249,21 @@ def _transfer_buckets(policy: TrainedModel, width: int) -> int:
 
 
 def fit_memory(
-    config: Config, device: Device, roles: ModelRoles, capacity: int, may_choose: bool, host: int = 0
+    config: Config, device: Device, capacity: int, may_choose: bool, host: int = 0
 ) -> tuple[Config, MemoryPlan]:
     """Enable gradient checkpointing if it is needed and `may_choose`, and plan the memory. The plan has a problem if
     the run cannot fit.
 
     host: bytes of host memory of a GPU node; 0: unknown.
     """
-    plan = plan_memory(config, device, roles, capacity)
+    plan = plan_memory(config, device, capacity)
     if may_choose and not plan.comfortable:
         config = with_keys(config, {CHECKPOINTING: True})
-        plan = plan_memory(config, device, roles, capacity)
+        plan = plan_memory(config, device, capacity)
     if device == "cpu" and (problem := _small_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.refused(_advice(config, device, roles, capacity))
+        return config, plan.refused(_advice(config, device, capacity))
     if host and plan.host > host:
         problem = (
             f"memory: offloading needs {plan.host / GIB:.0f} GiB of host memory per node, which has {host / GIB:.0f}. "
@@ -336,8 +284,8 @@ def _small_cache(config: Config, plan: MemoryPlan) -> str:
     )
 
 
-def _advice(config: Config, device: Device, roles: ModelRoles, capacity: int) -> str:
-    keys = cheapest_keys(config, device, roles, capacity, lambda plan: plan.fits)
+def _advice(config: Config, device: Device, capacity: int) -> str:
+    keys = cheapest_keys(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
         return f"No key makes it fit on this number of {unit}. Raise trainer.nnodes."
@@ -345,15 +293,15 @@ def _advice(config: Config, device: Device, roles: ModelRoles, capacity: int) ->
 
 
 def cheapest_keys(
-    config: Config, device: Device, roles: ModelRoles, capacity: int, is_good: Callable[[MemoryPlan], bool]
+    config: Config, device: Device, capacity: int, is_good: Callable[[MemoryPlan], bool]
 ) -> dict[str, object] | None:
     """The first memory-saving keys that give a good plan, without those that are not needed. None: none do."""
 
     def good(keys: Mapping[str, object]) -> bool:
-        return is_good(plan_memory(with_keys(config, keys), device, roles, capacity))
+        return is_good(plan_memory(with_keys(config, keys), device, capacity))
 
     keys: dict[str, object] = {}
-    options = memory_saving_keys(config, device, roles)
+    options = memory_saving_keys(config, device)
     while not good(keys):
         option = next(options, None)
         if option is None:
@@ -365,15 +313,15 @@ def cheapest_keys(
     return keys
 
 
-def memory_saving_keys(config: Config, device: Device, roles: ModelRoles) -> Iterator[tuple[str, object]]:
+def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, object]]:
     """Keys that save memory, those that cost the least time first."""
     role, data = config.actor_rollout_ref, config.data
     if not role.model.enable_gradient_checkpointing:
         yield CHECKPOINTING, True
-    trained = [ACTOR, *["critic"] * roles.critic]
+    trained = [ACTOR, *["critic"] * _has_critic(config)]
     if device == "cuda":
         yield from ((f"{section}.fsdp_config.optimizer_offload", True) for section in trained)
-        if roles.reference:
+        if config.needs_reference:
             yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
         if config.teacher.divergence:
             yield "teacher.model.fsdp_config.param_offload", True

@@ -34,7 +34,6 @@ class Plan:
     model: Model  # of all trained models, with dtype and attention resolved
     rollout: Rollout  # with dtype and number of engines resolved
     estimator: Estimator
-    needs_reference: bool
     needs_old_logprobs: bool  # on the driver, before the update
     greedy_baseline: bool  # one more greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
@@ -90,17 +89,19 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         critic,
         config.reward_model.enable,
     )
+    ahead = config.actor_rollout_ref.ref.log_probs_ahead
+    if ahead == "auto":
+        ahead = device == "cuda" and not placement.colocate and trainer.async_mode is None
     return Plan(
         placement=placement,
         model=model,
         rollout=rollout,
         estimator=estimator,
-        needs_reference=config.needs_reference,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
         skips_still_rows=skips_still_rows(config, policy_loss),
-        reference_ahead=config.needs_ref_columns and _reference_ahead(config, placement),
+        reference_ahead=config.needs_ref_columns and ahead,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
@@ -117,13 +118,6 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     others = others or config.teacher.whole
     return not others and not has_gradient_without_advantages(policy_loss, role.actor)
-
-
-def _reference_ahead(config: Config, placement: Placement) -> bool:
-    wanted = config.actor_rollout_ref.ref.log_probs_ahead
-    if wanted != "auto":
-        return wanted
-    return placement.device == "cuda" and not placement.colocate and config.trainer.async_mode is None
 
 
 def _shares_prompts(config: Config, notices: list[str]) -> bool:

@@ -12,15 +12,18 @@ from alphaapollo.launch.memory.plan import (
     GIB,
     RUNTIME,
     MemoryPlan,
-    ModelRoles,
     fit_memory,
     micro_batch,
     with_keys,
 )
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
-ALONE = ModelRoles(reference=False, full_kl=False, critic=False, reward_model=False)
-LONG = {"data.max_prompt_length": 1024, "data.max_response_length": 7168, "env.rollout.n": 8}
+LONG = {
+    "algorithm.adv_estimator": "grpo",
+    "data.max_prompt_length": 1024,
+    "data.max_response_length": 7168,
+    "env.rollout.n": 8,
+}
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 
@@ -33,9 +36,9 @@ def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda"
     return with_keys(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
 
 
-def planned(name: str, gpus: int, gib: int, roles: ModelRoles = ALONE, may_choose: bool = True, **keys: object):
+def planned(name: str, gpus: int, gib: int, may_choose: bool = True, **keys: object):
     config = resolved(name, gpus, {key.replace("__", "."): value for key, value in keys.items()})
-    config, plan = fit_memory(config, "cuda", roles, gib * GIB, may_choose)
+    config, plan = fit_memory(config, "cuda", gib * GIB, may_choose)
     return config.actor_rollout_ref.model.enable_gradient_checkpointing, plan
 
 
@@ -57,10 +60,10 @@ def test_a_model_that_cannot_fit_is_refused_with_keys():
 def test_offloaded_state_must_fit_into_host_memory():
     keys = {"actor_rollout_ref.actor.fsdp_config.offload_policy": True, CHECKPOINTING: True}
     config = resolved("qwen2.5-7b", 8, keys)
-    _, plan = fit_memory(config, "cuda", ALONE, 80 * GIB, False, host=64 * GIB)
+    _, plan = fit_memory(config, "cuda", 80 * GIB, False, host=64 * GIB)
     assert plan.host == 8 * 12 * -(-7_615_616_512 // 8)
     assert plan.problem.startswith("memory: offloading needs 85 GiB of host memory per node, which has 64.")
-    assert fit_memory(config, "cuda", ALONE, 80 * GIB, False, host=128 * GIB)[1].problem == ""
+    assert fit_memory(config, "cuda", 80 * GIB, False, host=128 * GIB)[1].problem == ""
 
 
 def test_unknown_memory_refuses_nothing():
@@ -68,15 +71,13 @@ def test_unknown_memory_refuses_nothing():
 
 
 def test_reference_and_critic_are_counted():
-    def weights(roles: ModelRoles) -> int:
-        _, plan = planned("qwen2.5-1.5b", 8, 80, roles)
+    def weights(**keys: object) -> int:
+        _, plan = planned("qwen2.5-1.5b", 8, 80, **keys)
         return plan.moments["publish"].total
 
-    critic = ModelRoles(reference=False, full_kl=False, critic=True, reward_model=False)
-    reference = ModelRoles(reference=True, full_kl=False, critic=False, reward_model=False)
     parameters = 1_543_714_304
-    assert weights(reference) - weights(ALONE) == 2 * parameters // 8
-    assert weights(critic) - weights(ALONE) == 12 * parameters // 8
+    assert weights(actor_rollout_ref__actor__use_kl_loss=True) - weights() == 2 * parameters // 8
+    assert weights(algorithm__adv_estimator="gae") - weights() == 12 * parameters // 8
 
 
 def test_largest_micro_batch():
@@ -102,8 +103,8 @@ def test_lora_trains_a_7b_on_one_gpu():
     targets = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))  # q, o; k, v; gate, up, down
     assert plan.problem == ""
     assert (usage.weights, usage.optimizer) == (2 * 7_615_616_512 + 4 * targets, 8 * targets)
-    with_reference = ModelRoles(reference=True, full_kl=False, critic=False, reward_model=False)
-    _, same = planned("qwen2.5-7b", 1, 80, with_reference, actor_rollout_ref__model__lora_rank=16)
+    keys = {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__actor__use_kl_loss": True}
+    _, same = planned("qwen2.5-7b", 1, 80, **keys)
     assert same.moments == plan.moments  # the base is the reference
 
 
@@ -117,7 +118,7 @@ def test_separate_engines_take_no_memory_of_the_training_gpus():
 def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
     def plan(ranks: int, gib: int) -> MemoryPlan:
         config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
-        return fit_memory(config, "cpu", ALONE, gib * GIB, True)[1]
+        return fit_memory(config, "cpu", gib * GIB, True)[1]
 
     one, two = plan(1, 1000).moments["generate"], plan(2, 1000).moments["generate"]
     assert two.engine == one.engine and abs(two.weights - one.weights) < 10
@@ -130,7 +131,7 @@ def test_checkpoint_copies_are_made_if_they_fit():
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
 
     def saves(host: int, **keys: object) -> tuple[bool, int]:
-        plan = fit_memory(with_keys(config, keys), "cuda", ALONE, 80 * GIB, False, host=host * GIB)[1]
+        plan = fit_memory(with_keys(config, keys), "cuda", 80 * GIB, False, host=host * GIB)[1]
         assert plan.problem == ""
         return plan.saves_in_background, plan.copies
 
@@ -145,18 +146,18 @@ def test_checkpoint_copies_are_made_if_they_fit():
 
 def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
-    without = fit_memory(with_keys(config, {"trainer.save_freq": -1}), "cpu", ALONE, 0, False)[1]
+    without = fit_memory(with_keys(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
     peak = without.peak[1].total
     for capacity, saves in ((2 * peak, True), (peak, False)):
-        plan = fit_memory(config, "cpu", ALONE, capacity, False)[1]
+        plan = fit_memory(config, "cpu", capacity, False)[1]
         assert (plan.saves_in_background, plan.problem) == (saves, "")
-        assert {usage.checkpoint for usage in plan.moments.values()} == {plan.copies if saves else 0}
+        assert {usage.checkpoint_copy for usage in plan.moments.values()} == {plan.copies if saves else 0}
     assert plan.copies == 2 * 12 * -(-494_032_768 // 2)
 
 
 def on_cpu(**keys: object) -> MemoryPlan:
     given = {"actor_rollout_ref.rollout." + key: value for key, value in keys.items()}
-    return fit_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", ALONE, 64 * GIB, False)[1]
+    return fit_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused():
@@ -179,11 +180,13 @@ def test_the_teacher_is_counted():
     _, alone = planned("qwen2.5-1.5b", 8, 80)
     _, taught = planned("qwen2.5-1.5b", 8, 80, **teacher)
     slices = 2 * -(-7_615_616_512 // 8)
-    assert taught.moments["publish"].frozen - alone.moments["publish"].frozen == slices
+    assert taught.moments["publish"].frozen_models - alone.moments["publish"].frozen_models == slices
     _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
     assert away.moments["publish"] == alone.moments["publish"]
-    assert away.moments["the teacher's pass"].frozen == slices and away.host - alone.host == 8 * slices
+    assert away.moments["the teacher's pass"].frozen_models == slices and away.host - alone.host == 8 * slices
     _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})
     head = "update of the policy, head"
     assert whole.moments[head].logits > taught.moments[head].logits
-    assert whole.moments[head].gathered - taught.moments[head].gathered == 2 * 2 * 152_064 * 3584 + 2 * 3584
+    assert (
+        whole.moments[head].gathered_layers - taught.moments[head].gathered_layers == 2 * 2 * 152_064 * 3584 + 2 * 3584
+    )

@@ -59,9 +59,9 @@ def test_moments_of_an_update():
     trained = TrainedModel(SIZES, Activations(kept=7000, layer=500, head=900), shards=4, dtype_bytes=2)
     own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
     assert trained.updating() == {
-        "head": MemoryUsage(**own, gathered=400, activations=7000, logits=900),
-        "layer": MemoryUsage(**own, gathered=2 * 400 + 400, activations=7500, logits=300),
-        "root": MemoryUsage(**own, gathered=8 * 200 + 200),
+        "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),
+        "layer": MemoryUsage(**own, gathered_layers=2 * 400 + 400, activations=7500, logits=300),
+        "root": MemoryUsage(**own, gathered_layers=8 * 200 + 200),
         "step": MemoryUsage(**own),
     }
 

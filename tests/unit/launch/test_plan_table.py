@@ -17,8 +17,8 @@ def test_memory_by_role_at_each_moment():
     Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "GiB on a GPU of 80 GiB",
-        "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits chunk 0.5",
-        "generate                    5.0  weights 1.0, KV cache 4.0",
+        "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits 0.5",
+        "generate                    5.0  weights 1.0, kv cache 4.0",
     ]
 
 
