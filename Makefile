@@ -40,7 +40,7 @@ format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-docs: setup-dev ## write docs/config.md, docs/config/ and docs/verl_keys.md from the schema
+docs: setup-dev ## write docs/config/ and docs/verl_keys.md from the schema
 	@$(PY) -m alphaapollo.config docs
 
 lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest versions)

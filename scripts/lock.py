@@ -3,8 +3,8 @@
     make lock
 
 Each list is complete: scripts/setup.sh installs it without resolving dependencies (`uv pip install --no-deps -r ...`).
-dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. Pinned versions change only with `--upgrade`.
-If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
+dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. Pinned versions change only with
+`--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations

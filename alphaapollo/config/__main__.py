@@ -1,7 +1,7 @@
 """python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
                                               print a command of verl's (a shell script) as ours; docs/verl.md
-python -m alphaapollo.config docs             write docs/config.md, docs/config/ and docs/verl_keys.md (in a clone)
+python -m alphaapollo.config docs             write docs/config/ and docs/verl_keys.md (in a clone)
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from alphaapollo.config.verl import differences, verl_verdict
 
 def main(argv: list[str]) -> int:
     match argv:
+        case ["explain", *names] if {"-h", "--help"} & set(names):
+            print(__doc__)
         case ["explain", *names] if names:
             print("\n".join(explain(name) for name in names))
         case ["port", script, *given]:

@@ -99,14 +99,9 @@ def _path_problem(kind: str, path: str) -> str:
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
     if kind == "tokenizer" or (kind == "model" and not is_local_path(path)):
         return ""
-    expected = {
-        "data": "a parquet or jsonl file",
-        "code": "a Python file",
-        "folder": "a checkpoint folder",
-        "model": "the folder of a Hugging Face model, or a hub id OWNER/NAME",
-    }[kind]
     what = "folder" if kind in ("folder", "model") else "file"
-    return f"no such {what}: {path} (searched in {Path.cwd()}). Set the path of {expected}."
+    fix = "Set another folder, or a hub id OWNER/NAME." if kind == "model" else "Set another path."
+    return f"no such {what}: {path} (searched in {Path.cwd()}). {fix}"
 
 
 def _run_folder_problems(trainer: RunFolder) -> Iterator[str]:

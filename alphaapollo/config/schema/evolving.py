@@ -106,7 +106,7 @@ class Evolving(Section):
     """Models that propose, by their names in `models`: one branch each, with a shared memory; empty = one branch with
     the first model."""
     votes: NonNegativeInt = 3
-    """Verifications per solution; 0 = none."""
+    """Verifications per solution; 0 = none: memory and final choice then use brevity alone."""
     asks: NonNegativeInt = 2
     """Repeated requests when a reply lacks a required part, e.g. the report."""
     memory_type: Literal["simple", "score", "ndimensional"] = "ndimensional"
@@ -217,10 +217,6 @@ class EvolvingConfig(Section):
 
     def warnings(self) -> Iterator[str]:
         evolving, samples = self.evolving, self.data.n_samples
-        if evolving.rounds > 1 and not evolving.memory_size:
-            yield "evolving.memory_size=0: the rounds do not build on each other; all solutions are independent."
-        if evolving.rounds > 1 and not evolving.votes:
-            yield "evolving.votes=0: solutions are not verified; memory and final choice use brevity alone."
         if self.roles.proposer.temperature == 0 and samples > 1:
             yield f"data.n_samples={samples} at roles.proposer.temperature=0: all solutions will be equal."
         if self.roles.verifier.temperature == 0 and evolving.votes > 1:

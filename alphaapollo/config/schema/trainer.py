@@ -26,7 +26,6 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
-WITHOUT_TOTAL_STEPS = ActiveWhen("total_training_steps", None)
 ASYNCHRONOUS = ActiveWhen("async_mode")
 
 
@@ -72,7 +71,10 @@ class Training(WatchedRun):
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers; metrics.jsonl is always written."""
     total_training_steps: Annotated[PositiveInt | None, NEW_LENGTH] = None
-    """Iterations; null = from total_epochs."""
+    """Iterations (optimizer steps of fine-tuning); null = from total_epochs."""
+    total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), NEW_LENGTH] = 1
+    """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
+    prompts."""
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, quiet=None)] = 2
     """Number of newest checkpoints to keep; null = all."""
     keep_best: Annotated[str | None, ActiveUnless("save_freq", -1), ActiveUnless("max_ckpt_to_keep", None)] = None
@@ -90,6 +92,10 @@ class Training(WatchedRun):
     """At the end, write the model as a Hugging Face folder: <run>/model."""
     export_lora: Annotated[LoraForm, ActiveWhen("export_hf")] = "merged"
     """With LoRA: write full weights with the adapters merged in, or the adapters alone (peft's format)."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (actor/steps_skipped,
+    train/steps_skipped), unless many follow each other. In main_ppo, non-finite log-probs or values skip all steps of
+    the iteration (batch/left_out)."""
     save_on_signal: bool = False
     """On SIGTERM or Ctrl-C, write a checkpoint of the last complete iteration before the run ends; an update in
     progress is finished first. A second signal ends the run at once. false = the first signal does."""
@@ -122,9 +128,6 @@ class Training(WatchedRun):
 
 
 class Trainer(Training):
-    total_epochs: Annotated[PositiveInt, WITHOUT_TOTAL_STEPS, NEW_LENGTH] = 1
-    """Passes over the training data, if total_training_steps is not set. The run ends after the last full batch of
-    prompts."""
     save_freq: Frequency = 20
     """Write a checkpoint every so many iterations, and at the end; -1 = never."""
     test_freq: Annotated[Frequency, ActiveWhen("/data.val_files", because="data.val_files is empty", quiet=-1)] = 20
@@ -137,9 +140,6 @@ class Trainer(Training):
     max_staleness: Annotated[NonNegativeInt, ASYNCHRONOUS] = 1
     """Async: maximum age of a trained token, in weight versions; the run generates this many batches ahead. 0 = the
     same weights as a synchronous run."""
-    on_bad_step: Literal["stop", "skip"] = "stop"
-    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (actor/steps_skipped),
-    unless many follow each other. Non-finite log-probs or values skip all steps of the iteration (batch/left_out)."""
     critic_warmup: NonNegativeInt = 0
     """First iterations in which only the critic is trained."""
     controller: Literal["ray", "local"] = "ray"

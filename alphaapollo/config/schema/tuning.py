@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    NEW_LENGTH,
     OTHER_SELECTION,
     REORDERED,
     ROUNDING,
@@ -41,17 +40,12 @@ class TuningData(TrainingFiles):
 
 
 class TuningTrainer(Training):
-    total_epochs: Annotated[PositiveInt, NEW_LENGTH] = 1
-    """Passes over the data, if total_training_steps is not set."""
     save_freq: Frequency = -1
     """Write a checkpoint every so many steps, and at the end; -1 = never."""
     test_freq: Frequency = -1
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10
     """Write metrics every so many steps."""
-    on_bad_step: Literal["stop", "skip"] = "stop"
-    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (train/steps_skipped),
-    unless many follow each other."""
     controller: Literal["auto", "ray", "local"] = "auto"
     """ray = one worker process per rank; local = one rank in this process; auto = local for one rank, unless
     RAY_ADDRESS names a cluster."""

@@ -278,8 +278,8 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
         ("evolving", ["rollout.top_p=0.5"], ["rollout.top_p=0.5 has no effect: roles.ROLE sets the sampling."]),
         (
             "evolving",
-            ["evolving.votes=0"],
-            ["evolving.votes=0: solutions are not verified; memory and final choice use brevity alone."],
+            ["data.n_samples=2", "roles.proposer.temperature=0"],
+            ["data.n_samples=2 at roles.proposer.temperature=0: all solutions will be equal."],
         ),
         (
             "sft",

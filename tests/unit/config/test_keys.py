@@ -113,8 +113,10 @@ def test_the_pages_are_current():
     docs = PACKAGE.parent / "docs"
     if not docs.exists():
         pytest.skip("an installed package has no docs folder")
-    written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")} | {"config.md", "verl_keys.md"}
+    written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")} | {"verl_keys.md"}
     assert written == pages().keys()
+    index = (docs / "config.md").read_text(encoding="utf-8")
+    assert [path for path in pages() if f"]({path})" not in index] == []
     outdated = [path for path, text in pages().items() if (docs / path).read_text(encoding="utf-8") != text]
     assert outdated == [], "run: make docs"
 
