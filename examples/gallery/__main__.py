@@ -77,26 +77,30 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 
 HEADER = """# Gallery
 
-Every recipe of configs/algorithm on the quickstart's task (add two numbers), but with a teacher that carries with
-probability 0.5. The budget is the same: {iterations} iterations that train on 256 trajectories, in four optimizer
-steps, the same learning rate; {seeds} seeds. Two kinds of recipes get more of it:
+Compare all recipes of configs/algorithm on one small task: adding two numbers, as in the quickstart, but the teacher of
+the warm-up carries with probability 0.5. All recipes have the same learning rate and the same budget: {iterations}
+iterations, each of which trains on 256 trajectories in four optimizer steps, with {seeds} seeds. There are two
+exceptions:
 
-* dapo, prorl and magistral sample again until the batch is full of groups that differ (dynamic sampling): they train on
-  as many trajectories, but generate more than three times as many, which the table counts.
-* Those without an importance ratio (gpg, opo, remax, rloo) are for samples of the present policy: one step an
-  iteration, and 2.5 times the iterations.
+* dapo, prorl and magistral use dynamic sampling: they generate until the batch is full of groups with reward variance.
+  They train on as many trajectories, but generate more than three times as many. The table shows the generated number.
+* Recipes without an importance ratio (gpg, opo, remax, rloo) need samples of the current policy. They take one
+  optimizer step per iteration and have 2.5 times as many iterations.
 
-No learning rate was sought for a recipe, so this shows that each learns, not which is best. What a recipe needs to fit
-the task is in `FIT` of examples/gallery/runs.py: groups of 8, whatever the paper has (ppo, trpo_dual, remax and
-reinforce_plus_plus: 256 prompts, one sample each); a KL target of 1 nat for trpo_dual, for answers are short; for
-magistral no reward of format and language, which sums do not have; prorl's reset every 16 iterations, not by
-validations; the names of gdpo's rewards; a rougher engine for tis, icepop and mis, another advantage for length_budget
-(both below).
+The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
+`FIT` in examples/gallery/runs.py lists the changes that recipes need for this task:
 
-Accuracy on 256 held-out questions, sampled at temperature 1; mean and 95 % interval over seeds (Student's t, which
-knows no bounds: of three seeds that differ much the interval reaches below 0 or above 1). A seed is above its start
-where its gain is beyond the 95 % interval of a difference of two shares of 256. Seconds are those of training, on two
-cores that other work shared. Made by
+* all recipes: groups of 8; ppo, trpo_dual, remax and reinforce_plus_plus: 256 prompts with one sample each
+* trpo_dual: a KL target of 1 nat, because answers are short
+* magistral: no rewards for format and language
+* prorl: a reset every 16 iterations instead of one that depends on validation
+* gdpo: the names of its rewards
+* tis, icepop, mis: an engine with lower precision; length_budget: another advantage estimator (see below)
+
+The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over seeds.
+The interval is Student's t, so with three very different seeds it can reach below 0 or above 1. A seed counts as above
+its start if the gain exceeds the 95 % interval of a difference of two shares of 256. Seconds are training time on two
+cores that also ran other work. To reproduce:
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 
@@ -106,26 +110,27 @@ cores that other work shared. Made by
 
 NOTES = """
 
-Five things to know when reading it:
+Notes on the results:
 
-* The seeds differ in their warm-up: seed 2 is easy, seeds 0 and 1 begin to rise after some 16 iterations. With three of
-  them the intervals are wide.
-* *Bounds matter where samples are a few steps old.* cispo has no lower bound and sapo's gate is soft: at the full
-  learning rate their first iterations threw seeds 0 and 1 back to .05 to .20, from where they climb again; seed 1 of
-  cispo did not come back in 40 iterations. With CISPO's own unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`,
-  Eq. 6-7) seed 1 does not fall and ends at .359. gpg with four steps an iteration ended at .332, .227 and .945; with
-  one step on fresh samples (as above) it rises on every seed, and with 160 such iterations seed 1 ends at .984.
-* *grpo_passk* pays only a sample that is its group's unique best: where several of eight are right there is no
-  gradient, so it is not to be judged by the accuracy of one sample. The closed form, grpo_passk_analytic, spreads the
-  gain.
-* *length_budget* has dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's
-  deviation: where all of a group are equally right or wrong, a difference of one token then weighs as much as a right
-  answer, and with it the recipe learned the length, not the sums, on two seeds (.484 ± 1.025).
-* *tis, icepop and mis* get an engine in bfloat16, for with float32 on both sides there is no gap to correct. The gap
-  was 6e-5 nats a token (k3), 99 % of the ratios lay between .975 and 1.026, so their bounds had little to do: tis and
-  icepop came out the same on seed 0. mis looks at whole answers.
+* The seeds differ in their warm-up: seed 2 is easy, while seeds 0 and 1 start to rise after about 16 iterations. With
+  three seeds, the intervals are therefore wide.
+* *Clip bounds matter if samples are a few optimizer steps old.* cispo has no lower bound, and sapo has a soft gate. At
+  this learning rate, the accuracy of seeds 0 and 1 fell to .05 to .20 in the first iterations and rose again
+  afterwards, except for seed 1 of cispo, which did not recover within 40 iterations. With CISPO's unified mask
+  (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), seed 1 does not fall and ends at .359. With four steps per
+  iteration, gpg ended at .332, .227 and .945. With one step on fresh samples, as in the table, it rises for every seed,
+  and with 160 such iterations seed 1 ends at .984.
+* *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
+  there is no gradient, so the accuracy of a single sample is not a suitable metric for it. The closed form,
+  grpo_passk_analytic, gives every sample of a mixed group an advantage.
+* *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's standard
+  deviation. If all samples of a group are equally correct, a difference of one token then has as much weight as a right
+  answer. With GRPO's advantage, two seeds learned the length instead of the sums (.484 ± 1.025).
+* *tis, icepop and mis* use a bfloat16 engine, because with float32 on both sides there is no mismatch to correct. The
+  mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between .975 and 1.026. The bounds therefore had
+  little effect, and tis and icepop gave the same result for seed 0. mis uses the ratio of complete answers.
 
-gigpo, which is for several turns, has its curves in [the grid world](../../examples/grid_world/README.md).
+gigpo is for several turns; its curves are in [the grid world](../../examples/grid_world/README.md).
 """
 
 
