@@ -94,7 +94,7 @@ def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dic
                 try:
                     answer = read_answer(json.loads(line), min_accuracy)
                 except json.JSONDecodeError:
-                    count.dropped["a torn line"] += 1
+                    count.dropped["an incomplete line"] += 1
                 except Dropped as reason:
                     count.dropped[str(reason)] += 1
                 else:
@@ -112,7 +112,7 @@ def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers
         kept = choose(answers, max_answers, shortest)
         count.kept += len(kept)
         different = len({json.dumps(one.messages) for one in answers})
-        count.dropped["said before"] += len(answers) - different
+        count.dropped["a duplicate"] += len(answers) - different
         count.dropped[f"more than {max_answers} per problem"] += different - len(kept)
         for one in kept:
             facts = {"split": "train", "index": len(rows), "ground_truth": one.ground_truth}

@@ -187,7 +187,7 @@ def test_sft_takes_chats_as_they_are(tmp_path):
     assert [row["messages"] for row in written] == [chat, chat]
     assert "2 rows kept, 6 dropped" in said
     for reason in (
-        "2 dropped: the assistant says nothing",
+        "2 dropped: no text of the assistant",
         "not a list of messages",
         "2 dropped: a message is not {role, content} with text",
         "not valid Unicode",

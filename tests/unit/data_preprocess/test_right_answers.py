@@ -61,11 +61,11 @@ def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Pa
     assert "right answers of 2 problems): 4 rows kept, 6 dropped" in told
     for reason in (
         "wrong",
-        "said before",
-        "cut by a limit",
+        "a duplicate",
+        "truncated by a limit",
         "its grader or environment failed",
-        "a torn line",
-        "a turn",
+        "an incomplete line",
+        "an empty turn",
     ):
         assert f"1 dropped: {reason}" in told
 
@@ -97,7 +97,7 @@ def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"rows": [{}, {}]}, "env.context=memory"),
-        ({"prompt": "1+1="}, "a text, not a chat"),
+        ({"prompt": "1+1="}, "plain text, not a chat"),
         ({"components": {"accuracy": 0.5}}, "wrong"),
     ],
 )
