@@ -43,10 +43,11 @@ class ArgumentError(TypeError):
     """An argument cannot be sent to the answer."""
 
 
-def encode(value: Any) -> Any:
-    """Encode plain data as JSON, and anything else as an OpaqueResult."""
+def encode(value: Any, others: list[Any]) -> Any:
+    """Encode plain data as JSON, and anything else as an OpaqueResult; adds what is not plain data to `others`."""
     kind = type(value)
     if kind is UnknownResult:
+        others.append(value)
         return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
@@ -55,9 +56,9 @@ def encode(value: Any) -> Any:
     if kind is float:
         return ["float", value.hex() if math.isfinite(value) else repr(value)]
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [encode(item) for item in value]]
+        return [kind.__name__, [encode(item, others) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[encode(key), encode(item)] for key, item in value.items()]]
+        return ["dict", [[encode(key, others), encode(item, others)] for key, item in value.items()]]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind is bytes:
@@ -65,9 +66,10 @@ def encode(value: Any) -> Any:
     if kind is range:
         return ["range", value.start, value.stop, value.step]
     if kind.__module__ == "numpy":
-        return encode(value.tolist())
+        return encode(value.tolist(), others)
     if isinstance(value, Iterator):
-        return ["iterator", [encode(item) for item in itertools.islice(value, MAX_ITEMS)]]
+        return ["iterator", [encode(item, others) for item in itertools.islice(value, MAX_ITEMS)]]
+    others.append(value)
     return ["opaque", repr(value)[:MAX_TEXT]]
 
 
@@ -75,34 +77,21 @@ def decode(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     kind, *parts = value
-    collections: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-    if kind in collections or kind == "iterator":
-        items = [decode(item) for item in parts[0]]
-        return iter(items) if kind == "iterator" else collections[kind](items)
-    others: dict[str, Callable[..., Any]] = {
+    kinds: dict[str, Callable[..., Any]] = {
         "int": lambda text: int(text, 16),
         "float": lambda text: float(text) if text in ("inf", "-inf", "nan") else float.fromhex(text),
+        "list": lambda items: list(map(decode, items)),
+        "tuple": lambda items: tuple(map(decode, items)),
+        "set": lambda items: set(map(decode, items)),
+        "frozenset": lambda items: frozenset(map(decode, items)),
+        "iterator": lambda items: iter(list(map(decode, items))),
         "dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
         "complex": complex,
         "bytes": bytes.fromhex,
         "range": range,
         "opaque": OpaqueResult,
     }
-    return others[kind](*parts)
-
-
-def iterate_nodes(encoded: Any) -> Iterator[list[Any]]:
-    """Yield the nodes `[kind, ...]` of an encoded value, depth first."""
-    if not isinstance(encoded, list):
-        return
-    yield encoded
-    kind, *parts = encoded
-    if kind in ("list", "tuple", "set", "frozenset", "iterator"):
-        inner = parts[0]
-    else:
-        inner = [item for pair in parts[0] for item in pair] if kind == "dict" else []
-    for item in inner:
-        yield from iterate_nodes(item)
+    return kinds[kind](*parts)
 
 
 class UnknownResult:
@@ -166,20 +155,18 @@ class CallRecorder:
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
             raise CallLimitExceeded(f"more than {MAX_CALLS} calls")
-        encoded = [name, encode(args), encode(kwargs)]
-        key = json.dumps(encoded)
-        is_plain = '["unknown", ' not in key and '["opaque", ' not in key
-        nodes = [] if is_plain else [*iterate_nodes(encoded[1]), *iterate_nodes(encoded[2])]
-        depth = max((node[1] for node in nodes if node[0] == "unknown"), default=0)
+        others: list[Any] = []
+        encoded = [name, encode(args, others), encode(kwargs, others)]
+        depth = max((value._depth for value in others if type(value) is UnknownResult), default=0)
         if depth >= MAX_DEPTH:
             raise CallLimitExceeded(f"calls depend on the results of other calls more than {MAX_DEPTH} deep")
         if depth:
             self.unknown += 1
             return UnknownResult(depth + 1)
-        if any(node[0] == "opaque" for node in nodes):
+        if others:
             raise ArgumentError(f"the tests call {name} with an argument that is not plain data")
         self.calls.append(encoded)
-        results = self._known.get(key)
+        results = self._known.get(json.dumps(encoded))
         if not results:
             self.unknown += 1
             return UnknownResult(1)
@@ -263,8 +250,8 @@ def run_answer(source: str) -> None:
 def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     sys.stdout = io.StringIO()
     try:
-        return ["returned", encode(function(*args, **kwargs)), encode(args)]
+        return ["returned", encode(function(*args, **kwargs), []), encode(args, [])]
     except Exception as error:  # noqa: BLE001 passed on to the test
         with contextlib.suppress(Exception):
-            return ["raised", [type(error).__name__, str(error)[:MAX_TEXT]], encode(args)]
-        return ["raised", ["Exception", ""], encode(())]
+            return ["raised", [type(error).__name__, str(error)[:MAX_TEXT]], encode(args, [])]
+        return ["raised", ["Exception", ""], encode((), [])]
