@@ -14,8 +14,8 @@ from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
-from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask, Layout
-from alphaapollo.launch.cpu_threads import choose_tuning_threads
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
+from alphaapollo.launch.cpu_threads import choose_threads
 from alphaapollo.launch.input_checks import (
     check_adapters,
     check_experts,
@@ -42,7 +42,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     """Check, read and measure everything, and print the plan. Raises ValueError for invalid input."""
     machine = find_machine(config.trainer)
-    config, kept_threads = choose_tuning_threads(config, machine)
+    config, kept_threads = choose_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check(machine.num_gpus) + kept_threads
     check_trackers(config.trainer.logger)
@@ -52,10 +52,10 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     check_experts(config.model, "model")
     check_weights(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
-    check_sequence_parallel(size, trainer.num_ranks, "ulysses_sequence_parallel_size", {"model.path": config.model})
+    check_sequence_parallel(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     train, val, more = _read(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
-    notices += more + task.read_more()
+    notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     placement = Placement(
@@ -74,7 +74,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
         config=config,
         model=model,
         placement=placement,
-        layout=Layout(placement.data_parallel, data.max_token_len_per_gpu * size, model.attention == "padded"),
+        max_tokens=data.max_token_len_per_gpu * size,
         train=train,
         val=val,
         stream=stream,
@@ -143,7 +143,7 @@ def print_tuning_plan(run: FinetuningPlan) -> None:
     epochs = run.total_steps * size / run.stream.num_prompts
     how = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
     rows = {
-        "model": f"{run.config.model.path}, {run.model.dtype}{run.model.lora_words}",
+        "model": f"{run.config.model.path}, {run.model.dtype}{run.model.lora_summary}",
         "data": f"{len(run.train.examples)} examples, {sum(map(len, run.val.values()))} for validation",
         **(_describe_sources(run, epochs) if len(run.train.sizes) > 1 else {}),
         "steps": f"{run.total_steps} of {size} examples, {epochs:.2f} epochs",

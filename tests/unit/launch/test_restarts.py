@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.restarts import RestartBudget, clean_up_processes, run_with_restarts
+from alphaapollo.launch.restarts import clean_up_processes, run_with_restarts
 from alphaapollo.launch.resume import find_start
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
@@ -98,13 +98,12 @@ def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> 
         make_run((3, DIED), max_restarts=0).go()
 
 
-def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted() -> None:
-    budget = RestartBudget(9)
-    assert budget.refuse(33, "policy") == ""
-    assert budget.refuse(33, "rollout") == ""  # another role
-    assert budget.refuse(34, "rollout") == ""  # another iteration
-    assert budget.refuse(33, "rollout") == "" and budget.made == 4
-    assert "last death was in iteration 33, too" in budget.refuse(33, "rollout")
+def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted(make_run: Callable[..., FakeRun]) -> None:
+    engine = WorkerDied("the rollout worker of rank 0 died", "rollout")
+    run = make_run((3, DIED), (3, engine), (4, engine), (3, engine), (3, engine), max_restarts=9)
+    with pytest.raises(RestartRefused, match="last death was in iteration 3, too"):
+        run.go()
+    assert len(run.began) == 5  # another role or iteration is restarted
 
 
 def test_a_start_that_dies_twice_ends(make_run: Callable[..., FakeRun]) -> None:

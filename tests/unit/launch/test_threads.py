@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.checkpoint_folder import seal, write_progress
-from alphaapollo.launch.cpu_threads import choose_threads, choose_tuning_threads
+from alphaapollo.launch.cpu_threads import choose_threads
 from alphaapollo.launch.resume import find_start
 
 
@@ -100,4 +100,4 @@ def test_run_from_scratch_and_run_from_a_given_checkpoint(tmp_path: Path) -> Non
 
 def test_fine_tuning_shares_the_cores_among_its_ranks(tmp_path: Path) -> None:
     config = SftConfig(trainer={"output_dir": str(tmp_path), "n_gpus_per_node": 2})
-    assert choose_tuning_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4
+    assert choose_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4
