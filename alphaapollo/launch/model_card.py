@@ -16,9 +16,9 @@ import yaml
 from alphaapollo.config.changes import command_of
 from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
 from alphaapollo.config.load import flatten
-from alphaapollo.launch.versions import versions
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.redaction import redact, secret_keys
+from alphaapollo.utils.versions import versions
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
 METRICS = ("val/", "critic/score/", "reward/", "train/loss", "response_length/mean")
