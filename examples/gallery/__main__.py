@@ -123,9 +123,9 @@ Notes on the results:
 * *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
   there is no gradient, so the accuracy of a single sample is not a suitable metric for it. The closed form,
   grpo_passk_analytic, gives every sample of a mixed group an advantage.
-* *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's standard
-  deviation. If all samples of a group are equally correct, a difference of one token then has as much weight as a right
-  answer. With GRPO's advantage, two seeds learned the length instead of the sums (.484 ± 1.025).
+* *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's
+  standard deviation. If all samples of a group are equally correct, a difference of one token then has as much weight
+  as a right answer. With GRPO's advantage, two seeds learned the length instead of the sums (.484 ± 1.025).
 * *tis, icepop and mis* use a bfloat16 engine, because with float32 on both sides there is no mismatch to correct. The
   mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between .975 and 1.026. The bounds therefore had
   little effect, and tis and icepop gave the same result for seed 0. mis uses the ratio of complete answers.

@@ -38,7 +38,7 @@ def add(a: int, b: list[float] | None = None, note: str = "") -> str:
     return str(a + sum(b or [])) + note
 
 
-def reader(parser: str) -> ToolCallParser:
+def make_parser(parser: str) -> ToolCallParser:
     """Tool call parser of the tokenizer's response_template (""), or vLLM's parser of that name."""
     tokenizer = tokenizer_of()
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
@@ -58,32 +58,32 @@ arguments = st.one_of(
     st.sampled_from(ODD_ARGUMENTS),
 )
 names = st.sampled_from(NAMES).map(json.dumps) | texts
-written = st.builds('{{"name": {}, "arguments": {}}}'.format, names, arguments)
+calls_as_json = st.builds('{{"name": {}, "arguments": {}}}'.format, names, arguments)
 marks = st.sampled_from([OPEN, CLOSE, "<think>", "</think>", "<answer>", "</answer>", "\n", DEEP])
-pieces = st.lists(written | texts | marks, max_size=6).map("".join)
-turns = pieces | written.map(lambda call: f"{OPEN}\n{call}\n{CLOSE}")
+pieces = st.lists(calls_as_json | texts | marks, max_size=6).map("".join)
+turns = pieces | calls_as_json.map(lambda call: f"{OPEN}\n{call}\n{CLOSE}")
 
 
-def call_tools(text: str, read: ToolCallParser) -> str:
+def call_tools(text: str, parse: ToolCallParser) -> str:
     """Any model output is an answer, an executed call, or a call with an error message."""
     read_action(text)
     try:
-        calls = read(text)
+        calls = parse(text)
     except ToolCallParseError as error:
         assert str(error)
         return "unreadable"
     if not calls:
         return "answer"
-    results = asyncio.run(_carry_out([(call.name, call.arguments) for call in calls]))
+    results = asyncio.run(_execute([(call.name, call.arguments) for call in calls]))
     return " ".join(sorted(set(results)))
 
 
 def call_directly(name: str, given: str) -> str:
-    (status,) = asyncio.run(_carry_out([(name, given)]))
+    (status,) = asyncio.run(_execute([(name, given)]))
     return status
 
 
-async def _carry_out(calls: list[tuple[str, str]]) -> list[str]:
+async def _execute(calls: list[tuple[str, str]]) -> list[str]:
     box, session = ToolBox([FunctionTool(add)], ToolLimits(timeout=5.0, max_output=100)), Session()
     try:
         results = [await box.call(name, given, session) for name, given in calls]
@@ -137,14 +137,14 @@ FUNCTIONS = {
     "killed": ("import os; os.kill(os.getpid(), 9)", "masked"),
     "prints": ("print('x' * 100_000); return 1.0", "scored"),
     "writes": ("import os; os.write(1, b'x' * 1000); return 1.0", "scored"),
-    "closes": ("import os; os.closerange(0, 3); return 1.0", "scored"),  # the pipe to us is another one
+    "closes": ("import os; os.closerange(0, 3); return 1.0", "scored"),  # results are sent over another pipe
     "moves": ("import os; os.chdir('/'); return 1.0", "scored"),
     "forks": ("import os; os.fork() or os._exit(0); return 1.0", "scored"),
     "deep": ("return compute_score(prompt, completion)", "masked"),
     "half": ("return {'reward': 1.0, '\\ud800': 1.0}", "scored"),
     "signals": ("import signal, os; os.kill(os.getpid(), signal.SIGTERM); return 1.0", "masked"),
 }
-"""Body of a reward function -> what comes of it: never a hang, an error of the run, or a 0."""
+"""Body of a reward function -> expected outcome, which is never a hang, an error of the run, or a score of 0."""
 
 
 def functions(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -155,7 +155,7 @@ def functions(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def grade(name: str, path: Path) -> str:
-    """Grade in a grader process, as in a run. The next request is graded, too."""
+    """Grade two requests in a grader process, as in a run. Both must have the expected outcome."""
 
     async def run() -> list[str]:
         client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(path)))

@@ -55,14 +55,14 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
     task = configs.Task.make(folder / "task")
     renderer = Renderer(load_tokenizer(str(folder / "task" / "model")))
     renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
-    of_templates = Renderer(load_tokenizer(str(folder / "task" / "model")))
-    sound = checkpoints.make_run(folder / "run")
-    readers = [answers.reader("")] if quick else [answers.reader(""), answers.reader("hermes")]
+    template_renderer = Renderer(load_tokenizer(str(folder / "task" / "model")))
+    run = checkpoints.make_run(folder / "run")
+    parsers = [answers.make_parser("")] if quick else [answers.make_parser(""), answers.make_parser("hermes")]
 
     def config(data: st.DataObject, place: Path) -> Case:
         if data.draw(st.booleans()):
-            words = data.draw(configs.command_lines())
-            return Case(repr(words), lambda: configs.from_words(task, words), _parts(words))
+            arguments = data.draw(configs.command_lines())
+            return Case(repr(arguments), lambda: configs.from_words(task, arguments), _parts(arguments))
         keys = data.draw(configs.settings())
         names = (*_parts(keys), "memory:", "own.yaml")
         return Case(repr(keys), lambda: configs.from_yaml(task, keys, place), names)
@@ -75,14 +75,14 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
 
     def template(data: st.DataObject, place: Path) -> Case:
         text = data.draw(data_files.templates)
-        return Case(repr(text), lambda: data_files.render(text, of_templates), ("chat template", "chat_template"))
+        return Case(repr(text), lambda: data_files.render(text, template_renderer), ("chat template", "chat_template"))
 
     def tool_call(data: st.DataObject, place: Path) -> Case:
         if data.draw(st.booleans()):
             name, given = data.draw(st.sampled_from(answers.NAMES)), data.draw(answers.arguments)
             return Case(repr((name, given[:200])), lambda: answers.call_directly(name, given), ())
-        text, read = data.draw(answers.turns), data.draw(st.sampled_from(readers))
-        return Case(repr(text[:300]), lambda: answers.call_tools(text, read), ())
+        text, parse = data.draw(answers.turns), data.draw(st.sampled_from(parsers))
+        return Case(repr(text[:300]), lambda: answers.call_tools(text, parse), ())
 
     def reward(data: st.DataObject, place: Path) -> Case:
         value = data.draw(answers.returned)
@@ -91,7 +91,7 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
     def checkpoint(data: st.DataObject, place: Path) -> Case:
         damage = data.draw(checkpoints.damages)
         return Case(
-            repr(damage), lambda: checkpoints.start_again(sound, damage), (f"step_{damage.step:06d}", damage.file)
+            repr(damage), lambda: checkpoints.resume_after(run, damage), (f"step_{damage.step:06d}", damage.file)
         )
 
     return {
@@ -108,8 +108,8 @@ def _parts(keys: object) -> tuple[str, ...]:
     """The keys and their parts: an error may name a section, or the last part of a key."""
     assert isinstance(keys, dict | list)
     whole = [str(key).split("=")[0].strip("+~") for key in keys]
-    words = {part for key in whole for part in [key, *key.split(".")] if len(part) > 1}
-    return tuple({*words, "override", "KEY=VALUE", "option"} if isinstance(keys, list) else words)
+    parts = {part for key in whole for part in [key, *key.split(".")] if len(part) > 1}
+    return tuple({*parts, "override", "KEY=VALUE", "option"} if isinstance(keys, list) else parts)
 
 
 def _run(kind: str, draw: Draw, cases: int, chosen_seed: int, folder: Path, report: Report) -> None:

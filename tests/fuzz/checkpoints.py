@@ -1,4 +1,4 @@
-"""Resuming a run folder with a damaged checkpoint."""
+"""Resume a run folder with a damaged checkpoint."""
 
 from __future__ import annotations
 
@@ -72,28 +72,28 @@ def make_run(folder: Path) -> Config:
     return config
 
 
-def start_again(config: Config, damage: Damage) -> str:
+def resume_after(config: Config, damage: Damage) -> str:
     """Check that the start resumes from an undamaged checkpoint or not at all, then restore the run of `make_run`."""
     folder = config.trainer.folder / "checkpoints"
-    kept = folder.with_name("kept")
-    shutil.copytree(folder, kept)
+    backup = folder.with_name("backup")
+    shutil.copytree(folder, backup)
     try:
         damage.apply(folder)
-        return _start(config, damage, kept)
+        return _start(config, damage, backup)
     finally:
         shutil.rmtree(folder)
-        kept.rename(folder)
+        backup.rename(folder)
 
 
-def _start(config: Config, damage: Damage, sound: Path) -> str:
+def _start(config: Config, damage: Damage, undamaged: Path) -> str:
     start = find_start(config)
     assert start.checkpoint is not None, "starts from scratch although an undamaged checkpoint exists"
     assert Progress.read(start.checkpoint).step == start.step
-    assert _files(start.checkpoint) == _files(sound / start.checkpoint.name), "resumed from a damaged checkpoint"
+    assert _files(start.checkpoint) == _files(undamaged / start.checkpoint.name), "resumed from a damaged checkpoint"
     return "resumes" if start.step == 4 else "resumes from the previous checkpoint"
 
 
 def _files(checkpoint: Path) -> dict[str, bytes]:
-    """Damage a file. The manifest may lose its last newline without damage."""
+    """Content of all files except the manifest, which may lose its last newline without damage."""
     files = [file for file in checkpoint.rglob("*") if file.is_file() and file.name != MANIFEST]
     return {str(file.relative_to(checkpoint)): file.read_bytes() for file in files}

@@ -26,14 +26,14 @@ NOT_TRIED = {
     "trainer.controller", "trainer.device", "trainer.logger", "env.mcp_servers",
     "actor_rollout_ref.model.trust_remote_code", "env.openenv.url",
 }  # fmt: skip
-"""They reach for what this machine may or may not have: a cluster, GPUs, accounts, servers."""
+"""Keys that depend on the machine: a cluster, GPUs, accounts, servers."""
 HUBS = ("path", "tokenizer_path")
-"""Keys that accept a hub id, which would be looked up over the network: they get only values that look like folders."""
+"""Keys that accept a hub id, which would need the network. They get only values that look like folders."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A tiny model and its data, which every command line names."""
+    """A tiny model and its data, used by every command line."""
 
     folder: Path
 

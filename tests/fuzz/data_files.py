@@ -17,15 +17,15 @@ from alphaapollo.launch.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts
 
 CHAT = [{"role": "user", "content": "w2 w3"}]
-SOUND = {"prompt": CHAT, "data_source": "exact", "reward_model": {"ground_truth": "w4"}, "extra_info": {"index": 1}}
+VALID_ROW = {"prompt": CHAT, "data_source": "exact", "reward_model": {"ground_truth": "w4"}, "extra_info": {"index": 1}}
 COLUMNS = ["prompt", "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "answer"]
 
-rows = st.dictionaries(st.sampled_from(COLUMNS), anything, max_size=4).map(lambda changed: SOUND | changed)
+rows = st.dictionaries(st.sampled_from(COLUMNS), anything, max_size=4).map(lambda changed: VALID_ROW | changed)
 messages = st.lists(
     st.fixed_dictionaries({}, optional={"role": scalars, "content": anything, "name": scalars}) | anything, max_size=3
 )
-own_rows = st.builds(lambda prompt: SOUND | {"prompt": prompt}, messages | texts) | rows
-LONG = {"prompt": [{"role": "user", "content": "w2 " * 100_000}]}
+random_rows = st.builds(lambda prompt: VALID_ROW | {"prompt": prompt}, messages | texts) | rows
+LONG_PROMPT = {"prompt": [{"role": "user", "content": "w2 " * 100_000}]}
 
 
 @st.composite
@@ -37,12 +37,12 @@ def files(draw: st.DrawFn, folder: Path) -> Path:
         return path
     if kind == "columns":
         return _columns(draw, folder / "data.parquet")
-    given = draw(st.lists(own_rows | st.just(SOUND | LONG) | st.just(SOUND), min_size=0, max_size=4))
+    given = draw(st.lists(random_rows | st.just(VALID_ROW | LONG_PROMPT) | st.just(VALID_ROW), min_size=0, max_size=4))
     path = folder / f"data.{kind}"
     if kind == "parquet":
         try:
             pd.DataFrame(given).to_parquet(path)
-        except Exception:  # noqa: BLE001 of rows that no parquet file holds
+        except Exception:  # noqa: BLE001 pyarrow raises many types for unsupported rows
             path.write_bytes(b"PAR1")
     else:
         ascii = draw(st.booleans())

@@ -53,13 +53,13 @@ def judge(case: Case) -> tuple[str, str]:
         with time_limit(TIME_LIMIT):
             return case.attempt(), ""
     except ValueError as error:
-        return ("refused", "") if is_clear(error, case.names) else ("failed", f"unclear: {told(error)}")
+        return ("refused", "") if is_clear(error, case.names) else ("failed", f"unclear: {describe_error(error)}")
     except Hang as hang:
-        return "failed", f"no end within {TIME_LIMIT} s: {told(hang)}"
+        return "failed", f"no end within {TIME_LIMIT} s: {describe_error(hang)}"
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001 exactly what is looked for
-        return "failed", told(error)
+    except BaseException as error:  # noqa: BLE001 any other error is a failure
+        return "failed", describe_error(error)
 
 
 def is_clear(error: ValueError, names: tuple[str, ...]) -> bool:
@@ -68,7 +68,7 @@ def is_clear(error: ValueError, names: tuple[str, ...]) -> bool:
     return not isinstance(error, UnicodeError) and any(name in message for name in names)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     where = traceback.extract_tb(error.__traceback__)
     last = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in where[-4:]]
     return f"{type(error).__name__}: {str(error)[:300]!r} ({' > '.join(last)})"
@@ -76,10 +76,10 @@ def told(error: BaseException) -> str:
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    def ring(number: int, frame: FrameType | None) -> Any:
+    def on_alarm(number: int, frame: FrameType | None) -> Any:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     signal.alarm(seconds)
     try:
         yield

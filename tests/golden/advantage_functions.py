@@ -1,4 +1,4 @@
-"""Advantages and rewards under the names and parameters of the vectors files."""
+"""Advantages and rewards with the names and parameters of the vectors files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hold the algorithms to a vectors file: `python -m tests.golden.check PATH [--dtype float32]`.
+"""Compare the algorithms with a file of reference vectors: `python -m tests.golden.check PATH [--dtype float32]`.
 
-Each item names a function, its inputs and parameters, and what must come out: values, and gradients by autograd. Prints
-a line a function, then what went wrong; exits 1 if anything failed or is unsupported.
+Each item of the file names a function, its inputs and parameters, and the expected values and gradients. The command
+prints one line per function and one per failure. Its exit status is 1 if any item failed or is unsupported.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FUNCTIONS: dict[str, Function] = {
     **loss_functions.FUNCTIONS,
     **other_functions.FUNCTIONS,
 }
-PLAIN_LISTS = {"index", "selected", "kls", "minibatch", "weights"}  # names, positions, series of numbers
+PLAIN_LISTS = {"index", "selected", "kls", "minibatch", "weights"}  # inputs that are not converted to tensors
 GRADIENTS = {"grad_logits": "logits", "grad_chosen": "chosen", "grad_rejected": "rejected"}
-GRADIENT_INPUT = {"value_loss": "vpreds"}  # `grad` is with respect to logp elsewhere
+GRADIENT_INPUT = {"value_loss": "vpreds"}  # other functions: `grad` is the gradient with respect to logp
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|got - expected| <= rtol |expected| + atol. In float32 the absolute part is what cancellation between numbers of
-    order one leaves; for arrays of small numbers it shrinks with the largest of them, down to 1e-6."""
+    """|got - expected| <= rtol |expected| + atol. In float32, atol covers cancellation between numbers of order one.
+    For arrays of smaller numbers it is scaled by the largest of them, down to 1e-6."""
 
     dtype: torch.dtype
     rtol: float
@@ -54,17 +54,17 @@ TOLERANCES = {
 
 
 @dataclass
-class Tally:
-    """What became of the items of one function."""
+class ItemCounts:
+    """Results of the items of one function."""
 
     checked: int = 0
     failed: int = 0
     unsupported: int = 0
-    worst: float = 0.0  # largest relative error
+    largest: float = 0.0  # largest relative error
 
 
 def evaluate(item: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The named results that the item expects. Raises UnsupportedError for what is not known here."""
+    """Compute the results of an item by name. Raises UnsupportedError for unknown functions and parameters."""
     name = item["function"]
     function = FUNCTIONS.get(name)
     if function is None:
@@ -74,11 +74,11 @@ def evaluate(item: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         for key, value in {**item["inputs"], **item["params"]}.items()
     }
     check_arguments(function, arguments)
-    wanted = {key: _gradient_input(name, key) for key in item["expected"] if key.startswith("grad")}
-    for source in wanted.values():
+    sources = {key: _gradient_input(name, key) for key in item["expected"] if key.startswith("grad")}
+    for source in sources.values():
         arguments[source].requires_grad_()
     results = function(**arguments)
-    for key, source in wanted.items():
+    for key, source in sources.items():
         objective = results["loss"] if "loss" in results else results["value"].sum()
         results[key] = _gradient(objective, arguments[source])
     return results
@@ -96,21 +96,21 @@ def _gradient(objective: Tensor, source: Tensor) -> Tensor:
 
 
 def compare(got: Any, expected: Any, tolerance: Tolerance) -> tuple[str, float]:
-    """(what is wrong or empty, the worst relative error: |got - expected| / (|expected| + atol / rtol))."""
+    """Return the problem (empty if none) and the largest error relative to |expected| + atol / rtol."""
     got_shape, got_numbers = _flatten(got)
     expected_shape, expected_numbers = _flatten(expected)
     if got_shape != expected_shape:
         return f"shape {got_shape}, expected {expected_shape}", math.inf
     atol = tolerance.absolute(expected_numbers)
-    worst, wrong = 0.0, ""
+    largest, problem = 0.0, ""
     for position, (x, y) in enumerate(zip(got_numbers, expected_numbers, strict=True)):
         if x == y or (math.isnan(x) and math.isnan(y)):
             continue
         error = abs(x - y) / (abs(y) + atol / tolerance.rtol)
-        worst = max(worst, math.inf if math.isnan(error) else error)
-        if not error <= tolerance.rtol and not wrong:
-            wrong = f"entry {position} is {x!r}, expected {y!r}"
-    return wrong, worst
+        largest = max(largest, math.inf if math.isnan(error) else error)
+        if not error <= tolerance.rtol and not problem:
+            problem = f"entry {position} is {x!r}, expected {y!r}"
+    return problem, largest
 
 
 def _flatten(value: Any) -> tuple[list[int], list[float]]:
@@ -119,53 +119,53 @@ def _flatten(value: Any) -> tuple[list[int], list[float]]:
 
 
 def check_item(item: dict[str, Any], tolerance: Tolerance) -> tuple[list[str], float]:
-    """(what is wrong, the worst relative error) over everything that the item expects."""
+    """Return the problems of an item and the largest relative error over its expected results."""
     results = evaluate(item, tolerance.dtype)
-    problems, worst = [], 0.0
+    problems, largest = [], 0.0
     for key, expected in item["expected"].items():
         if key not in results:
             raise UnsupportedError(f"no result {key!r}")
-        wrong, error = compare(results[key], expected, tolerance)
-        worst = max(worst, error)
-        if wrong:
-            problems.append(f"{key}: {wrong}")
-    return problems, worst
+        problem, error = compare(results[key], expected, tolerance)
+        largest = max(largest, error)
+        if problem:
+            problems.append(f"{key}: {problem}")
+    return problems, largest
 
 
-def check_file(path: Path, tolerance: Tolerance) -> tuple[dict[str, Tally], list[str]]:
-    """Tallies by function, and one line for each item that failed or is unsupported."""
-    tallies: dict[str, Tally] = {}
+def check_file(path: Path, tolerance: Tolerance) -> tuple[dict[str, ItemCounts], list[str]]:
+    """Return the counts by function, and one line for each item that failed or is unsupported."""
+    counts: dict[str, ItemCounts] = {}
     lines = []
     for number, item in enumerate(json.loads(path.read_text(encoding="utf-8"))["items"]):
         name = item["function"]
-        tally = tallies.setdefault(name, Tally())
+        count = counts.setdefault(name, ItemCounts())
         where = f"item {number}, {name} ({item.get('algo', '')}; {item.get('note', '')})"
         try:
-            problems, worst = check_item(item, tolerance)
+            problems, largest = check_item(item, tolerance)
         except UnsupportedError as error:
-            tally.unsupported += 1
+            count.unsupported += 1
             lines.append(f"unsupported: {where}: {error}")
             continue
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            problems, worst = [f"{type(error).__name__}: {error}"], math.inf
-        tally.worst = max(tally.worst, worst)
+            problems, largest = [f"{type(error).__name__}: {error}"], math.inf
+        count.largest = max(count.largest, largest)
         if problems:
-            tally.failed += 1
+            count.failed += 1
             lines.append(f"failed: {where}: {'; '.join(problems)}")
         else:
-            tally.checked += 1
-    return tallies, lines
+            count.checked += 1
+    return counts, lines
 
 
-def report(tallies: dict[str, Tally], lines: list[str]) -> str:
-    width = max(map(len, [*tallies, "function"]))
-    table = [f"{'function':{width}}  checked  failed  unsupported  worst relative error"]
-    for name in sorted(tallies):
-        tally = tallies[name]
+def report(counts: dict[str, ItemCounts], lines: list[str]) -> str:
+    width = max(map(len, [*counts, "function"]))
+    table = [f"{'function':{width}}  checked  failed  unsupported  largest relative error"]
+    for name in sorted(counts):
+        count = counts[name]
         table.append(
-            f"{name:{width}}  {tally.checked:7}  {tally.failed:6}  {tally.unsupported:11}  {tally.worst:20.1e}"
+            f"{name:{width}}  {count.checked:7}  {count.failed:6}  {count.unsupported:11}  {count.largest:22.1e}"
         )
-    totals = [sum(getattr(tally, what) for tally in tallies.values()) for what in ("checked", "failed", "unsupported")]
+    totals = [sum(getattr(count, what) for count in counts.values()) for what in ("checked", "failed", "unsupported")]
     table.append(f"{'total':{width}}  {totals[0]:7}  {totals[1]:6}  {totals[2]:11}")
     return "\n".join([*table, *lines])
 
@@ -175,8 +175,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("path", type=Path, help="a vectors file")
     parser.add_argument("--dtype", choices=sorted(TOLERANCES), default="float64")
     arguments = parser.parse_args(argv)
-    tallies, lines = check_file(arguments.path, TOLERANCES[arguments.dtype])
-    print(report(tallies, lines))
+    counts, lines = check_file(arguments.path, TOLERANCES[arguments.dtype])
+    print(report(counts, lines))
     return 1 if lines else 0
 
 

@@ -1,4 +1,4 @@
-"""What the files of golden functions share."""
+"""Shared helpers of the golden functions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Count = Literal["all", "nonempty"]
 
 
 class UnsupportedError(Exception):
-    """A vectors file asks for a function, parameter or choice that is not known here."""
+    """A vectors file uses an unknown function, parameter or choice."""
 
 
 def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Raise UnsupportedError where the function lacks a parameter, or its Literal type a choice."""
+    """Raise UnsupportedError if the function does not have a parameter, or its Literal type does not have a choice."""
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -40,7 +40,7 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
 
 
 def group_ids(index: Sequence[Any]) -> Tensor:
-    """Group names of any kind as integers."""
+    """Convert group names of any type to integers."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(index))}
     return torch.tensor([numbers[name] for name in index])
 
@@ -68,7 +68,8 @@ def token_weights(
     global_groups: float | None = None,
     dp_size: int = 1,
 ) -> Tensor:
-    """Row weights, rescaled from this rank's counts to global ones, so that the *mean* over ranks is the loss. [B]"""
+    """Row weights, rescaled from the counts of this rank to global counts, so that the *mean* over ranks is the loss.
+    [B]"""
     lengths = mask.sum(dim=1)
     ids = torch.zeros(len(mask), dtype=torch.int64) if index is None else group_ids(index)
     weights = counted_weights(lengths, ids, mode, mask.shape[1] if horizon is None else horizon, count) * dp_size

@@ -1,7 +1,7 @@
-"""Policy and value losses under the names and parameters of the vectors files.
+"""Policy and value losses with the names and parameters of the vectors files.
 
-`logp_sg`, where given, replaces the stop-gradient copies of logp; a function without such copies ignores it.
-Guards against huge log-ratios are off unless a file asks for them.
+`logp_sg` replaces the stop-gradient copies of logp; functions without such copies ignore it. The clamp of log-ratios is
+off unless a file sets it.
 """
 
 from __future__ import annotations

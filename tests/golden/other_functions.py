@@ -1,4 +1,5 @@
-"""KL, entropy, correction weights and preference losses under the names and parameters of the vectors files."""
+"""KL, entropy, correction weights and preference losses with the names and parameters of the vectors
+files."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
 
 
 def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenStats:
-    """By the head that the trainer uses, which is given the logits as its states. [..., V] -> flat [n]"""
+    """Statistics from the trainer's output head, with the logits as its hidden states. [..., V] -> flat [n]"""
     size = logits.shape[-1]
     head, targets = LmHead(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
     other = None

@@ -22,7 +22,7 @@ def test_item(number: int, dtype: str):
     assert not problems
 
 
-def test_every_function_of_the_shared_format_is_known():
+def test_all_functions_of_the_vectors_format_are_supported():
     names = """aggregate cispo clip_cov clip_cov_candidates dpo dr_grpo dynamic_sampling_keep entropy_loss gae gdpo gmpo
     gpg grpo grpo_total gspo_sequence gspo_token kl_adaptive kl_cov kl_dual_descent kl_fixed kl_full kl_in_reward
     kl_loss kl_ppo2017 magistral mismatch_weights opo overlong_filter passk_analytic passk_leave_one_out
@@ -31,7 +31,7 @@ def test_every_function_of_the_shared_format_is_known():
     assert sorted(names.split()) == sorted(FUNCTIONS)
 
 
-def test_the_command_prints_a_line_a_function_and_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_command_prints_one_line_per_function_and_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fixed = {"function": "kl_fixed", "params": {"coef": 0.5}, "inputs": {"kls": [1.0]}, "expected": {"value": [0.5]}}
     assert main([write(tmp_path, fixed)]) == 0
     header, line, total = capsys.readouterr().out.splitlines()
@@ -41,18 +41,18 @@ def test_the_command_prints_a_line_a_function_and_exits_0(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "verdict"),
     [
         ({"expected": {"value": [[0.0, 1.0 + 1e-8]]}}, "failed"),  # beyond rtol
         ({"expected": {"value": [0.0, 1.0]}}, "failed"),  # wrong shape
-        ({"inputs": {"scores": [1.0], "mask": [[1, 1], [1, 1]]}}, "failed"),  # the formula breaks
+        ({"inputs": {"scores": [1.0], "mask": [[1, 1], [1, 1]]}}, "failed"),  # shapes that do not match
         ({"function": "place_reward"}, "unsupported"),
         ({"params": {"where": "last"}}, "unsupported"),
         ({"expected": {"rewards": [[0.0, 1.0]]}}, "unsupported"),
     ],
 )
-def test_the_command_exits_1_and_says_which(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict, said: str
+def test_command_exits_1_and_names_the_item(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict, verdict: str
 ):
     good = {
         "function": "place_outcome_reward",
@@ -62,7 +62,7 @@ def test_the_command_exits_1_and_says_which(
     }
     assert main([write(tmp_path, good)]) == 0
     assert main([write(tmp_path, {**good, **change})]) == 1
-    assert f"{said}: item 0" in capsys.readouterr().out
+    assert f"{verdict}: item 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Name:
 @dataclass(frozen=True)
 class Case:
     episodes: Episodes
-    told: TokenLogProbs
+    logprobs: TokenLogProbs
     table: Table
     config: Config
     estimator: Estimator
@@ -46,12 +46,12 @@ class Case:
         closed_form = bool(estimator.no_shaping) and "components" not in estimator.needs
         generator = np.random.default_rng([name.seed, name.number])
         episodes = Episodes.draw(generator, plain=closed_form)
-        told = TokenLogProbs.draw(generator, episodes.num_tokens)
+        logprobs = TokenLogProbs.draw(generator, episodes.num_tokens)
         one_step = bool(generator.random() < 0.5)
         return cls(
             episodes,
-            told,
-            Table.draw(generator, told.old),
+            logprobs,
+            Table.draw(generator, logprobs.old),
             draw_config(generator, estimator, loss, episodes, one_step),
             estimator,
             loss,
@@ -62,14 +62,16 @@ class Case:
         """Outcome with the table in place of the model."""
 
         def make():
-            return prepare(view, self.episodes, self.told, self.config, self.estimator)
+            return prepare(view, self.episodes, self.logprobs, self.config, self.estimator)
 
         return update(make, view, self.table, self.config, self.loss, self.episodes.num_tokens)
 
     def on_policy(self, own: np.ndarray) -> Case:
         """The case for a real model with these log-probs: old and reference log-probs are close to them."""
-        old = (own + 0.3 * (self.told.old + 4.0)).astype(np.float32)
-        return replace(self, told=replace(self.told, old=old, ref=(old + self.told.ref - self.told.old)))
+        old = (own + 0.3 * (self.logprobs.old + 4.0)).astype(np.float32)
+        return replace(
+            self, logprobs=replace(self.logprobs, old=old, ref=(old + self.logprobs.ref - self.logprobs.old))
+        )
 
 
 def _views(generator: np.random.Generator, one_step: bool) -> list[View]:

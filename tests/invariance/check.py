@@ -33,7 +33,7 @@ from tests.invariance.settings import pairs
 from tests.invariance.table import Outcome
 from tests.unit.tiny import free_address, run_ranks, save_model
 
-PAIRS_A_CASE = 8
+PAIRS_PER_CASE = 8
 REAL_EVERY = 10  # cases
 TOLERANCE = 1e-4  # columns are sent to the workers in float32, and a gradient is a difference of large terms
 REAL_TOLERANCE = 2e-4  # the tiny model computes in float32
@@ -74,7 +74,7 @@ def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
     """Pairs of each case in turn. 20 cases contain all pairs."""
     every = pairs()
     for number in range(cases):
-        chosen = [every[(number * PAIRS_A_CASE + i) % len(every)] for i in range(PAIRS_A_CASE)]
+        chosen = [every[(number * PAIRS_PER_CASE + i) % len(every)] for i in range(PAIRS_PER_CASE)]
         yield [Name(seed, number, *pair) for pair in chosen]
 
 
@@ -87,7 +87,7 @@ def check(seed: int, cases: int, progress: bool = False, quick: bool = False) ->
             check_case(name, report, turn if quick else None)
         report.cases += 1
         if report.cases % REAL_EVERY == 1:
-            of_worker.append(names[(report.cases // REAL_EVERY) % PAIRS_A_CASE])
+            of_worker.append(names[(report.cases // REAL_EVERY) % PAIRS_PER_CASE])
         if progress and report.cases % 20 == 0:
             print(f"{report.cases} of {cases} cases, {len(report.failures)} failures", flush=True)
     check_worker(of_worker, report, processes=not quick)
@@ -105,12 +105,12 @@ def check_case(name: Name, report: Report, turn: int | None) -> None:
 def difference(ours: Outcome, expected: Outcome) -> float:
     """Largest difference of advantages, returns, losses, gradients and metrics, each relative to its largest entry."""
     assert len(ours.gradients) == len(expected.gradients)
-    assert ours.figures.keys() == expected.figures.keys()
+    assert ours.metrics.keys() == expected.metrics.keys()
     arrays = [
         (ours.advantages, expected.advantages, 1.0),
         (ours.returns, expected.returns, 1.0),
         (np.array(ours.losses), np.array(expected.losses), 1e-2),
-        (np.array(list(ours.figures.values())), np.array([expected.figures[name] for name in ours.figures]), 1.0),
+        (np.array(list(ours.metrics.values())), np.array([expected.metrics[name] for name in ours.metrics]), 1.0),
         *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.gradients, expected.gradients)),
         *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.value_gradients, expected.value_gradients)),
     ]
@@ -133,7 +133,7 @@ def check_worker(names: list[Name], report: Report, processes: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, address = str(save_model("qwen3", Path(temporary))), free_address()
         padded, packed = (real.make_worker(folder, one, 0, 1, address) for one in (False, True))
-        cases = [real.near_the_model(padded, Case.draw(name)) for name in names]
+        cases = [real.with_model_logprobs(padded, Case.draw(name)) for name in names]
         expected = [real.gradients(padded, case, real.PADDED) for case in cases]
         for name, case, steps in zip(names, cases, expected, strict=True):
             for view in real.VIEWS:

@@ -16,7 +16,7 @@ from tests.invariance.views import View, prepare
 from tests.unit.workers.training import record_gradients, scale_weights
 
 Steps = list[dict[str, np.ndarray]]
-"""The gradients of each optimiser step, by the parameter's name."""
+"""The gradients of each optimizer step, by the parameter's name."""
 
 PACKED = View("packed", max_tokens=70)
 VIEWS = [  # compared with append context, padded, in one micro-batch
@@ -25,14 +25,21 @@ VIEWS = [  # compared with append context, padded, in one micro-batch
     PACKED,
     View("shared, packed", shared=True, max_tokens=70),
     View("shared, padded", padded=True, shared=True),
-    View("memory, shared, padded, without still rows", "memory", padded=True, shared=True, skips=True, max_tokens=70),
-    View("packed, without still rows", skips=True, max_tokens=70),
+    View(
+        "memory, shared, padded, without rows of zero advantage",
+        "memory",
+        padded=True,
+        shared=True,
+        skips=True,
+        max_tokens=70,
+    ),
+    View("packed, without rows of zero advantage", skips=True, max_tokens=70),
 ]
 ON_TWO_RANKS = [
     View("memory, packed, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=70),
     View("memory, packed, two ranks share sequences", "memory", sequence_parallel=2, max_tokens=35),
     View("padded, two ranks share sequences", padded=True, sequence_parallel=2),
-    View("shared, two ranks, without still rows", num_ranks=2, shared=True, skips=True, max_tokens=70),
+    View("shared, two ranks, without rows of zero advantage", num_ranks=2, shared=True, skips=True, max_tokens=70),
     View("shared, padded, two ranks share sequences", padded=True, sequence_parallel=2, shared=True),
 ]
 PADDED = View("padded", padded=True)
@@ -57,7 +64,7 @@ def make_worker(
 
 def load(worker: PolicyWorker, case: Case, view: View):
     """Load the rows and settings into the worker and return its columns."""
-    prepared = prepare(view, case.episodes, case.told, case.config, case.estimator)
+    prepared = prepare(view, case.episodes, case.logprobs, case.config, case.estimator)
     rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
     worker.correction, worker.teaching = case.config.algorithm.rollout_correction, case.config.teacher
@@ -65,7 +72,7 @@ def load(worker: PolicyWorker, case: Case, view: View):
     return prepared, prepared.columns[rank]
 
 
-def near_the_model(worker: PolicyWorker, case: Case) -> Case:
+def with_model_logprobs(worker: PolicyWorker, case: Case) -> Case:
     """The case with old log-probs close to those of the worker's model."""
     prepared, _ = load(worker, case, PADDED)
     own = prepared.batch.layout.to_matrix([worker.compute_log_probs()])
@@ -76,10 +83,10 @@ def near_the_model(worker: PolicyWorker, case: Case) -> Case:
 
 
 def gradients(worker: PolicyWorker, case: Case, view: View) -> Steps:
-    noted = record_gradients(worker)
+    gradients_of_steps = record_gradients(worker)
     prepared, columns = load(worker, case, view)
     worker.update(columns, prepared.steps[worker.placement.rank // view.sequence_parallel])
-    return noted
+    return gradients_of_steps
 
 
 def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Case]) -> list[list[Steps]]:

@@ -57,7 +57,7 @@ class Outcome:
     losses: list[float]
     gradients: list[Tensor]
     value_gradients: list[Tensor]
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def update(
@@ -66,19 +66,19 @@ def update(
     """Gradient descent over the mini-batches. `make` prepares the case; a rebuilt view calls it at every step."""
     prepared, actor = make(), config.actor_rollout_ref.actor
     theta, losses, gradients, value_gradients = torch.zeros(SIZE, dtype=torch.float64), [], [], []
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for _ in range(actor.ppo_epochs):
         for step in range(len(prepared.batch.layout.mini_batch_rows)):
             prepared, theta = (make(), copy.deepcopy(theta)) if view.resumed else (prepared, theta)
             leaf = theta.clone().requires_grad_()
-            total = policy_step(prepared, step, view, table, leaf, config, loss, figures)
+            total = policy_step(prepared, step, view, table, leaf, config, loss, metrics)
             (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
             losses.append(float(total.detach()))
             gradients.append(gradient)
             value_gradients.append(value_step(prepared, step, view, table, leaf))
             theta = theta - LEARNING_RATE * gradient
     columns = [prepared.by_token(name, num_tokens) for name in ("advantages", "returns")]
-    return Outcome(*columns, losses, gradients, value_gradients, figures)
+    return Outcome(*columns, losses, gradients, value_gradients, metrics)
 
 
 def micro_batches(prepared: Prepared, step: int, padded: bool):
@@ -99,17 +99,17 @@ def policy_step(
     theta: Tensor,
     config: Config,
     loss: PolicyLoss,
-    figures: dict[str, float],
+    metrics: dict[str, float],
 ) -> Tensor:
-    """Loss of a mini-batch. Adds to `figures`."""
+    """Loss of a mini-batch. Adds to `metrics`."""
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
         matrices = policy_matrices(micro, table.stats(theta, tokens))
         one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
         total = total + one
         for name, value in sums.items():
-            known, own = figures.get(name, 0.0), float(value.detach())
-            figures[name] = max(known, own) if name.endswith(MAX_SUFFIX) else known + own
+            known, own = metrics.get(name, 0.0), float(value.detach())
+            metrics[name] = max(known, own) if name.endswith(MAX_SUFFIX) else known + own
     return total
 
 

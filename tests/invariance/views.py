@@ -75,7 +75,7 @@ class Prepared:
         return values
 
 
-def prepare(view: View, episodes: Episodes, told: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
+def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     order = None if view.order is None else np.random.default_rng(view.order)
@@ -98,11 +98,13 @@ def prepare(view: View, episodes: Episodes, told: TokenLogProbs, config: Config,
     assert all((rank.rows.prefixes is not None) is view.shared for rank in batch.layout.rank_batches)
     tokens = token_numbers(batch, episodes)
 
-    def said(values: np.ndarray) -> np.ndarray:
+    def by_position(values: np.ndarray) -> np.ndarray:
         return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
 
-    values = said(told.values) if "values" in estimator.needs else None
-    computed = WorkerColumns(said(told.old), said(told.ref), values, teacher_logprobs=said(told.ref))
+    values = by_position(logprobs.values) if "values" in estimator.needs else None
+    computed = WorkerColumns(
+        by_position(logprobs.old), by_position(logprobs.ref), values, teacher_logprobs=by_position(logprobs.ref)
+    )
     settings = CreditSettings(estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
     credit = assign_credit(batch, computed, settings)
     may_skip = view.skips and skips_still_rows(config, get_policy_loss(actor.policy_loss.loss_mode))
