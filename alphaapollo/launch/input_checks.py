@@ -223,9 +223,8 @@ def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
     return model.model_copy(update={"use_liger": kind in LIGER_ARCHITECTURES})
 
 
-def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
-    """ValueError: `size` of the `ranks`, as set by `key`, cannot share the sequences of one of the models (by their
-    keys)."""
+def check_sequence_parallel(size: int, key: str, models: Mapping[str, Model]) -> None:
+    """ValueError: `size` ranks, as set by `key`, cannot share the sequences of one of the models (by their keys)."""
     from alphaapollo.models.load import load_config  # imports torch
     from alphaapollo.models.ulysses import check_splits
 
@@ -233,7 +232,7 @@ def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str
         if size > 1 and model.path:
             config = load_config(model)
             own_code = model.trust_remote_code and hasattr(config, "auto_map")
-            check_splits(config, f"{name}={model.path}", size, ranks, key, own_code)
+            check_splits(config, f"{name}={model.path}", size, key, own_code)
 
 
 def read_prompts(

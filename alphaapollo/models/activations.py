@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-MetaModel = Any
-
-
 @dataclass(frozen=True)
 class ModelSizes:
     """Numbers of parameters, and KV cache sizes in an engine."""
@@ -133,17 +130,13 @@ class TrainingPass:
     divergence: Divergence | None = None  # from a frozen model's distributions
     adapters: bool = False  # LoRA: layers keep as much, but their weights and the head get no gradient
 
-    @property
-    def num_tokens(self) -> int:
-        return self.rows * self.length
-
 
 def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activations:
     """Measure a training pass. `model`: from load_meta, in the dtype of forward and backward."""
     (first, peak), (second, _) = (_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
-    hidden = training.num_tokens * model.config.get_text_config().hidden_size * parameter.element_size()
+    hidden = training.rows * training.length * model.config.get_text_config().hidden_size * parameter.element_size()
     head = _head_peak(model, training) if training.need_head else 0
     if training.adapters:
         peak -= parameter.element_size() * model_sizes(model).unit
@@ -180,7 +173,10 @@ def _decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: i
 
 
 def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
-    num_tokens, output = training.num_tokens, model.get_output_embeddings().requires_grad_(not training.adapters)
+    num_tokens, output = (
+        training.rows * training.length,
+        model.get_output_embeddings().requires_grad_(not training.adapters),
+    )
     head = LmHead(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
@@ -199,14 +195,8 @@ def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count bytes of the storages that operations allocate, as long as they are alive.
-
-    Args:
-        known: module; its parameters and buffers do not count.
-
-    Attributes:
-        now, peak: bytes.
-    """
+    """Count bytes of the storages that operations allocate, as long as they are alive. Parameters and buffers of the
+    module `known` do not count."""
 
     def __init__(self, known: nn.Module):
         super().__init__()

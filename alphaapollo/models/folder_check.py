@@ -22,14 +22,8 @@ LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)
 
 
 def check_weights(model: Model, key: str) -> None:
-    """Check the weights of a local folder for truncated or missing files, and for shapes and layers that differ from
-    config.json.
-
-    Args:
-        key: of the path, e.g. actor_rollout_ref.model.path.
-
-    Raises ValueError.
-    """
+    """Raise ValueError if weight files of the local folder that `key` configures are truncated or missing, or if their
+    shapes and layers differ from config.json."""
     folder = Path(model.path).expanduser()
     if not model.path or not folder.is_dir():
         return

@@ -2,10 +2,6 @@
 
 A linear layer computes W x + scale B A x with scale = alpha / rank. W is frozen in the dtype of forward and backward;
 A [rank, in] and B [out, rank] are trained in float32.
-
-add_adapters       add adapters to a loaded model; B = 0, so its outputs do not change
-adapters_disabled  use the model as its own reference
-merged_weight      W + scale B A, sharded like W: each rank computes its own rows
 """
 
 from __future__ import annotations
@@ -66,11 +62,8 @@ def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
 
 
 def check_targets(model: Model, key: str) -> None:
-    """Raise ValueError if the model lacks some of `target_modules`, or they cannot have an adapter.
-
-    Args:
-        key: of the model's section, e.g. actor_rollout_ref.model.
-    """
+    """Raise ValueError if the model, the config section `key`, lacks some of `target_modules`, or they cannot have an
+    adapter."""
     try:
         target_names(load_without_weights(model), model)
     except ValueError as error:
@@ -91,10 +84,7 @@ def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
         fits = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
         if not fits or not linear.issuperset(fits):
             what = "is not a linear layer before the output head" if fits else "is not in the model"
-            raise ValueError(
-                f"target_modules: {target!r} {what}. {type(model).__name__} has {', '.join(known)}. Use some "
-                "of these, or all-linear."
-            )
+            raise ValueError(f"target_modules: {target!r} {what}. Use some of {', '.join(known)}, or all-linear.")
     return sorted(lora.target_modules)
 
 

@@ -73,26 +73,21 @@ class RoutingPass:
 class Routers:
     """Routers of one model.
 
-    `begin_pass` starts a forward pass and `end_pass` stops recording it. Forced experts stay in force for the backward
-    pass, until the next `begin_pass`.
-
-    Attributes:
-        layers: indices of the decoder layers that have a router.
-        current: the last pass; None: do not record or force the next forward pass.
-        needs_probabilities: passes with gradients also collect what load_balancing_loss needs.
+    `begin_pass` starts a forward pass, after which `is_open` of the result must be set to false. Forced experts stay in
+    force for the backward pass, until the next `begin_pass`.
     """
 
     def __init__(self, model: PreTrainedModel, sizes: ExpertSizes):
         self.sizes = sizes
         layers = decoder_layers(model)
         self.num_layers = len(layers)
-        self.needs_probabilities = False
-        self.current: RoutingPass | None = None
+        self.needs_probabilities = False  # passes with gradients also collect what load_balancing_loss needs
+        self.current: RoutingPass | None = None  # None: do not record or force the next forward pass
         kinds = _router_classes(model)
         found = [(i, one) for i, layer in enumerate(layers) for one in layer.modules() if isinstance(one, kinds)]
         if not all(_is_supported(router, sizes, model.config) for _, router in found):
             found = []
-        self.layers = [layer for layer, _ in found]
+        self.layers = [layer for layer, _ in found]  # indices of the decoder layers with a router
         for layer, router in found:
             router.forward = self._wrap_forward(router.forward, layer)
 
@@ -120,10 +115,6 @@ class Routers:
         )
         return self.current
 
-    def end_pass(self) -> None:
-        assert self.current is not None
-        self.current.is_open = False
-
     def _wrap_forward(self, forward: Callable[..., Any], layer: int) -> Callable[..., Any]:
         def route(*arguments: Any, **keywords: Any) -> Any:
             current = self.current
@@ -140,16 +131,12 @@ class Routers:
 
 
 class _TopKOverride(TorchFunctionMode):
-    """Context in which torch.topk over a router's E scores returns the forced experts, if any.
-
-    Attributes:
-        own: experts that topk would have returned.
-    """
+    """Context in which torch.topk over a router's E scores returns the forced experts, if any."""
 
     def __init__(self, sizes: ExpertSizes, forced: Tensor | None):
         super().__init__()
         self.sizes, self.forced = sizes, forced
-        self.own: Tensor | None = None
+        self.own: Tensor | None = None  # experts that topk would have returned
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -181,11 +168,7 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
 
 
 def check_routers(model: Model, key: str, balance: bool) -> None:
-    """Check that a model has supported routers and, with `balance`, a load-balancing loss. Raises ValueError.
-
-    Args:
-        key: config key that needs them.
-    """
+    """Raise ValueError if a model lacks what `key` needs: routers and, with `balance`, a load-balancing loss."""
     loaded = load_without_weights(model)
     if Routers.of(loaded) is None:
         raise ValueError(

@@ -57,7 +57,7 @@ class PolicyModel(FsdpRoot):
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Statistics [n] of the response tokens at `temperature`; `divergence_target` adds the divergence from it."""
-        hidden = self._head_input(micro)
+        hidden = PolicyModel.head_input(self, micro)  # without FSDP's hooks, which are on self.head_input
         own = token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
         if micro.sequence is None:
             return own
@@ -72,16 +72,12 @@ class PolicyModel(FsdpRoot):
 
     def head_input(self, micro: MicroBatch) -> HeadInput:
         """States before each of this rank's response tokens, with the head that reads them."""
-        return self._head_input(micro)
-
-    def _head_input(self, micro: MicroBatch) -> HeadInput:
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
-        if self.routers is not None:
-            self.routers.begin_pass(micro.is_real, micro.routed_experts)
+        routing = self.routers and self.routers.begin_pass(micro.is_real, micro.routed_experts)
         states = hidden_states(self.model.base_model, micro, micro.states)
-        if self.routers is not None:
-            self.routers.end_pass()
+        if routing:
+            routing.is_open = False
         return HeadInput(states, head)
 
     def native_logprobs(self, token_ids: Tensor) -> Tensor:
@@ -102,11 +98,8 @@ class PolicyModel(FsdpRoot):
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
-        """Context in which the model can generate with a KV cache.
-
-        It uses transformers' attention, which supports padding and caches; turns gradient checkpointing off, because a
-        checkpointed layer keeps no cache; and does not compile, because each shape occurs once.
-        """
+        """Context in which the model can generate with a KV cache: with transformers' attention, without gradient
+        checkpointing (a checkpointed layer keeps no cache), and not compiled, because each shape occurs once."""
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
         if uses_own_backend(self.model):

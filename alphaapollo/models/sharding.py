@@ -37,17 +37,11 @@ COLLECTIVE_TIMEOUT = timedelta(hours=1)  # covers a rank that loads or writes a 
 
 
 class FsdpRoot(nn.Module):
-    """Model that `shard` splits over the ranks.
+    """Model that `shard` splits over the ranks."""
 
-    Attributes:
-        layers: modules that are gathered one at a time, the decoder layers.
-        float32_modules: submodules, called as modules, that compute in float32 whatever the dtype of the others.
-        forward_methods: methods besides forward that use parameters.
-    """
-
-    layers: Sequence[nn.Module]
-    float32_modules: Sequence[nn.Module] = ()
-    forward_methods: Sequence[str] = ()
+    layers: Sequence[nn.Module]  # modules that are gathered one at a time, the decoder layers
+    float32_modules: Sequence[nn.Module] = ()  # submodules that compute in float32 whatever the dtype of the others
+    forward_methods: Sequence[str] = ()  # methods besides forward that use parameters
 
 
 R = TypeVar("R", bound=FsdpRoot)
@@ -67,27 +61,22 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
-    if interface := interface_to(urlsplit(init_method).hostname or ""):
+    url = urlsplit(init_method)
+    if interface := interface_to(url.hostname or ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    rendezvous = _rendezvous(rank, world_size, init_method)
+    rendezvous: dict[str, Any] = {"init_method": init_method}
+    if world_size == 1:
+        rendezvous = {"store": dist.HashStore()}  # type: ignore[attr-defined]
+    elif url.scheme == "tcp":
+        assert url.hostname and url.port
+        is_first, listening = rank == 0, take_held_port(url.port) if rank == 0 else None
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
+        )
+        rendezvous = {"store": store}
     dist.init_process_group(
         BACKENDS[device], rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, **rendezvous
     )
-
-
-def _rendezvous(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
-    """Arguments of init_process_group by which the ranks find each other."""
-    if world_size == 1:
-        return {"store": dist.HashStore()}  # type: ignore[attr-defined]
-    url = urlsplit(init_method)
-    if url.scheme != "tcp":
-        return {"init_method": init_method}
-    assert url.hostname and url.port
-    is_first, listening = rank == 0, take_held_port(url.port) if rank == 0 else None
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
-    )
-    return {"store": store}
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:

@@ -98,33 +98,27 @@ def stateful_layer_types(config: PretrainedConfig) -> set[str]:
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key: str, own_code: bool) -> None:
+def check_splits(config: PretrainedConfig, what: str, size: int, key: str, own_code: bool) -> None:
     """Check that sequence parallelism works with a model. Raises ValueError.
 
     Args:
         what: the model with its key, for messages.
-        key: config key that sets `size`, the group size out of `ranks`.
+        key: config key that sets `size`, the group size.
         own_code: the model's Python code is in its folder, and may not use pluggable attention.
     """
     text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", 0)
-    if heads % size or not heads:
-        fits = ", ".join(str(n) for n in range(1, ranks + 1) if heads % n == 0 and ranks % n == 0) if heads else "1"
-        raise ValueError(
-            f"{key}={size} does not divide the {heads} attention heads of {what}. With {ranks} ranks, set one of "
-            f"{fits}."
-        )
-    stateful = stateful_layer_types(config)
+    heads, possible, problem = getattr(text, "num_attention_heads", 0), 1, ""
     rope = set(_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
-    problem = ""
-    if stateful:
+    if stateful := stateful_layer_types(config):
         problem = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
     elif own_code:
         problem = "has its own modeling code, and its attention cannot be split"
     elif rope:
         problem = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
+    elif heads % size or not heads:
+        problem, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
     if problem:
-        raise ValueError(f"{key}={size} is not supported: {what} {problem}. Set {key}=1.")
+        raise ValueError(f"{key}={size} is not supported: {what} {problem}. Set {key}={possible}.")
 
 
 def _rope_types(parameters: dict[str, Any]) -> list[str]:

@@ -23,9 +23,7 @@ def compute_column(
 ) -> np.ndarray:
     """Compute a column with forward passes over `mini_batches`; rows in none of them are zero. float32 [sum responses]
 
-    Args:
-        root: model that is resharded afterwards.
-        compute: micro-batch -> one number per response token, [n].
+    `compute` returns one number per response token of a micro-batch, [n]. `root` is resharded afterwards.
     """
     column = ColumnBuilder(rows)
     for mini_batch in mini_batches:

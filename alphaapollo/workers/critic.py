@@ -34,7 +34,6 @@ class CriticWorker(TrainingWorker):
         model: with the path of the critic's model.
         optimizer_steps: of the whole run, for the learning rate schedule.
         seed: of the new value head, and of new adapters (LoRA).
-        saves_in_background: see TrainingWorker.
     """
 
     batch: RankBatch  # of this iteration
@@ -52,7 +51,7 @@ class CriticWorker(TrainingWorker):
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
         loaded = load_trainable_lm(model, chosen_attention(model), self.dtype, dist.get_rank() == 0, seed)
-        self.model = shard(ValueModel(loaded, seed), self.groups.mesh, self.dtype, fsdp.offload_policy)
+        self.model = shard(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()
@@ -75,7 +74,7 @@ class CriticWorker(TrainingWorker):
 
         The loss is the mean over the action tokens of a mini-batch, weighted by `columns.value_weights`.
         """
-        sums = MetricSums(self.groups.data)
+        sums = MetricSums(self.data_group)
         self.state.reload()
         steps: list[OptimizerStep] = []
         for _ in range(self.critic.ppo_epochs):
@@ -83,15 +82,13 @@ class CriticWorker(TrainingWorker):
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step(skip_bad))
-        metrics = _normalize(sums.reduce(self.device), len(steps)) | optimizer_step_metrics(
-            steps, self.critic.grad_clip
-        )
+        metrics = _normalize(sums.reduce(self.device), len(steps))
+        metrics |= optimizer_step_metrics(steps, self.critic.grad_clip)
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
 
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
         """Run forward and backward of one micro-batch."""
-        needed = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
-        micro = self.builder.build(self.batch.rows, positions, needed)
+        micro = self.builder.build(self.batch.rows, positions, columns)
         given = micro.columns
         assert given.returns is not None and given.values is not None and given.value_weights is not None
         values = micro.to_matrix(self.model(micro))

@@ -26,9 +26,6 @@ def export_checkpoint(
 
     A fine-tuned model is a policy. A critic becomes a token classifier with one label.
 
-    Args:
-        form: see models.export.hf_folder.export_model.
-
     Returns the mean difference between the outputs of the checkpoint and those that transformers computes with the
     folder, for a probe (models/export/verification.py).
 
@@ -46,7 +43,7 @@ def _write(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
     """Write the folder. Returns the tokens of the probe and the checkpoint's outputs; frees the model."""
-    groups = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
+    mesh, *_ = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
         loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
@@ -55,7 +52,7 @@ def _write(
             root = ScoreModel(loaded)
         else:
             root = ValueModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
-        shard(root, groups.mesh, torch.float32, offload_policy=False)
+        shard(root, mesh, torch.float32, offload_policy=False)
         load_snapshot(folder, root, optimizer=None)
         if isinstance(root, ValueModel):
             export_critic(output, root, model, dtype)

@@ -33,7 +33,6 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     Args:
         model: resolved.
         optimizer_steps: of the whole run, for the learning rate schedule.
-        saves_in_background: see TrainingWorker.
     """
 
     tuning: TuningConfig
@@ -70,14 +69,14 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     def load_model(self) -> None:
         """Load and shard `model` and run its self-check. Sets `hf_model`, `routers` and `self_check_warnings`."""
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
-        model = load_policy(self.config, self.groups.mesh, self.dtype, offload, seed)
+        model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
         self.self_check_warnings = self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
         """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums = self._reduced_counts(batch), MetricSums(self.groups.data)
+        counts, sums = self._reduced_counts(batch), MetricSums(self.data_group)
         balancer = self.load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
@@ -95,7 +94,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
         """Compute the counts and sums that a step would report."""
-        counts, sums = self._reduced_counts(batch), MetricSums(self.groups.data)
+        counts, sums = self._reduced_counts(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:
                 sums.add(self.loss(batch, positions, counts)[1])
@@ -103,6 +102,6 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         return counts | sums.reduce(self.device)
 
     def _reduced_counts(self, batch: B) -> dict[str, float]:
-        sums = MetricSums(self.groups.data)
+        sums = MetricSums(self.data_group)
         sums.add(self.counts(batch))
         return sums.reduce(self.device)

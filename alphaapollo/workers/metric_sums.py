@@ -17,10 +17,7 @@ MAX_SUFFIX = "_max"
 class MetricSums:
     """Named sums over micro-batches and then over ranks. Of names that end in _max it keeps the maximum.
 
-    Adding does not wait for the device. All ranks must add the same names.
-
-    Args:
-        group: ranks that together have every row once; None: all.
+    Adding does not wait for the device. All ranks of `group` (None: all ranks) must add the same names.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -37,16 +34,15 @@ class MetricSums:
 
     def reduce(self, device: torch.device) -> dict[str, float]:
         """Values over all ranks (a collective)."""
-        return self._reduce(device, dist.ReduceOp.SUM) | self._reduce(device, dist.ReduceOp.MAX)
-
-    def _reduce(self, device: torch.device, operation: dist.ReduceOp.RedOpType) -> dict[str, float]:
-        is_max = operation == dist.ReduceOp.MAX
-        names = sorted(name for name in self.totals if name.endswith(MAX_SUFFIX) is is_max)
-        if not names:
-            return {}
-        totals = torch.stack([self.totals[name].to(device) for name in names])
-        dist.all_reduce(totals, operation, group=self.group)
-        return dict(zip(names, totals.tolist(), strict=True))
+        reduced: dict[str, float] = {}
+        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            is_max = operation == dist.ReduceOp.MAX
+            names = sorted(name for name in self.totals if name.endswith(MAX_SUFFIX) is is_max)
+            if names:
+                totals = torch.stack([self.totals[name].to(device) for name in names])
+                dist.all_reduce(totals, operation, group=self.group)
+                reduced |= dict(zip(names, totals.tolist(), strict=True))
+        return reduced
 
 
 def optimizer_step_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:

@@ -30,10 +30,10 @@ class ModelWorker:
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
         assert model.dtype != "auto", "resolve_model comes first"
         self.config, self.placement = model, placement
-        self.groups = join_ranks(placement, fsdp_size)
+        self.mesh, sequence, self.data_group = join_ranks(placement, fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # of forward and backward
-        self.builder = MicroBatchBuilder(model.attention == "padded", self.device, self.groups.sequence)
+        self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
 
     def free_cache(self) -> None:
         """Release GPU memory that torch caches, for other processes."""
@@ -53,14 +53,10 @@ class TrainingWorker(ModelWorker):
 
     Args:
         saves_in_background: write checkpoints from a copy while training continues.
-
-    Attributes, set by subclasses:
-        state: of the training.
-        hf_model: model of transformers that `export` writes.
     """
 
     state: TrainState
-    hf_model: Any
+    hf_model: Any  # transformers model that `export` writes
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)
@@ -104,8 +100,7 @@ class TrainingWorker(ModelWorker):
 
     def has_first_copy(self) -> bool:
         """Whether this rank's slices belong to the first of several copies of the model (HSDP)."""
-        mesh = self.groups.mesh
-        return mesh.ndim == 1 or mesh.get_local_rank("replicate") == 0
+        return self.mesh.ndim == 1 or self.mesh.get_local_rank("replicate") == 0
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
@@ -118,7 +113,7 @@ class TrainingWorker(ModelWorker):
         """Balancer of one update; None without experts."""
         if routers is None:
             return None
-        return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
+        return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.data_group)
 
     def close(self) -> None:
         self.writer.close()

@@ -1,10 +1,7 @@
 """Expert load of a mixture of experts over one update: its metrics, and the auxiliary loss that balances the load.
 
-The loss is that of transformers (models/moe_routing.py). f_e, the share of tokens that expert e gets, is computed over
-the micro-batches that all ranks run at the same time, which takes one all-reduce of 2 E numbers per micro-batch. A
-micro-batch is weighted by its share of the optimizer step's tokens, prompts included, padding excluded. So the number
-of ranks and sequence parallelism do not change the loss; the number of micro-batches does, because f_e of the whole
-step is not known before its last micro-batch.
+The loss is that of transformers (docs/moe.md). f_e, the share of tokens that expert e gets, is computed over the
+micro-batches that all ranks run at the same time, which takes one all-reduce of 2 E numbers per micro-batch.
 """
 
 from __future__ import annotations

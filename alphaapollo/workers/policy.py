@@ -75,19 +75,17 @@ class PolicyWorker(TrainingWorker):
         self.actor, self.engine_form, self.sender = actor, setup.engine_form, sender
         self.temperature, self.correction, self.teaching = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-        self.policy = load_policy(model, self.groups.mesh, self.dtype, fsdp.offload_policy, setup.seed)
+        self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
         self.self_check_warnings = self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
-        self.sharing = SharedPromptCheck(
-            self.policy, self.policy.logprobs_at(self.temperature), self.builder, self.dtype
-        )
-        optim_key = "actor_rollout_ref.actor.optim"
-        self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", optim_key)
+        logprobs = self.policy.logprobs_at(self.temperature)
+        self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
+        self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
         self.reference: PolicyModel | None = None
         ref_fsdp = setup.ref.fsdp_config
         if setup.needs_reference and not model.lora_rank:  # with LoRA the reference is the policy without adapters
             self.state.offload()  # while the reference is loaded
-            self.reference = load_policy(model, self.groups.mesh, self.dtype, ref_fsdp.offload_policy)
+            self.reference = load_policy(model, self.mesh, self.dtype, ref_fsdp.offload_policy)
         self.reference_parameters = parameter_offloader(self.reference, ref_fsdp.param_offload)
         self.teacher = None if setup.teacher_model is None else self._load_teacher(setup.teacher_model)
         self.flops = FlopsEstimator.of(self.policy.model)
@@ -133,11 +131,11 @@ class PolicyWorker(TrainingWorker):
 
         Raises ValueError if the first batch shares prompts and the model does not support that.
         """
-        batch, sums = self.batch, MetricSums(self.groups.data)
+        batch, sums = self.batch, MetricSums(self.data_group)
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.reload()
         self.sharing.check_batch(batch)
-        if self.teacher is not None and self.teaching.whole:
+        if self.teacher is not None and self.teaching.full_vocabulary:
             self.teacher.begin_phase(batch)
         balancer = self.load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
@@ -157,11 +155,11 @@ class PolicyWorker(TrainingWorker):
                     old = recorded.fetch(old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
-        figures = normalize(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
-        figures |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
-        figures |= self.sharing.metrics() | (balancer.metrics() if balancer else {})
-        figures |= self._utilization(mini_batches, time.perf_counter() - started)
-        return {name if "/" in name else f"actor/{name}": value for name, value in figures.items()}
+        metrics = normalize(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
+        metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
+        metrics |= self.sharing.metrics() | (balancer.metrics() if balancer else {})
+        metrics |= self._utilization(mini_batches, time.perf_counter() - started)
+        return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
     def old_log_probs(self) -> np.ndarray:
         """Old log-probs of the last update, to measure the mismatch with the engine. float32 [sum responses]"""
@@ -230,7 +228,7 @@ class PolicyWorker(TrainingWorker):
         self.reference_parameters.offload()
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
         fsdp = self.teaching.model.fsdp_config
-        teacher = FrozenTeacher(model, fsdp, self.groups.mesh, self.builder, self.temperature, vocabulary)
+        teacher = FrozenTeacher(model, fsdp, self.mesh, self.builder, self.temperature, vocabulary)
         self.sharing.problem = self.sharing.problem or teacher.sharing.problem
         return teacher
 
@@ -276,7 +274,7 @@ class PolicyWorker(TrainingWorker):
     @torch.no_grad()
     def _divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
         """The teacher, or the reference for a full KL; the configuration does not allow both."""
-        if self.teacher is not None and self.teaching.whole:
+        if self.teacher is not None and self.teaching.full_vocabulary:
             return self.teacher.divergence_target(micro, self.teaching)
         if not self.actor.full_kl:
             return None

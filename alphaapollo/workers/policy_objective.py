@@ -116,7 +116,7 @@ def policy_objective(
         assert kl is not None
         loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
         metrics["ref_kl"] = masked(kl, mask).sum()
-    if teacher.whole:
+    if teacher.full_vocabulary:
         assert matrices.divergence is not None
         loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)
     metrics["loss"] = loss

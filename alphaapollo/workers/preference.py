@@ -49,7 +49,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         is_live = self.preference_loss.needs_reference and self.preference.reference == "live"
         if is_live and not self.config.lora_rank:
             offload = self.tuning.fsdp_config.offload_policy
-            self.reference = load_policy(self.config, self.groups.mesh, self.dtype, offload)
+            self.reference = load_policy(self.config, self.mesh, self.dtype, offload)
 
     @torch.no_grad()
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
@@ -95,8 +95,8 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             kl=None if self.preference_loss.of_pairs else torch.tensor(counts["kl"] / counts["compared"]),
         )
         output = self.preference_loss(answers, self.preference)
-        figures = output.metric_sums | correct_by_source(batch, positions, output.is_correct)
-        return output.losses.sum() / counts["compared"], figures
+        metrics = output.metric_sums | correct_by_source(batch, positions, output.is_correct)
+        return output.losses.sum() / counts["compared"], metrics
 
     @torch.no_grad()
     def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:

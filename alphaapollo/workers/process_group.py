@@ -28,23 +28,20 @@ class RankPlacement:
     engine_node: str | None = None  # this rank writes weights into shared memory for the engines of that node
 
 
-@dataclass(frozen=True)
-class RankGroups:
-    """Process groups of one rank."""
+def join_ranks(
+    placement: RankPlacement, fsdp_size: int = -1
+) -> tuple[DeviceMesh, SequenceGroup | None, dist.ProcessGroup | None]:
+    """Initialize this process as a rank (a collective). fsdp_size: ranks that share one copy of the model; -1 = all.
 
-    mesh: DeviceMesh  # see models.sharding.make_mesh
-    sequence: SequenceGroup | None  # ranks that compute the same rows; None without sequence parallelism
-    data: dist.ProcessGroup | None  # ranks that together have every row once; None: all
-
-
-def join_ranks(placement: RankPlacement, fsdp_size: int = -1) -> RankGroups:
-    """Initialize this process as a rank (a collective). fsdp_size: ranks that share one copy of the model; -1 = all."""
+    Returns the mesh of the model, the ranks that compute the same rows (None without sequence parallelism), and the
+    ranks that together have every row once (None: all).
+    """
     torch.set_num_threads(placement.threads)  # Ray starts its processes with one
     if placement.device == "cuda":
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     mesh = make_mesh(placement.device, fsdp_size)
-    return RankGroups(mesh, *sequence_groups(placement.device, placement.sequence_parallel))
+    return mesh, *sequence_groups(placement.device, placement.sequence_parallel)
 
 
 def leave_ranks() -> None:

@@ -24,7 +24,7 @@ class RewardModelWorker(ModelWorker):
         super().__init__(model, placement)
         loaded = load_reward_model(model, chosen_attention(model), self.dtype, materialize=dist.get_rank() == 0)
         root = ScoreModel(loaded).requires_grad_(False)
-        self.model = shard(root, self.groups.mesh, self.dtype, fsdp.offload_policy)
+        self.model = shard(root, self.mesh, self.dtype, fsdp.offload_policy)
         self.parameters = parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 

@@ -28,13 +28,8 @@ class SharedPromptCheck:
     """Check of one model, on two short rows at its start and on rows of its first batch. All methods are collectives.
 
     Args:
-        root: FSDP root around a transformers model.
         compute: micro-batch -> one number per response token, [n].
-        dtype: of forward and backward.
         key: config key that enables shared prompts.
-
-    Attributes:
-        problem: why the model cannot use shared prompts; None if it can.
     """
 
     def __init__(
@@ -49,12 +44,10 @@ class SharedPromptCheck:
         self.root, self.name, self.compute, self.builder, self.key = root, type(model).__name__, compute, builder, key
         self.limit = LIMIT[dtype]
         self.mismatch: float | None = None  # of the first batch
-        self._is_reported = False
-        self.problem: str | None = None
+        self._unreported: dict[str, float] = {}
+        self.problem: str | None = None  # why the model cannot use shared prompts
         if stateful := stateful_layer_types(model.config):
-            self.problem = (
-                f"{self.name} has layers of type {', '.join(sorted(stateful))}, which look beyond their token"
-            )
+            self.problem = f"{self.name} has layers of type {', '.join(sorted(stateful))}, which carry state"
         elif not uses_own_backend(model):
             self.problem = f"{self.name} has its own attention code"
         else:
@@ -66,15 +59,14 @@ class SharedPromptCheck:
         """Compare both layouts on rows of the first batch that shares prompts. Raises ValueError if they differ."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
+            self._unreported = {"sharing_gap": self.mismatch}
             if not self.mismatch <= self.limit:
                 raise ValueError(f"{self.key}=true: {self._describe(self.mismatch)}. Set it to false.")
 
     def metrics(self) -> dict[str, float]:
         """Mismatch of the first batch, returned once."""
-        if self.mismatch is None or self._is_reported:
-            return {}
-        self._is_reported = True
-        return {"sharing_gap": self.mismatch}
+        metrics, self._unreported = self._unreported, {}
+        return metrics
 
     def _describe(self, mismatch: float) -> str:
         return (

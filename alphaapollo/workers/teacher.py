@@ -26,8 +26,6 @@ class FrozenTeacher:
 
     Args:
         model: resolved, with the teacher's path, and the policy's dtype and attention.
-        builder: of the policy.
-        temperature: of the rollouts.
         vocabulary: size of the policy's head, at most that of the teacher's.
     """
 
@@ -63,7 +61,7 @@ class FrozenTeacher:
     @torch.no_grad()
     def divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
         """Teacher's distributions for the policy's head to be compared with."""
-        hidden: HeadInput = self.model.head_input(_without_routing(micro))
+        hidden: HeadInput = self.model.head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
@@ -75,13 +73,9 @@ class FrozenTeacher:
         self.parameters.offload()
 
     def _logprobs_of(self, micro: MicroBatch) -> Tensor:
-        logprobs: Tensor = self.model(_without_routing(micro), self.temperature).logprobs
+        own = replace(micro, routed_experts=None)  # not the experts that the policy's engine chose
+        logprobs: Tensor = self.model(own, self.temperature).logprobs
         return logprobs
-
-
-def _without_routing(micro: MicroBatch) -> MicroBatch:
-    """Drop the experts that the policy's engine chose."""
-    return replace(micro, routed_experts=None)
 
 
 def distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:

@@ -255,9 +255,8 @@ def _block_mask(rows: Packing, window: int | None) -> Any:
 def _flex_function(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
-    plain: Callable[..., Any] = flex_attention
-    return plain if device == "cpu" else compiled
+    compute: Callable[..., Any] = flex_attention
+    return compute if device == "cpu" else torch.compile(compute, dynamic=True)
 
 
 @lru_cache

@@ -68,8 +68,10 @@ def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
             state = {"world_size": dist.get_world_size(), **snapshot.values}
             (path / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, CheckpointException) as error:
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        free = shutil.disk_usage(existing).free / 2**20
         raise OSError(
-            f"cannot write the checkpoint {path}: {_reason(error)} ({_free_mib(path):.0f} MiB free). Free disk space "
+            f"cannot write the checkpoint {path}: {_reason(error)} ({free:.0f} MiB free). Free disk space "
             "and run the same command again; it resumes from the last complete checkpoint."
         ) from error
 
@@ -114,18 +116,23 @@ def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
         return {"model": _saved_parameters(model, get_model_state_dict(model))}
     if not optimizer.state:
         get_state_dict(model, optimizer)  # creates the state by a step with zero gradients, which must not count
-        for state in optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+        reset_optimizer(optimizer)
     parameters, states = get_state_dict(model, optimizer)
     return {"model": _saved_parameters(model, parameters), "optimizer": states}
 
 
+def reset_optimizer(optimizer: Optimizer) -> None:
+    """Set the optimizer state to that before the first step."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
 def _saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
     """The trained parameters of a partly trained model (LoRA), else all."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    return {name: tensors[name] for name in sorted(trained)} if trained and frozen else tensors
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    is_partial = any(trained.values()) and not all(trained.values())
+    return {name: tensors[name] for name in sorted(trained) if trained[name]} if is_partial else tensors
 
 
 def _generators() -> dict[str, Any]:
@@ -141,11 +148,6 @@ def _set_generators(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def _free_mib(path: Path) -> float:
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    return shutil.disk_usage(existing).free / 2**20
 
 
 def _reason(error: BaseException) -> str:

@@ -27,9 +27,6 @@ class CheckpointWriter:
 
     Args:
         in_background: write a copy while training continues; else `start` returns when the files are written.
-
-    Attributes:
-        written: future of the last checkpoint: seconds that writing took, or OSError, e.g. if the disk is full.
     """
 
     def __init__(self, in_background: bool):
@@ -39,7 +36,7 @@ class CheckpointWriter:
         self._stager = DefaultStager(
             StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
         )
-        self.written: Future[float] = Future()
+        self.written: Future[float] = Future()  # seconds that the last one took, or OSError, e.g. if the disk is full
         self.written.set_result(0.0)
 
     def start(self, parts: Sequence[Snapshot]) -> None:

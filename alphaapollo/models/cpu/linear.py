@@ -62,14 +62,11 @@ def _limit_kernel_cache() -> None:
     """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 shapes instead of 1024, because most
     micro-batches have a new shape. oneDNN reads the limits once; they are not passed on to child processes."""
     limits = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
-    before = {name: os.environ.get(name) for name in limits}
-    os.environ.update(limits)
+    added = {name: value for name, value in limits.items() if name not in os.environ}
+    os.environ.update(added)
     linear(torch.ones(2, 2), torch.ones(2, 2))
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    for name in added:
+        del os.environ[name]
 
 
 @torch.compiler.disable

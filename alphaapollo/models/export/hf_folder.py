@@ -73,12 +73,12 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
             if is_writer:
                 persistent = model.state_dict().keys()
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
-                _save(partial, tensors)
-                _write_config(partial, copy.deepcopy(model.config), type(model).__name__, dtype)
+                config = copy.deepcopy(model.config)
+                config.architectures = [type(model).__name__]
+                _write_folder(partial, tensors, config, dtype, source)
                 if model.can_generate() and model.generation_config is not None:
                     # Not save_pretrained, which rejects the generation configs of many published models.
                     model.generation_config.to_json_file(partial / "generation_config.json")
-                _copy_code_and_tokenizer(partial, source)
         if is_writer:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
@@ -96,15 +96,13 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
     kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if kind is None:
         raise ValueError(f"transformers has no token classifier for {config.model_type}, so its critic has no format.")
-    config.num_labels = 1
+    config.num_labels, config.architectures = 1, [kind.__name__]
     with _os_errors(folder):
         prefix = kind.base_model_prefix
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in full_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
-        _save(Path(folder), tensors)
-        _write_config(Path(folder), config, kind.__name__, dtype)
-        _copy_code_and_tokenizer(Path(folder), source)
+        _write_folder(Path(folder), tensors, config, dtype, source)
 
 
 @contextmanager
@@ -118,29 +116,21 @@ def _os_errors(folder: str) -> Iterator[None]:
         raise OSError(f"cannot write the model to {folder}: {error}") from error
 
 
-def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the weight files of a Hugging Face folder."""
+def _write_folder(
+    folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
+) -> None:
+    """Write weights and configuration, and copy modeling code and tokenizer from `source`."""
     from huggingface_hub import save_torch_state_dict
+    from transformers import AutoTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, folder)
-
-
-def _write_config(folder: Path, config: PretrainedConfig, architecture: str, dtype: torch.dtype) -> None:
     config.dtype = dtype
-    config.architectures = [architecture]
     config.save_pretrained(folder)
-
-
-def _copy_code_and_tokenizer(folder: Path, source: Model) -> None:
-    from transformers import AutoTokenizer
-
     for code in Path(source.path).glob("*.py"):  # of a model with its own modeling code
         shutil.copy(code, folder)
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.tokenizer_path or source.path, trust_remote_code=source.trust_remote_code
-    )
-    tokenizer.save_pretrained(folder)
+    path = source.tokenizer_path or source.path
+    AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code).save_pretrained(folder)
 
 
 def _names_by_layer(model: PreTrainedModel) -> list[list[str]]:

@@ -58,7 +58,6 @@ def check_outputs(expected: list[float], found: list[float], dtype: torch.dtype)
     if not difference <= allowed:  # also for NaN
         raise ValueError(
             f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, and "
-            f"rounding explains {allowed:.0e} at most, so nothing is written. Please report this with the model's "
-            "config.json."
+            f"rounding explains {allowed:.0e} at most, so nothing is written. Please report this model."
         )
     return difference

@@ -1,8 +1,5 @@
 """Offload tensors to host memory between phases, so that roles can share a GPU.
 
-    offload()   copy to host memory and free the device memory
-    reload()    allocate device memory and copy back
-
 An offloaded tensor has no storage but stays the same object, so FSDP's views of a parameter and the optimizer's
 references stay valid. Computing with an offloaded tensor crashes the process; owners reload first.
 """
@@ -40,7 +37,8 @@ class TensorOffloader:
         """Move all tensors to host memory. A second call does nothing."""
         if not self.enabled:
             return
-        storages = {storage._cdata: storage for storage in map(_storage, self._tensors())}
+        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._tensors())
+        storages = {storage._cdata: storage for storage in found}
         copies = {key: self._copies.get(key) or _HostCopy(storage) for key, storage in storages.items()}
         for copy in copies.values():
             copy.save()
@@ -91,7 +89,3 @@ def lock_pages(host: Tensor) -> None:
         cuda, address = torch.cuda.cudart(), host.data_ptr()
         torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
         weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    return local_tensor(tensor.detach()).untyped_storage()

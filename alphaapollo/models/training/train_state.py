@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
-from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, take_snapshot
+from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, reset_optimizer, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
 from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
@@ -113,11 +113,8 @@ class TrainState:
             )
 
     def reset_optimizer(self) -> None:
-        """Set the optimizer state to that before the first step."""
         self.moments.reload()
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+        reset_optimizer(self.optimizer)
 
     def reload(self) -> None:
         """Bring the parameters back to the device. A second call does nothing."""

@@ -61,7 +61,7 @@ def test_only_active_experts_count() -> None:
     size = FlopsEstimator.of(build_model("qwen3_moe"))
     assert size is not None and size.num_parameters == size.num_trained == 2 * layer + VOCABULARY * 32
     model = build_model("qwen3_moe")
-    model.config = build_model("qwen3").config  # which says nothing of experts
+    model.config = build_model("qwen3").config  # which does not mention experts
     assert FlopsEstimator.of(model) is None
 
 

@@ -69,13 +69,13 @@ def test_unsupported_architectures(tmp_path: Path) -> None:
         choose_kernels(resolve_model(other.model_copy(update={"use_liger": True}), "cuda"), True)
 
 
-@pytest.mark.parametrize("asked", [True, False, "auto"])
-def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+@pytest.mark.parametrize("setting", [True, False, "auto"])
+def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
     fused: list[str] = []
     monkeypatch.setattr(load, "apply_liger", lambda model: fused.append(model.config.model_type))
-    model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=asked)
+    model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=setting)
     load.load_causal_lm(model, "padded", load.torch.float32)
-    assert fused == ["qwen3"] * (asked is True)
+    assert fused == ["qwen3"] * (setting is True)
 
 
 @pytest.mark.parametrize("name", LIGER_ARCHITECTURES)

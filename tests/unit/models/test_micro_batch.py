@@ -72,15 +72,15 @@ def test_without_rows_there_is_a_dummy_of_weight_zero():
         assert micro.without_dummy(torch.ones(1)).shape == (0,)
 
 
-@pytest.mark.parametrize(("dtype", "there"), [(np.float32, torch.float32), (np.float64, torch.float64)])
-def test_columns_keep_their_values(dtype: type, there: torch.dtype):
+@pytest.mark.parametrize(("dtype", "expected"), [(np.float32, torch.float32), (np.float64, torch.float64)])
+def test_columns_keep_their_values(dtype: type, expected: torch.dtype):
     column = np.array([1, 2, 3, 4, 5], dtype=dtype)
     column.flags.writeable = False  # as arrays from Ray are
     given = Columns(returns=column, sequence_weights=np.array([0.5, 2.0]), trajectory_ids=np.array([7, 7]))
     micro = MicroBatchBuilder(True, CPU).build(two_rows(), [1, 0], given)
     assert micro.to_matrix(micro.columns.returns).tolist() == [[3.0, 4.0, 5.0], [1.0, 2.0, 0.0]]
     assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
-    assert micro.columns.returns.dtype == there
+    assert micro.columns.returns.dtype == expected
     assert micro.columns.trajectory_ids.tolist() == [7, 7]
     assert micro.without_dummy(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert micro.ends.local.tolist() == [3, 7]
@@ -94,7 +94,7 @@ def test_rows_of_different_trajectories_need_no_ids():
 @pytest.mark.parametrize("padded", [True, False])
 def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
     """Rows of 4 and 4 tokens over 3 ranks: padded to 6 per row, or packed into 9 with a last row of one."""
-    whole = MicroBatchBuilder(padded, CPU).build(two_rows(), [0, 1])
+    complete = MicroBatchBuilder(padded, CPU).build(two_rows(), [0, 1])
     parts = [
         MicroBatchBuilder(padded, CPU, SequenceGroup(None, rank, 3)).build(two_rows(), [0, 1]) for rank in range(3)
     ]
@@ -109,10 +109,10 @@ def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
     for part in parts:
         targets[part.states.own] = part.targets
         before = part.token_ids.flatten()[part.states.local]  # the token before the target
-        expected = whole.token_ids.flatten()[whole.states.local][part.states.own]
+        expected = complete.token_ids.flatten()[complete.states.local][part.states.own]
         assert before.tolist() == expected.tolist()
         assert (part.states.count, part.ends.count) == (5, 2)
         last = part.token_ids.flatten()[part.ends.local]
         assert last.tolist() == torch.tensor([8, 4])[part.ends.own].tolist()
-        assert part.to_matrix(part.mask).tolist() == whole.to_matrix(whole.mask).tolist()
-    assert targets.tolist() == whole.targets.tolist()
+        assert part.to_matrix(part.mask).tolist() == complete.to_matrix(complete.mask).tolist()
+    assert targets.tolist() == complete.targets.tolist()

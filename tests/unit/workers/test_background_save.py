@@ -23,7 +23,7 @@ def weights(worker: PolicyWorker) -> dict[str, np.ndarray]:
     return {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.policy.named_parameters()}
 
 
-def save_and_go_on(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
+def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
     """Save two checkpoints. Before each is written, weights, moments and reference change, and while it is written the
     ranks train. The first is also written in the foreground. Returns the weights at the second."""
     gate, write = threading.Event(), writer.write_snapshot
@@ -81,7 +81,7 @@ def test_later_steps_do_not_change_a_checkpoint(
 ) -> None:
     case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)
     case = replace(case, needs_reference=not lora_rank, mini_batch_size=5)
-    saved = run_ranks(save_and_go_on, num_ranks, case, str(tmp_path), timeout=300)[0]
+    saved = run_ranks(save_and_continue, num_ranks, case, str(tmp_path), timeout=300)[0]
     first, at_once = tmp_path / "first", tmp_path / "at_once"
     files = sorted(at_once.glob("model/*.distcp")) + sorted(at_once.glob("*.*"))
     assert len(files) == 2 * num_ranks + 1

@@ -27,14 +27,14 @@ def make_critic(case: Case, rank: int, num_ranks: int, address: str, seed: int =
 
 @pytest.fixture
 def make(model_folder) -> Iterator[Any]:
-    made: list[CriticWorker] = []
+    workers: list[CriticWorker] = []
 
     def worker(name: str = "qwen3", seed: int = 0, **settings: Any) -> CriticWorker:
-        made.append(make_critic(Case(str(model_folder(name))), 0, 1, free_address(), seed, **settings))
-        return made[-1]
+        workers.append(make_critic(Case(str(model_folder(name))), 0, 1, free_address(), seed, **settings))
+        return workers[-1]
 
     yield worker
-    for one in made:
+    for one in workers:
         one.close()
 
 
@@ -88,13 +88,13 @@ def test_loss_is_the_mean_over_action_tokens(make, model_folder):
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     columns = make_columns(case, batch, 0)
-    figures = worker.update(columns)
+    metrics = worker.update(columns)
     actions = batch.rank_batches[0].rows.action_mask.astype(bool)
     assert columns.returns is not None
     returns = columns.returns[actions]
-    assert figures["critic/vf_loss"] == pytest.approx(0.5 * (returns**2).mean(), rel=1e-5)
-    assert figures["critic/values/mean"] == 0.0
-    assert figures["critic/vf_explained_var"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
+    assert metrics["critic/vf_loss"] == pytest.approx(0.5 * (returns**2).mean(), rel=1e-5)
+    assert metrics["critic/values/mean"] == 0.0
+    assert metrics["critic/vf_explained_var"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
 
 
 def test_updates_move_values_towards_returns(make, model_folder):
@@ -109,13 +109,13 @@ def test_updates_move_values_towards_returns(make, model_folder):
 
 def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:
     worker = make_critic(case, rank, num_ranks, address)
-    noted = record_gradients(worker)
+    recorded = record_gradients(worker)
     batch = make_batch(case, num_ranks)
     worker.load_batch(batch.rank_batches[rank])
     values = worker.compute_values()
     worker.update(make_columns(case, batch, rank))
     worker.close()
-    return noted[0], batch.to_matrix([values]) if num_ranks == 1 else values
+    return recorded[0], batch.to_matrix([values]) if num_ranks == 1 else values
 
 
 @pytest.mark.timeout(120)

@@ -43,13 +43,13 @@ def train(worker: PolicyWorker, case: Case, rank: int, num_ranks: int) -> float:
     return worker.update(make_columns(case, batch, rank))["actor/grad_norm"]
 
 
-def every_way(
+def every_layout(
     rank: int, num_ranks: int, address: str, case: Case, addresses: list[str], folder: str
 ) -> dict[str, Seen]:
     found, before, own = {}, "", iter(addresses)
     for name, fsdp in WAYS.items():
         one = replace(case, actor=ACTOR | {"fsdp_config": fsdp})
-        noted = gradients(rank, num_ranks, next(own), one)[0]
+        recorded = gradients(rank, num_ranks, next(own), one)[0]
         worker = make_worker(one, rank, num_ranks, next(own))
         scale_weights(worker.policy, 1.1)
         norms = [train(worker, one, rank, num_ranks)]
@@ -59,7 +59,7 @@ def every_way(
         norms.append(train(worker, one, rank, num_ranks))
         worker.export(f"{folder}/model of {name}")
         found[name] = Seen(
-            gradients=noted,
+            gradients=recorded,
             norms=norms,
             weights={key: full_tensor(p.detach()).numpy().copy() for key, p in worker.policy.named_parameters()},
             published={key: t.numpy().copy() for key, t in full_parameters(worker.policy.model, worker.dtype)},
@@ -77,13 +77,13 @@ def test_hsdp_and_deferred_reduction_train_the_same_on_four_ranks(model_folder, 
 
     case = Case(str(model_folder("qwen3")), num_rows=20, mini_batch_size=10, max_tokens=20, needs_reference=True)
     addresses = [free_address() for _ in range(2 * len(WAYS))]
-    ranks = run_ranks(every_way, 4, case, addresses, str(tmp_path), timeout=300)
+    ranks = run_ranks(every_layout, 4, case, addresses, str(tmp_path), timeout=300)
     plain = ranks[0]["plain"]
     assert min(plain.norms) > ACTOR["grad_clip"], "clipped"
-    whole = sum(value.size for value in plain.weights.values())
+    total = sum(value.size for value in plain.weights.values())
     held = {name: [rank[name].held for rank in ranks] for name in WAYS}
-    assert held["copies of one"] == [whole] * 4
-    assert max(held["plain"]) < min(held["copies of two"]) < whole
+    assert held["copies of one"] == [total] * 4
+    assert max(held["plain"]) < min(held["copies of two"]) < total
     for rank in ranks:
         for name, seen in rank.items():
             for key, gradient in plain.gradients.items():

@@ -24,7 +24,7 @@ from alphaapollo.workers.policy import PolicyWorker
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
-from tests.unit.workers.test_sft_worker import SftCase, deal, plain_loss
+from tests.unit.workers.test_sft_worker import SftCase, plain_loss, rank_batch
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker, record_gradients
 
 pytest.importorskip("peft")
@@ -113,8 +113,8 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
     worker = SftWorker(config, config.model, RankPlacement(0, 1, free_address(), "cpu", 1), 1)
     train_by_hand(worker.model)
     worker.export(str(tmp_path / "adapter"), "adapter")
-    noted = record_gradients(worker)
-    worker.step(deal(SftCase(folder, max_tokens=40), rows, 0, 1))
+    recorded = record_gradients(worker)
+    worker.step(rank_batch(SftCase(folder, max_tokens=40), rows, 0, 1))
     worker.close()
     model = in_peft(folder, tmp_path / "adapter")
     plain_loss(model, rows).backward()
@@ -123,10 +123,11 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    assert noted[0].keys() == expected.keys() and len(expected) == 2 * 2 * 7  # A and B, layers, linear layers of each
+    assert recorded[0].keys() == expected.keys()
+    assert len(expected) == 2 * 2 * 7  # A and B, layers, linear layers of each
     for name, gradient in expected.items():
         assert np.abs(gradient).max() > 1e-5
-        np.testing.assert_allclose(noted[0][name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(recorded[0][name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
 
 
 def gradients_and_weights(
@@ -142,9 +143,9 @@ def gradients_and_weights(
         worker.load_batch(batch.rank_batches[share])
         worker.send_weights(1)
         reference = worker.compute_ref_log_probs()
-        noted = record_gradients(worker)
+        recorded = record_gradients(worker)
         worker.update(make_columns(case, batch, share))
-        found.append((noted[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}, reference))
+        found.append((recorded[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}, reference))
         worker.close()
     return found
 
@@ -183,8 +184,8 @@ def test_the_reference_is_the_base_model(model_folder):
     before, reference = worker.compute_log_probs(), worker.compute_ref_log_probs()
     assert np.abs(before - reference).max() > 1e-2
     np.testing.assert_array_equal(worker.compute_log_probs(), before)
-    figures = worker.update(make_columns(case, batch, 0))
-    assert figures["actor/ref_kl"] > 1e-3
+    metrics = worker.update(make_columns(case, batch, 0))
+    assert metrics["actor/ref_kl"] > 1e-3
     np.testing.assert_array_equal(worker.compute_ref_log_probs(), reference)
     worker.close()
     whole = make_worker(replace(case, lora_rank=0), 0, 1, free_address())

@@ -33,7 +33,7 @@ def test_loss_is_that_of_the_complete_mini_batch(model_folder):
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
     case = replace(case_of(model_folder("qwen3_moe")), replay=False)
-    with_loss, figures = gradients(0, 1, free_address(), case)
+    with_loss, metrics = gradients(0, 1, free_address(), case)
     without, plain = gradients(0, 1, free_address(), replace(case, aux=0.0))
     logits = []
     model = build_model("qwen3_moe")
@@ -45,8 +45,8 @@ def test_loss_is_that_of_the_complete_mini_batch(model_folder):
     layers = tuple(torch.cat([row[layer] for row in logits]) for layer in range(2))
     expected = load_balancing_loss_func(layers, 4, 2)
     expected.backward()
-    assert figures["actor/router_aux_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert "actor/router_aux_loss" not in plain and figures["actor/loss"] == pytest.approx(plain["actor/loss"])
+    assert metrics["actor/router_aux_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert "actor/router_aux_loss" not in plain and metrics["actor/loss"] == pytest.approx(plain["actor/loss"])
     name = "model.model.layers.0.mlp.gate.weight"
     assert model.model.layers[0].mlp.gate.weight.grad is not None
     wanted = 0.5 * model.model.layers[0].mlp.gate.weight.grad.numpy()
@@ -67,20 +67,20 @@ def test_ranks_change_nothing(model_folder):
     ]
     ranks = run_ranks(all_gradients, 2, cases, [free_address() for _ in cases], timeout=300)
     for index, case in enumerate(cases):
-        expected, figures = gradients(0, 1, free_address(), replace(case, sequence_parallel=1, checkpointing=False))
-        assert figures["actor/router_differs"] > 0.1 and figures["actor/router_aux_loss"] > 2.0
+        expected, metrics = gradients(0, 1, free_address(), replace(case, sequence_parallel=1, checkpointing=False))
+        assert metrics["actor/router_differs"] > 0.1 and metrics["actor/router_aux_loss"] > 2.0
         for rank in ranks:
             ours, own = rank[index]
             for name, gradient in expected.items():
                 np.testing.assert_allclose(ours[name], gradient, rtol=1e-4, atol=2e-6 * np.abs(gradient).max())
             for name in (*EXPERTS, "actor/router_differs", "actor/router_aux_loss"):
-                assert own[name] == pytest.approx(figures[name], rel=1e-5), name
+                assert own[name] == pytest.approx(metrics[name], rel=1e-5), name
 
 
 def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
     """Each micro-batch has its own f_e; the loss is their mean, weighted by tokens."""
     case = case_of(model_folder("qwen3_moe"), max_tokens=40)
-    _, figures = gradients(0, 1, free_address(), case)
+    _, metrics = gradients(0, 1, free_address(), case)
     (mini_batch,) = make_batch(case, 1).rank_batches[0].mini_batches
     assert len(mini_batch.micro_batches) > 2
     rows = make_batch(case, 1).rank_batches[0].rows
@@ -88,7 +88,7 @@ def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
     for positions in mini_batch.micro_batches:
         one = replace(case, num_rows=len(positions), order=None, max_tokens=10_000)
         total += own_loss(one, rows.select(positions)) * float(rows.lengths[positions].sum()) / tokens
-    assert figures["actor/router_aux_loss"] == pytest.approx(total, rel=1e-5)
+    assert metrics["actor/router_aux_loss"] == pytest.approx(total, rel=1e-5)
 
 
 def own_loss(case: Case, rows: Any) -> float:
@@ -118,8 +118,8 @@ def test_policy_and_reference_use_the_engines_experts(model_folder):
         batch = make_batch(one, 1)
         worker.load_batch(batch.rank_batches[0])
         found.append((worker.compute_log_probs(), worker.compute_ref_log_probs()))
-        figures = worker.update(make_columns(one, batch, 0, old=False))
-        assert ("actor/router_differs" in figures) is one.replay
+        metrics = worker.update(make_columns(one, batch, 0, old=False))
+        assert ("actor/router_differs" in metrics) is one.replay
         np.testing.assert_allclose(worker.old_log_probs(), found[-1][0], atol=1e-6)
         worker.close()
     np.testing.assert_allclose(*found[0], atol=1e-6)

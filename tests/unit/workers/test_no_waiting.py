@@ -59,8 +59,8 @@ def test_a_micro_batch_does_not_wait(policy: PolicyModel, loss: str, first: bool
         target = DivergenceTarget(policy.head_input(micro), REVERSE)
         stats = policy(micro, 0.9, need_entropy=True, divergence_target=target)
         matrices = policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
-        objective, figures = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
+        objective, metrics = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
         objective.backward()
-        MetricSums().add(figures)
+        MetricSums().add(metrics)
     assert copies.count == 0
     assert all(parameter.grad is not None for parameter in policy.parameters())

@@ -50,7 +50,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
         found[f"old {step}"] = worker.compute_log_probs()
         found[f"ref {step}"] = worker.compute_ref_log_probs()
         worker.offload()
-        found[f"figures {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
+        found[f"metrics {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
         worker.offload()
         found[f"probe {step}"] = worker.probe([3, 4, 5, 6])
         worker.send_weights(step)
@@ -85,7 +85,7 @@ def test_offloading_between_phases_changes_nothing(model_folder: Any, tmp_path: 
         sent, others = own.pop("sent"), other.pop("sent")
         assert sent.keys() == others.keys() and all(np.array_equal(sent[name], others[name]) for name in sent)
         for name in own:
-            if name.startswith("figures"):
+            if name.startswith("metrics"):
                 assert own[name] == other[name]
             else:
                 assert np.array_equal(own[name], other[name]), name

@@ -39,7 +39,7 @@ def alone(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
 def test_same_gradients_in_any_layout(model_folder, actor: dict):
     case = Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL)
-    expected, figures = alone(case)
+    expected, metrics = alone(case)
     assert max(np.abs(gradient).max() for gradient in expected.values()) > 1e-3
     for other in (
         replace(case, max_tokens=40),
@@ -50,7 +50,7 @@ def test_same_gradients_in_any_layout(model_folder, actor: dict):
     ):
         ours, own_figures = alone(other)
         assert_same(ours, expected)
-        assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+        assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
 LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
@@ -120,11 +120,11 @@ def test_same_gradients_on_two_ranks(model_folder):
     cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
     for index, case in enumerate(cases):
-        expected, figures = alone(case)
+        expected, metrics = alone(case)
         for rank in ranks:
             ours, own_figures = rank[index]
             assert_same(ours, expected)
-            assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+            assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
@@ -134,7 +134,7 @@ def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
 
     folder = str(model_folder(name))
     case = Case(folder, RICH | {"kl_loss_type": "full"}, needs_reference=True)
-    ours, figures = alone(case)
+    ours, metrics = alone(case)
 
     policy, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
         terms.append(loss[torch.from_numpy(rows.action_mask[part]).bool()])
     total = torch.cat(terms).mean()
     total.backward()
-    assert figures["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
     for parameter_name, parameter in policy.named_parameters():
         assert parameter.grad is not None
         expected = parameter.grad.numpy()

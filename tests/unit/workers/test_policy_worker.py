@@ -26,16 +26,16 @@ FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
 @pytest.fixture
 def make(model_folder) -> Iterator[Any]:
     """Make workers of one rank, which are closed at the end."""
-    made: list[PolicyWorker] = []
+    workers: list[PolicyWorker] = []
 
     def worker(name: str = "qwen3", **fields: Any) -> tuple[PolicyWorker, Case]:
         arguments = {key: fields.pop(key) for key in ("sender", "correction") if key in fields}
         case = Case(str(model_folder(name)), **fields)
-        made.append(make_worker(case, 0, 1, free_address(), **arguments))
-        return made[-1], case
+        workers.append(make_worker(case, 0, 1, free_address(), **arguments))
+        return workers[-1], case
 
     yield worker
-    for one in made:
+    for one in workers:
         one.close()
 
 
@@ -83,9 +83,9 @@ def test_missing_old_log_probs_are_those_before_the_first_step(make, epochs: int
         worker.load_batch(batch.rank_batches[0])
         columns = make_columns(case, batch, 0)
         old = None if own else worker.compute_log_probs()
-        figures = worker.update(replace(columns, old_logprobs=old))
-        assert figures["actor/optimizer_steps"] == 3 * epochs
-        results.append((parameters(worker), figures))
+        metrics = worker.update(replace(columns, old_logprobs=old))
+        assert metrics["actor/optimizer_steps"] == 3 * epochs
+        results.append((parameters(worker), metrics))
     for name, value in results[0][0].items():
         np.testing.assert_array_equal(value, results[1][0][name])
     assert results[0][1] == results[1][1]
@@ -111,9 +111,9 @@ def test_learning_rate_follows_the_optimizer_steps(make):
     worker, case = make(actor=FAST, mini_batch_size=5)
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
-    figures = worker.update(make_columns(case, batch, 0))
+    metrics = worker.update(make_columns(case, batch, 0))
     assert worker.state.num_steps == 2
-    assert figures["actor/lr"] == pytest.approx(1e-2)
+    assert metrics["actor/lr"] == pytest.approx(1e-2)
 
 
 def test_metrics_by_hand(make):
@@ -125,13 +125,13 @@ def test_metrics_by_hand(make):
     worker.load_batch(rank)
     columns = make_columns(case, batch, 0)
     assert columns.advantages is not None
-    figures = worker.update(replace(columns, old_logprobs=np.zeros_like(columns.advantages)))
+    metrics = worker.update(replace(columns, old_logprobs=np.zeros_like(columns.advantages)))
     actions = rank.rows.action_mask.astype(bool)
-    assert figures["actor/tokens"] == actions.sum()
-    assert figures["actor/pg_clipfrac"] == pytest.approx((columns.advantages[actions] < 0).mean())
-    assert figures["actor/clip_fraction_low"] == figures["actor/pg_clipfrac"]  # every ratio is far below 1
-    assert figures["actor/clip_fraction_high"] == 0 and 0 < figures["actor/ratio_max"] < 1
-    assert figures["actor/grad_norm_max"] >= figures["actor/grad_norm"]
+    assert metrics["actor/tokens"] == actions.sum()
+    assert metrics["actor/pg_clipfrac"] == pytest.approx((columns.advantages[actions] < 0).mean())
+    assert metrics["actor/clip_fraction_low"] == metrics["actor/pg_clipfrac"]  # every ratio is far below 1
+    assert metrics["actor/clip_fraction_high"] == 0 and 0 < metrics["actor/ratio_max"] < 1
+    assert metrics["actor/grad_norm_max"] >= metrics["actor/grad_norm"]
     np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
 
 
@@ -170,14 +170,14 @@ def test_bad_steps_are_skipped_up_to_a_limit(make, monkeypatch: pytest.MonkeyPat
     worker.load_batch(batch.rank_batches[0])
     columns, before = make_columns(case, batch, 0), parameters(worker)
     bad = np.full_like(columns.advantages, np.nan)
-    figures = worker.update(replace(columns, advantages=bad), skip_bad=True)
-    assert figures["actor/steps_skipped"] == figures["actor/optimizer_steps"] == 1
+    metrics = worker.update(replace(columns, advantages=bad), skip_bad=True)
+    assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] == 1
     assert worker.state.num_steps == 0
     for name, value in parameters(worker).items():
         np.testing.assert_array_equal(value, before[name])
-    figures = worker.update(columns, skip_bad=True)
-    assert figures["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
-    assert np.isfinite(figures["actor/grad_norm"]), "nothing is left of the bad gradients"
+    metrics = worker.update(columns, skip_bad=True)
+    assert metrics["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
+    assert np.isfinite(metrics["actor/grad_norm"]), "nothing is left of the bad gradients"
     monkeypatch.setattr("alphaapollo.models.training.train_state.MAX_SKIPPED_STEPS", 3)
     for _ in range(2):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
@@ -229,7 +229,7 @@ def test_correction_weights_only_the_policy_term(make):
     rank = batch.rank_batches[0]
     rows = replace(rank.rows, rollout_logprobs=np.full_like(rank.rows.rollout_logprobs, 5.0))
     columns = replace(make_columns(case, batch, 0), old_logprobs=np.zeros_like(rank.rows.rollout_logprobs))
-    figures = {}
+    metrics = {}
     for name, settings in {
         "none": {},
         "tis": {"method": "tis", "high": 2.0},
@@ -238,12 +238,12 @@ def test_correction_weights_only_the_policy_term(make):
         worker, _ = make(correction=RolloutCorrection(**settings))
         record_gradients(worker)
         worker.load_batch(replace(rank, rows=rows))
-        figures[name] = worker.update(columns)
-    assert figures["tis"]["actor/pg_loss"] == pytest.approx(figures["none"]["actor/pg_loss"] * np.exp(-5), rel=1e-5)
-    assert figures["tis"]["actor/correction_weight"] == pytest.approx(np.exp(-5))
-    assert figures["mask"]["actor/pg_loss"] == 0.0
-    assert figures["mask"]["actor/correction_dropped"] == 1.0
-    assert figures["mask"]["actor/entropy"] == figures["none"]["actor/entropy"]
+        metrics[name] = worker.update(columns)
+    assert metrics["tis"]["actor/pg_loss"] == pytest.approx(metrics["none"]["actor/pg_loss"] * np.exp(-5), rel=1e-5)
+    assert metrics["tis"]["actor/correction_weight"] == pytest.approx(np.exp(-5))
+    assert metrics["mask"]["actor/pg_loss"] == 0.0
+    assert metrics["mask"]["actor/correction_dropped"] == 1.0
+    assert metrics["mask"]["actor/entropy"] == metrics["none"]["actor/entropy"]
 
 
 class Recorder:
@@ -391,5 +391,5 @@ def test_errors_name_an_invalid_checkpoint(make, tmp_path: Path):
 
 def test_memory_of_the_process(make):
     worker, _ = make()
-    figures = worker.memory()
-    assert 0.05 < figures["rss_gib"] <= figures["rss_peak_gib"] * 1.1 < 50
+    metrics = worker.memory()
+    assert 0.05 < metrics["rss_gib"] <= metrics["rss_peak_gib"] * 1.1 < 50

@@ -20,7 +20,7 @@ from alphaapollo.data.preference_batch import (
     scores_in_row_order,
 )
 from alphaapollo.data.preference_examples import PreferenceExample, unrelated_rows
-from alphaapollo.finetuning.reference_logps import assign_reference
+from alphaapollo.finetuning.dpo import assign_reference
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
@@ -89,7 +89,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> Preferen
     return PreferenceWorker(config, resolve_model(config.model, "cpu"), placement, 3)
 
 
-def deal(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[PreferenceBatch]:
+def rank_batches(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[PreferenceBatch]:
     groups = num_ranks // case.sequence_parallel
     return distribute_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
 
@@ -106,13 +106,13 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
                 parameter.data.fill_(0.05)
     else:
         scale_weights(worker.model, 1.1)
-    noted = record_gradients(worker)
-    own = deal(case, examples, num_ranks)[rank // case.sequence_parallel]
+    recorded = record_gradients(worker)
+    own = rank_batches(case, examples, num_ranks)[rank // case.sequence_parallel]
     done = worker.step(own)
     evaluated = worker.evaluate(own)
     assert evaluated == pytest.approx(done.sums, rel=1e-6)
     worker.close()
-    return noted[0], done.sums
+    return recorded[0], done.sums
 
 
 def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
@@ -211,12 +211,12 @@ def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     examples = some_pairs()
     layout = distribute_scored_rows(examples, 1, 50, True, True)
     assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
-    sums = worker.evaluate(deal(Case(""), examples, 1)[0])
+    sums = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
     assert (sums["a/compared"], sums["b/compared"], sums["compared"]) == (3, 2, 5)
-    worker.step(deal(Case(""), examples, 1)[0])
-    after = worker.evaluate(deal(Case(""), examples, 1)[0])
+    worker.step(rank_batches(Case(""), examples, 1)[0])
+    after = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
     assert after["loss"] < sums["loss"] and after["reward_chosen"] > after["reward_rejected"]
     with pytest.raises(AssertionError, match="no longer its own reference"):
         worker.compute_ref_log_probs(layout.rank_batches[0])
@@ -228,7 +228,7 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     worker = make_worker(case, 0, 1, free_address())
     layout = distribute_scored_rows(examples, 1, 50, True, True)
     assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
-    batch = deal(case, examples, 1)[0]
+    batch = rank_batches(case, examples, 1)[0]
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))
     worker.written().result()

@@ -64,12 +64,12 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> RewardTr
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     worker = make_worker(case, rank, num_ranks, address)
     scale_weights(worker.model, 3.0)  # scores away from zero
-    noted = record_gradients(worker)
+    recorded = record_gradients(worker)
     batch = distribute_examples(pairs(), num_ranks, case.max_tokens, worker.builder.padded, case.share)[rank]
     sums = worker.step(batch).sums
     assert worker.evaluate(batch) == pytest.approx(sums, rel=1e-6)
     worker.close()
-    return noted[0], sums
+    return recorded[0], sums
 
 
 def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:

@@ -120,14 +120,14 @@ def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tup
     model = resolve_model(Model(path=case.folder, attention=case.attention), "cpu")
     placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
     worker = CriticWorker(model, Critic(), placement, 10, 0)
-    noted = record_gradients(worker)
+    recorded = record_gradients(worker)
     own, shares = case.share(rank, num_ranks)
     batch = make_batch(case, shares)
     worker.load_batch(batch.rank_batches[own])
     values = worker.compute_values()
-    figures = worker.update(make_columns(case, batch, own))
+    metrics = worker.update(make_columns(case, batch, own))
     worker.close()
-    return values, (noted[0], figures)
+    return values, (recorded[0], metrics)
 
 
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])

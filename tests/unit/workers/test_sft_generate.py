@@ -15,7 +15,7 @@ from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
-from tests.unit.workers.test_sft_worker import SftCase, deal
+from tests.unit.workers.test_sft_worker import SftCase, rank_batch
 
 PROMPTS = [[5, 9, 2], [7], [30, 31, 32, 33, 34, 35], [11, 4], [40, 12, 13]]
 GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(1,))
@@ -31,12 +31,12 @@ def trained_answers(
     placement = RankPlacement(rank, num_ranks, address, "cpu", 1, shared)
     worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 3)
     case = SftCase(folder, model.get("attention", "padded"), sequence_parallel=shared)
-    worker.step(deal(case, some_rows(6), rank, num_ranks))
+    worker.step(rank_batch(case, some_rows(6), rank, num_ranks))
     mine = range(rank, len(PROMPTS), num_ranks)
     greedy = worker.generate([SamplingRequest(PROMPTS[index], GREEDY) for index in mine], version=7)
     drawn = worker.generate([SamplingRequest(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
     worker.export(export)
-    again = worker.step(deal(case, some_rows(6, seed=3), rank, num_ranks))
+    again = worker.step(rank_batch(case, some_rows(6, seed=3), rank, num_ranks))
     worker.close()
     return greedy, drawn, math.isfinite(again.metrics["grad_norm"])
 
@@ -89,7 +89,7 @@ def test_generation_does_not_compile(model_folder, monkeypatch: pytest.MonkeyPat
     folder = str(model_folder("llama"))
     config = SftConfig(model={"path": folder, "use_torch_compile": True, "attention": "padded"})
     worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(0, 1, free_address(), "cpu", 1), 2)
-    batch = deal(SftCase(folder), some_rows(4), 0, 1)
+    batch = rank_batch(SftCase(folder), some_rows(4), 0, 1)
     worker.evaluate(batch)
     before = len(graphs)
     assert before and [

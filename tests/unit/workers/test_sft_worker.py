@@ -45,7 +45,7 @@ def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWo
     return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS, saves_in_background=True)
 
 
-def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
+def rank_batch(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
     padded, shared = case.attention == "padded", case.sequence_parallel
     layout = build_train_batch(
         rows, range(len(rows)), num_ranks // shared, len(rows), case.max_tokens, padded, 0, False
@@ -57,7 +57,7 @@ def batches() -> list[list[Row]]:
     return [some_rows(EXAMPLES, seed) for seed in range(NUM_STEPS)]
 
 
-def made(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
+def step_metrics(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
     """Metrics of a step."""
     stepped = worker.step(batch, skip_bad)
     return SftTask(SftConfig()).metrics(stepped.sums) | stepped.metrics
@@ -67,11 +67,13 @@ def train(
     rank: int, num_ranks: int, address: str, case: SftCase
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray], float]:
     worker = make_worker(case, rank, num_ranks, address)
-    figures = [made(worker, deal(case, rows, rank, num_ranks)) for rows in batches()]
-    loss = SftTask(SftConfig()).metrics(worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks)))["loss"]
+    metrics = [step_metrics(worker, rank_batch(case, rows, rank, num_ranks)) for rows in batches()]
+    loss = SftTask(SftConfig()).metrics(worker.evaluate(rank_batch(case, some_rows(5, seed=9), rank, num_ranks)))[
+        "loss"
+    ]
     parameters = {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.model.named_parameters()}
     worker.close()
-    return figures, parameters, loss
+    return metrics, parameters, loss
 
 
 def plain_loss(model: torch.nn.Module, rows: list[Row]) -> torch.Tensor:
@@ -88,14 +90,14 @@ def test_three_steps_equal_a_plain_loop(model_folder, name: str):
     from transformers import AutoModelForCausalLM
 
     folder = str(model_folder(name))
-    figures, parameters, val_loss = train(0, 1, free_address(), SftCase(folder, max_tokens=40))
+    metrics, parameters, val_loss = train(0, 1, free_address(), SftCase(folder, max_tokens=40))
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     groups = [
         {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in plain.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups)
-    for rows, figure, lr in zip(batches(), figures, (0.005, 0.01, 0.01), strict=True):
+    for rows, figure, lr in zip(batches(), metrics, (0.005, 0.01, 0.01), strict=True):
         loss = plain_loss(plain, rows)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
@@ -120,15 +122,15 @@ def test_layout_and_ranks_change_nothing(model_folder):
     others = [train(0, 1, free_address(), SftCase(case.folder, "sdpa", 50))]
     others += run_ranks(train, 2, SftCase(case.folder, max_tokens=40))
     others += run_ranks(train, 2, SftCase(case.folder, "sdpa", 50, sequence_parallel=2))
-    for figures, _, own_val_loss in others:
-        for ours, figure in zip(figures, expected, strict=True):
+    for metrics, _, own_val_loss in others:
+        for ours, figure in zip(metrics, expected, strict=True):
             assert ours == pytest.approx(figure, rel=2e-3)
         assert own_val_loss == pytest.approx(val_loss, rel=2e-3)
 
 
 def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
     case = SftCase(str(model_folder("qwen3")))
-    first, second, third = (deal(case, rows, 0, 1) for rows in batches())
+    first, second, third = (rank_batch(case, rows, 0, 1) for rows in batches())
     worker = make_worker(case, 0, 1, free_address())
     worker.step(first)
     worker.step(second)
@@ -148,12 +150,12 @@ def half(rank: int, num_ranks: int, address: str, case: SftCase, folder: str, fi
     if not first:
         worker.load(folder)
     rows = batches()[:2] if first else batches()[2:]
-    figures = [made(worker, deal(case, own, rank, num_ranks)) for own in rows]
+    metrics = [step_metrics(worker, rank_batch(case, own, rank, num_ranks)) for own in rows]
     if first:
         worker.save(folder)
         worker.written().result()
     worker.close()
-    return figures
+    return metrics
 
 
 @pytest.mark.timeout(300)
@@ -172,7 +174,7 @@ def test_another_number_of_ranks_resumes_from_a_checkpoint(model_folder, tmp_pat
 def test_a_resumed_worker_uses_its_own_optimizer_settings(model_folder, tmp_path: Path):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
-    worker.step(deal(case, batches()[0], 0, 1))
+    worker.step(rank_batch(case, batches()[0], 0, 1))
     worker.save(str(tmp_path / "saved"))
     worker.written().result()
     worker.close()
@@ -192,7 +194,7 @@ def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_written(
 ):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
-    batch, loss = deal(case, batches()[0], 0, 1), worker.loss
+    batch, loss = rank_batch(case, batches()[0], 0, 1), worker.loss
     before = {name: full_tensor(p.detach()).clone() for name, p in worker.model.named_parameters()}
 
     def infinite(*arguments: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -202,14 +204,14 @@ def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_written(
     monkeypatch.setattr(worker, "loss", infinite)
     with pytest.raises(FloatingPointError, match=r"gradient norm is .* damaged examples") as error:
         worker.step(batch)
-    ways = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
-    assert ways == ["data.seed=1000", "trainer.on_bad_step=skip", "optim.lr=0.001"]
-    assert load_config(SftConfig, "sft", ways).trainer.on_bad_step == "skip"
-    assert made(worker, batch, skip_bad=True)["steps_skipped"] == 1
+    keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
+    assert keys == ["data.seed=1000", "trainer.on_bad_step=skip", "optim.lr=0.001"]
+    assert load_config(SftConfig, "sft", keys).trainer.on_bad_step == "skip"
+    assert step_metrics(worker, batch, skip_bad=True)["steps_skipped"] == 1
     for name, parameter in worker.model.named_parameters():
         assert torch.equal(full_tensor(parameter.detach()), before[name])
     monkeypatch.undo()
-    assert made(worker, batch)["steps_skipped"] == 0
+    assert step_metrics(worker, batch)["steps_skipped"] == 0
     next(worker.model.parameters()).data.fill_(np.nan)
     for write in (worker.save, worker.export):
         with pytest.raises(FloatingPointError, match=r"the model.s \d+ parameters are not finite"):

@@ -46,13 +46,13 @@ def test_a_batch_is_checked_once(model_folder, lora_rank: int):
     worker = make_worker(case, 0, 1, free_address())
     assert worker.sharing.problem is None
     batch = shared(make_batch(case, 1))
-    figures = []
+    metrics = []
     for _ in range(2):
         worker.load_batch(batch.rank_batches[0])
-        figures.append(worker.update(make_columns(case, batch, 0)))
+        metrics.append(worker.update(make_columns(case, batch, 0)))
     worker.close()
-    assert 0 <= figures[0]["actor/sharing_gap"] < 1e-4
-    assert "actor/sharing_gap" not in figures[1]
+    assert 0 <= metrics[0]["actor/sharing_gap"] < 1e-4
+    assert "actor/sharing_gap" not in metrics[1]
 
 
 class Summing(torch.nn.Module):
@@ -152,10 +152,10 @@ def test_skipped_rows_do_not_change_the_weights(model_folder):
             columns = replace(make_columns(case, batch, 0), advantages=batch.split_columns(advantages)[0])
             worker.load_batch(batch.rank_batches[0])
             steps = keep_rows(batch, kept if leaves_out else np.ones_like(kept), 60, padded=True)[0]
-            figures = worker.update(columns, steps)
-            tokens.append(figures["actor/tokens"])
-            assert figures["actor/optimizer_steps"] == 2
-        assert ("actor/entropy" in figures) is not leaves_out
+            metrics = worker.update(columns, steps)
+            tokens.append(metrics["actor/tokens"])
+            assert metrics["actor/optimizer_steps"] == 2
+        assert ("actor/entropy" in metrics) is not leaves_out
         weights.append([full_tensor(one.detach()).numpy().copy() for one in worker.policy.parameters()])
         worker.close()
     for plain, other in zip(*weights, strict=True):

@@ -30,12 +30,12 @@ def wider(folder: Path, out: Path) -> str:
 
 def test_same_gradients_in_any_layout(model_folder):
     case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")))
-    expected, figures = alone(case)
-    assert figures["distill/divergence"] > 0.01
+    expected, metrics = alone(case)
+    assert metrics["distill/divergence"] > 0.01
     for other in (replace(case, max_tokens=40, checkpointing=True), replace(case, attention="sdpa", max_tokens=60)):
         ours, own_figures = alone(other)
         assert_same(ours, expected)
-        assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+        assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.timeout(240)
@@ -46,11 +46,11 @@ def test_same_gradients_on_two_ranks(model_folder):
     cases = [case, replace(case, num_rows=1), shared, replace(shared, attention="sdpa")]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
     for index, one in enumerate(cases):
-        expected, figures = alone(replace(one, sequence_parallel=1))
+        expected, metrics = alone(replace(one, sequence_parallel=1))
         for rank in ranks:
             ours, own_figures = rank[index]
             assert_same(ours, expected)
-            assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+            assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
@@ -61,7 +61,7 @@ def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: 
     folder = str(model_folder("qwen3"))
     case = Case(folder, teacher=JSD | {"divergence": kind}, teacher_folder=wider(model_folder("llama"), tmp_path))
     case = replace(case, no_advantages=True)
-    ours, figures = alone(case)
+    ours, metrics = alone(case)
 
     policy, teacher = (AutoModelForCausalLM.from_pretrained(one).eval() for one in (folder, case.teacher_folder))
     with torch.no_grad():
@@ -80,10 +80,10 @@ def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: 
         shared.append(torch.minimum(logits.softmax(-1), others.softmax(-1)).sum(-1))
     total = 0.7 * torch.cat(terms).mean()
     total.backward()
-    assert figures["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
     told = {"divergence": terms, "reverse_kl": reverse, "forward_kl": forward, "agreement": shared}
     for name, values in told.items():
-        assert figures[f"distill/{name}"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-5)
+        assert metrics[f"distill/{name}"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-5)
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None
         np.testing.assert_allclose(ours[f"model.{name}"], parameter.grad.numpy(), atol=2e-6, rtol=1e-3)

@@ -164,17 +164,17 @@ def scale_weights(model: torch.nn.Module, factor: float) -> None:
 
 def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     """Replace the optimizer step: it only records the gradients, gathered from all ranks."""
-    noted: list[dict[str, np.ndarray]] = []
+    recorded: list[dict[str, np.ndarray]] = []
 
     def step(skip_bad: bool = False) -> OptimizerStep:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        noted.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
+        recorded.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
         worker.state.optimizer.zero_grad()
         return OptimizerStep(0.0, 0.0)
 
     worker.state.step = step
-    return noted
+    return recorded
 
 
 Gradients = tuple[dict[str, np.ndarray], dict[str, float]]
@@ -198,13 +198,13 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
         )
         worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
         worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
-        noted = record_gradients(worker)
+        recorded = record_gradients(worker)
         own, shares = case.share(rank, num_ranks)
         batch = make_batch(case, shares)
         worker.load_batch(batch.rank_batches[own])
         needs_ref_column = worker.actor.use_kl_loss and worker.actor.kl_loss_type != "full"
-        figures = worker.update(make_columns(case, batch, own, ref=needs_ref_column))
-        found.append((noted[0], figures))
+        metrics = worker.update(make_columns(case, batch, own, ref=needs_ref_column))
+        found.append((recorded[0], metrics))
     worker.close()
     return found
 

@@ -23,15 +23,15 @@ def make_call(**changes: Any) -> backends.AttentionCall:
 @pytest.mark.parametrize("window", [None, 2])
 def test_repeated_keys_and_values_compute_the_same(window: int | None):
     call = make_call(window=window)
-    whole = call.ungrouped()
-    assert whole.key.shape == whole.value.shape == (1, 4, 8, 6)
-    assert not whole.is_gqa and whole.ungrouped() is whole
-    torch.testing.assert_close(backends._sdpa(whole), backends._sdpa(call))
-    torch.testing.assert_close(backends._padded(whole), backends._padded(call))
+    ungrouped = call.ungrouped()
+    assert ungrouped.key.shape == ungrouped.value.shape == (1, 4, 8, 6)
+    assert not ungrouped.is_gqa and ungrouped.ungrouped() is ungrouped
+    torch.testing.assert_close(backends._sdpa(ungrouped), backends._sdpa(call))
+    torch.testing.assert_close(backends._padded(ungrouped), backends._padded(call))
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "has_mask", "knows"),
+    ("device", "dtype", "has_mask", "is_supported"),
     [
         ("cpu", torch.float32, True, True),
         ("cuda", torch.bfloat16, False, True),
@@ -39,22 +39,22 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
         ("cuda", torch.float32, False, False),
     ],
 )
-def test_when_sdpa_supports_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, knows: bool):
-    assert backends.sdpa_supports_groups(device, dtype, has_mask) is knows
+def test_when_sdpa_supports_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, is_supported: bool):
+    assert backends.sdpa_supports_groups(device, dtype, has_mask) is is_supported
 
 
 def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
-    asked: list[bool] = []
+    masks: list[bool] = []
 
     def note(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
-        asked.append(has_mask)
+        masks.append(has_mask)
         return True
 
     monkeypatch.setattr(backends, "sdpa_supports_groups", note)
     for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
         call = make_call(window=window) if packing else make_call(window=window, packing=None)
         backends._for_sdpa(call)
-    assert asked == [False, False, True, True, False]
+    assert masks == [False, False, True, True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -44,9 +44,9 @@ class Model(FsdpRoot):
 def trained():
     """Sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
-    groups = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
+    mesh, *_ = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
     model = Model()
-    shard(model, groups.mesh, torch.float32, offload_policy=False)
+    shard(model, mesh, torch.float32, offload_policy=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()

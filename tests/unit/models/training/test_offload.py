@@ -17,8 +17,8 @@ def bytes_of(tensors: list[torch.Tensor]) -> int:
 
 
 def test_an_offloaded_tensor_has_no_memory_and_stays_the_same_object() -> None:
-    whole = torch.arange(12.0)
-    parameter, view = nn.Parameter(whole.view(3, 4)), whole[2:5]
+    storage = torch.arange(12.0)
+    parameter, view = nn.Parameter(storage.view(3, 4)), storage[2:5]
     offload = TensorOffloader(lambda: [parameter, view], enabled=True)
     offload.offload()
     assert bytes_of([parameter, view]) == 0 and parameter.shape == (3, 4)
