@@ -1,7 +1,7 @@
-"""Checks of a configuration that need the file system or the machine. No registry, no heavy library, no worker.
+"""Check a configuration against the file system and the machine, without heavy libraries and workers.
 
-Types, bounds and combinations of values are checked by the schema when a configuration is created. What depends on
-registered names is checked where those are known: trainer/setup/combinations.py, launch/input_checks.py.
+The schema checks types, bounds and combinations of values when a configuration is created. Checks that depend on
+registered names are in trainer/setup/combinations.py and launch/input_checks.py.
 """
 
 from __future__ import annotations

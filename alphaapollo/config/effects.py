@@ -31,7 +31,7 @@ def inactive_keys(config: Section, device: Device | None = None) -> Iterator[tup
 
 
 def why_inactive(config: Section, key: Key, device: Device | None = None) -> str | None:
-    """The first condition of the key that is not met, in words; None if all are."""
+    """Describe the first condition of the key that is not met; None if all are."""
     for section, marker in rules_of(key, ActiveWhen):
         try:
             value = device if marker.key == "@device" else value_of(config, full_name(section, marker.key))

@@ -102,7 +102,7 @@ def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseM
 
 
 def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """A type in words: `integer >= 1`, `a | b`, `text or list of text`."""
+    """Describe a type: `integer >= 1`, `a | b`, `text or list of text`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe_type(args[0], args[1:])

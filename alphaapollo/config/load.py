@@ -88,7 +88,9 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     own = read_user_file(options.config) if options.config else None
     folders = [shipped]
     if options.config_dir is not None:
-        folders.insert(0, _own_folder(options.config_dir))
+        folders.insert(0, Path(options.config_dir).expanduser().resolve())
+        if not folders[0].is_dir():
+            raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
     values = _compose(schema, name if own is None else OWN, folders, overrides, own)
@@ -206,13 +208,6 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     return options
 
 
-def _own_folder(folder: str) -> Path:
-    path = Path(folder).expanduser().resolve()
-    if not path.is_dir():
-        raise ConfigError(f"--config-dir {folder}: no such folder ({path}). Give a folder with YAML files.")
-    return path
-
-
 def _presets(folders: Sequence[Path]) -> list[str]:
     """GROUP=PRESET of all folders."""
     return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
@@ -296,7 +291,7 @@ def _compose(
             store.store(name=OWN, node=own)
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_as_hydra_wants(override, set(chosen), folders) for override in overrides]
+            words = [_in_hydra_syntax(override, set(chosen), folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_in_one_line(error, name)) from None
@@ -304,7 +299,7 @@ def _compose(
     return {str(key): value for key, value in values.items()}
 
 
-def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
+def _in_hydra_syntax(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
     """The override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets or adds a key."""
     assert override.input_line is not None
     if override.is_delete():

@@ -32,9 +32,11 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 
 def resolve_model(model: Model, device: Device) -> Model:
-    """dtype, attention and kernels of training, without gradient checkpointing where the plan is to choose
-    (launch/memory/plan.py); whether the kernels know the architecture: launch/input_checks.py. Raises ValueError for
-    what the device cannot run."""
+    """Resolve dtype, attention and kernels of training. Raises ValueError for what the device cannot run.
+
+    `enable_gradient_checkpointing=auto` becomes false here; the memory plan (launch/memory/plan.py) may enable it.
+    launch/input_checks.py checks whether the kernels support the architecture.
+    """
     dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _attention(model.attention, dtype, device)
@@ -98,34 +100,36 @@ def _device_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def why_dtype(asked: str, device: Device, units: str) -> str:
-    """Text behind a dtype on a CPU, for the plan. units: the processor's bfloat16 instructions; "" = none."""
+def why_dtype(requested: str, device: Device, units: str) -> str:
+    """Explain a dtype on a CPU, for the plan. units: the processor's bfloat16 instructions; "" = none."""
     if device == "cuda":
         return ""
-    if asked == "auto":
+    if requested == "auto":
         return f" (auto on a CPU; model.dtype=bfloat16 would use its {units})" if units else " (auto on a CPU)"
-    if asked == "float32":
+    if requested == "float32":
         return ""
     return f" (with {units})" if units else " (slow: this processor has neither amx_bf16 nor avx512_bf16)"
 
 
-def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
+def _attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
     has_flash = has_flash_attn()
-    if asked == "auto":
+    if requested == "auto":
         if device == "cpu":
             return "padded"
         if dtype == "float32":
             return "sdpa"
         return "flash" if has_flash else "varlen"
-    if device == "cpu" and asked in ("varlen", "flex", "flash"):
-        raise ValueError(f"model.attention={asked} cannot train on a CPU. Set it to auto, padded or sdpa.")
-    if asked in ("varlen", "flash") and dtype == "float32":
+    if device == "cpu" and requested in ("varlen", "flex", "flash"):
+        raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
+    if requested in ("varlen", "flash") and dtype == "float32":
         why = "computes in half precision only, but model.dtype=float32"
-        raise ValueError(f"model.attention={asked} {why}. Set model.attention=sdpa or flex, or model.dtype=bfloat16.")
-    if asked == "flash" and not has_flash:
+        raise ValueError(
+            f"model.attention={requested} {why}. Set attention=sdpa or flex, or dtype=bfloat16."
+        )
+    if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
         raise ValueError(f"model.attention=flash, but flash-attn 2 is not installed. {fix}")
-    return asked
+    return requested
 
 
 def _use_liger(model: Model, dtype: Dtype, device: Device) -> bool:

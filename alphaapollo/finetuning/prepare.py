@@ -103,10 +103,10 @@ def _read(
     source."""
     data = config.data
     train = task.read(data.train_files, data.train_max_samples, renderer)
-    names = source_names(data.train_files)
     if data.source_weights is not None and 0 in train.sizes:
+        empty = source_names(data.train_files)[train.sizes.index(0)]
         raise ValueError(
-            f"data.source_weights: nothing is left of {names[train.sizes.index(0)]} to take a share of. Raise "
+            f"data.source_weights: nothing is left of {empty} to take a share of. Raise "
             "data.train_max_samples or data.max_length, or leave the file out."
         )
     notices = [f"data.train_files: {notice}" for notice in train.notices]

@@ -1,4 +1,4 @@
-"""Every option of the project: name, type, default, meaning, and its rules. The only home of defaults.
+"""Every key of the project: name, type, default, meaning and rules. Defaults are defined only here.
 
 One file per section (`data.py` is `data.*`) and one per command (`ppo.py` is main_ppo's configuration). The docstring
 under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the fields: see

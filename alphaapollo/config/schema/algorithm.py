@@ -127,7 +127,7 @@ class Algorithm(Section):
     gdpo_weights: list[float] = []
     """gdpo: weights in the order of gdpo_rewards; empty = 1 each."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}
-    """gdpo: pay a component only if another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
+    """gdpo: count a component only if another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
     gigpo_step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the per-turn advantages (the paper's omega)."""
     passk_k: PositiveInt = 4

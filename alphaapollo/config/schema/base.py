@@ -27,7 +27,7 @@ class ActiveWhen:
     """The field has an effect only if another field has one of some values.
 
     Args:
-        key: a field or property of the same section (`enable`); with a leading slash, of the whole configuration
+        key: a field or property of the same section (`enable`); with a leading slash, of the complete configuration
             (`/trainer.save_freq`); `@device` is the device of the run. A key that a command does not have is ignored.
         values: the values of `key`; none given = any value but false, null, 0 and empty.
         because: the reason shown; "" = `KEY is VALUE`.
@@ -156,9 +156,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     unread: ClassVar[Mapping[str, str]] = {}
-    """Of a whole configuration: keys and sections that its command does not read, and why."""
+    """In the class of a command: keys and sections that the command does not read, and why."""
     on_resume: ClassVar[Mapping[str, OnResume]] = {}
-    """Of a whole configuration: rules that replace those beside the fields, by key or section; "" = all others."""
+    """In the class of a command: rules that replace those of the fields, by key or section; "" = all others."""
 
     def problems(self) -> Iterator[str]:
         """Combinations of this section's fields that cannot work: `KEY=VALUE ...`, with a fix; keys are relative."""

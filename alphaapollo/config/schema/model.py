@@ -42,7 +42,7 @@ class Lora(Section):
         return 16 if self.lora_alpha is None else self.lora_alpha
 
     @property
-    def lora_words(self) -> str:
+    def lora_summary(self) -> str:
         """Text for the plan, e.g. `, LoRA of rank 16, alpha 32, on all-linear`; empty without LoRA."""
         where = self.target_modules if isinstance(self.target_modules, str) else ", ".join(self.target_modules)
         return f", LoRA of rank {self.lora_rank}, alpha {self.alpha}, on {where}" if self.lora_rank else ""

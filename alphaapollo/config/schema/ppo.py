@@ -113,7 +113,7 @@ class Config(Section):
         cache, longest = algorithm.overlong_penalty.cache, self.data.max_response_length
         if algorithm.overlong_penalty.enable and cache is not None and cache > longest:
             yield f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}. Lower it."
-        if self.teacher.whole and actor.full_kl:
+        if self.teacher.full_vocabulary and actor.full_kl:
             teacher = f"teacher.divergence={self.teacher.divergence}"
             yield f"{teacher} does not work with {ACTOR}.kl_loss_type=full. Set kl_loss_type=low_var_kl+."
         if reset.every is None and reset.patience is None:

@@ -35,12 +35,12 @@ class Teacher(Section):
 
     @property
     def sampled(self) -> bool:
-        """Log-probs of the sampled tokens are sufficient."""
+        """The loss needs the log-probs of the sampled tokens only."""
         return self.divergence == "sampled"
 
     @property
-    def whole(self) -> bool:
-        """Distributions over the vocabulary are compared, inside the update."""
+    def full_vocabulary(self) -> bool:
+        """The update compares distributions over the vocabulary."""
         return self.divergence not in (None, "sampled")
 
 

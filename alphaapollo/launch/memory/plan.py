@@ -131,7 +131,7 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
     """Memory of a training rank without engines at each moment, its bytes offloaded to host memory, and the bytes of
     its copies for checkpoints."""
     role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.full_kl
-    against = make_divergence(config.teacher) if config.teacher.whole else REVERSE if full_kl else None
+    against = make_divergence(config.teacher) if config.teacher.full_vocabulary else REVERSE if full_kl else None
     policy = _trained(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
     trained = {"policy": policy}
     if _has_critic(config):
@@ -155,7 +155,7 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
         teacher = frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
         head, forward = _teacher_pass(config, model)
         idle += teacher.idle
-        if config.teacher.whole:  # its head stays gathered in the policy's update
+        if config.teacher.full_vocabulary:  # its head stays gathered in the policy's update
             in_update += teacher.loaded + head
         else:
             in_update += teacher.idle

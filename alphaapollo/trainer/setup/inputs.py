@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Config, Data, Model, Teacher
+from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
@@ -62,18 +61,21 @@ def read_inputs(config: Config) -> Inputs:
     data, trainer = config.data, config.trainer
     _check_models(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
-    prompts, notices = read_prompts(
-        data.train_files, "data.train_files", renderer, data, partial(_choose, data, data.train_max_samples)
-    )
+
+    def read(files: str | list[str], key: str, count: int) -> tuple[list[Prompt], list[str]]:
+        def choose(prompts: list[Prompt]) -> list[Prompt]:
+            return [prompts[index] for index in choose_rows(len(prompts), count, data.seed, data.shuffle)]
+
+        return read_prompts(files, key, renderer, data, choose)
+
+    prompts, notices = read(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
         notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
     notices += unused_template_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
-        val_prompts, more = read_prompts(
-            data.val_files, "data.val_files", renderer, data, partial(_choose, data, data.val_max_samples)
-        )
+        val_prompts, more = read(data.val_files, "data.val_files", data.val_max_samples)
         notices += more
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
@@ -106,7 +108,7 @@ def _check_models(config: Config) -> None:
     check_lengths(model, rollout, config.data)
     check_engine_split(model, rollout, "actor_rollout_ref.rollout")
     size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
-    check_sequence_parallel(size, config.trainer.num_ranks, f"actor_rollout_ref.actor.{key}", models)
+    check_sequence_parallel(size, f"actor_rollout_ref.actor.{key}", models)
 
 
 def _trained_models(config: Config) -> dict[str, Model]:
@@ -120,10 +122,6 @@ def _trained_models(config: Config) -> dict[str, Model]:
     if config.reward_model.enable:
         models["reward_model.model.path"] = reward_model_settings(config.reward_model, policy)
     return models
-
-
-def _choose(data: Data, count: int, prompts: list[Prompt]) -> list[Prompt]:
-    return [prompts[index] for index in choose_rows(len(prompts), count, data.seed, data.shuffle)]
 
 
 def _length_notices(config: Config, goal: Goal, num_prompts: int) -> Iterator[str]:
@@ -193,13 +191,10 @@ def _named_components(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) -> list[str]:
-    """Check that the teacher can read the policy's token ids; returns notices. renderer: of the policy.
+    """Check that the teacher can read the policy's token ids; returns notices. Raises ValueError.
 
     Every token id must mean the same to both. To compare full distributions (all divergences but `sampled`), the
     teacher must also have no other tokens, and a head with as many rows as the policy's.
-
-    Raises:
-        ValueError: the teacher has another tokenizer, or a smaller head.
     """
     own = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
     known, written = own.get_vocab(), renderer.tokenizer.get_vocab()
@@ -207,9 +202,10 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) ->
     if other := [token for token, number in written.items() if known.get(token) != number]:
         raise ValueError(
             f"{path} has another tokenizer than the policy: {_list_tokens(other)} mean something else to it or "
-            "nothing. Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the teacher's texts (docs/expert_iteration.md)."
+            "nothing. Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the "
+            "teacher's texts (docs/expert_iteration.md)."
         )
-    if teacher.whole:
+    if teacher.full_vocabulary:
         compares = f"teacher.divergence={teacher.divergence} compares full distributions, but {path}"
         fix = "Set teacher.divergence=sampled, which needs the policy's tokens only, or use another teacher."
         if more := [token for token in known if token not in written]:

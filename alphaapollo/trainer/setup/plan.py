@@ -116,7 +116,7 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
     """Whether rows without an advantage can be left out of the update, because no term of its loss depends on them."""
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
-    others = others or config.teacher.whole
+    others = others or config.teacher.full_vocabulary
     return not others and not has_gradient_without_advantages(policy_loss, role.actor)
 
 

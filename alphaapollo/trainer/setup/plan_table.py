@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
+from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
 from alphaapollo.launch.resume import StartPoint
@@ -24,30 +24,24 @@ def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config
 
 def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
     """Algorithm, model, data and reward."""
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    actor, algorithm, teacher = config.actor_rollout_ref.actor, config.algorithm, config.teacher
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
     rows = {
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
-        "teacher": _teacher(config.teacher),
-        "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_words}",
+        "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _environment(config.env),
         "reward": _reward(config) if inputs.has_function else "none",
     }
-    if config.teacher.divergence is None:
-        del rows["teacher"]
+    if teacher.divergence:
+        beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
+        rows["teacher"] = f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
     if inputs.reward_model_tokenizer:
         rows["reward"] = inputs.reward_model_tokenizer.describe(config.reward_model, inputs.has_function)
     return rows
-
-
-def _teacher(teacher: Teacher) -> str:
-    """`1 x reverse, from runs/big/model`"""
-    beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
-    return f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
 
 
 def _dtype(plan: Plan) -> str:
@@ -89,8 +83,6 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
 
 def _ahead(config: Config) -> str:
     trainer, correction = config.trainer, config.algorithm.rollout_correction
-    if not trainer.max_staleness:
-        return f"nothing (async_mode {trainer.async_mode}, max_staleness 0), as in the synchronous loop"
     groups = config.data.train_batch_size * trainer.max_staleness
     return (
         f"up to {groups} groups, {trainer.max_staleness} publishes old at most; async_mode {trainer.async_mode}, "

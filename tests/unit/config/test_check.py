@@ -108,8 +108,8 @@ def test_the_run_folder_can_be_written(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_machine_without_gpus():
     assert "there are 8. Lower it" in problem(f"{ROLLOUT}.tensor_model_parallel_size=9")
     for command in SCHEMAS:
-        said = problem("trainer.device=cuda", command=command)
-        assert said.startswith("trainer.device=cuda, but this machine has no GPU")
+        error = problem("trainer.device=cuda", command=command)
+        assert error.startswith("trainer.device=cuda, but this machine has no GPU")
     assert outcome("trainer.n_gpus_per_node=9") == [
         "trainer.n_gpus_per_node=9 on 8 cores: the ranks share them and slow each other down."
     ]
@@ -124,8 +124,8 @@ def test_engines_fit_the_gpus():
     assert outcome(f"{per_node}=4", f"{parallel}=2", num_gpus=4) == []
     assert "does not divide trainer.n_gpus_per_node=4" in problem(f"{per_node}=4", f"{parallel}=3", num_gpus=4)
     for more in ([], [f"{engines}=2"]):  # 4 divides 12, not 6
-        said = problem(*two_nodes, *more, num_gpus=6)
-        assert said.endswith("does not divide trainer.n_gpus_per_node=6. Set one of 1, 2, 3, 6.")
+        error = problem(*two_nodes, *more, num_gpus=6)
+        assert error.endswith("does not divide trainer.n_gpus_per_node=6. Set one of 1, 2, 3, 6.")
     assert outcome("trainer.nnodes=2", f"{per_node}=2", f"{parallel}=4", apart, num_gpus=6) == []
     assert "needs 8 GPUs, but 3 GPUs are not used for training" in problem(f"{parallel}=8", apart, num_gpus=4)
     assert "needs 2 GPUs, but 1 GPUs are shared with training" in problem(f"{engines}=2", num_gpus=4)
@@ -141,8 +141,8 @@ def test_engines_fit_the_gpus():
 def test_engines_of_a_generation_fit_into_nodes():
     two = ["trainer.nnodes=2", "trainer.n_gpus_per_node=6", "rollout.tensor_model_parallel_size=4"]
     assert outcome(*two, "rollout.num_engines=2", command="generation", num_gpus=8) == []
-    said = problem(*two, command="generation", num_gpus=8)  # three by default
-    assert "2 such engines fit trainer.n_gpus_per_node=6 x trainer.nnodes=2" in said
+    error = problem(*two, command="generation", num_gpus=8)  # three by default
+    assert "2 such engines fit trainer.n_gpus_per_node=6 x trainer.nnodes=2" in error
     assert "one engine, not 2" in problem("trainer.controller=local", "rollout.num_engines=2", command="generation")
 
 

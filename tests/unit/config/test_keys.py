@@ -82,8 +82,8 @@ def test_explain_is_one_line(key: str, line: str):
 
 
 def test_explain_knows_names_in_maps():
-    said = "reward.components.format: accepted (a name in the map reward.components: Extra reward components"
-    assert explain("reward.components.format").startswith(said)
+    expected = "reward.components.format: accepted (a name in the map reward.components: Extra reward components"
+    assert explain("reward.components.format").startswith(expected)
 
 
 def test_explain_names_the_nearest_keys():
@@ -98,9 +98,9 @@ def test_prefix_applies_to_all_keys_below():
 @pytest.mark.timeout(60)
 def test_explain_command():
     command = [sys.executable, "-m", "alphaapollo.config"]
-    asked = subprocess.run([*command, "explain", "trainer.seed", "nope"], capture_output=True, text=True, timeout=50)
-    assert asked.returncode == 0
-    assert len(asked.stdout.splitlines()) == 2
+    result = subprocess.run([*command, "explain", "trainer.seed", "nope"], capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 2
     assert subprocess.run(command, capture_output=True, timeout=50).returncode == 2
 
 

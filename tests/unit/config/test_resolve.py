@@ -32,8 +32,8 @@ def test_a_dtype_is_explained_by_the_processor():
 
 
 def test_engines_compile_on_gpus_by_default():
-    def eager(asked: bool | None, device: Device) -> bool | None:
-        return resolve_rollout(Rollout(enforce_eager=asked), Model(), device, 1).enforce_eager
+    def eager(requested: bool | None, device: Device) -> bool | None:
+        return resolve_rollout(Rollout(enforce_eager=requested), Model(), device, 1).enforce_eager
 
     assert (eager(None, "cpu"), eager(None, "cuda")) == (True, False)
     assert (eager(False, "cpu"), eager(True, "cuda")) == (False, True)
@@ -52,10 +52,10 @@ def test_the_number_of_engines():
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
+    ("requested", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
 )
-def test_attention_by_device(asked: str, device: Device, kind: str):
-    assert resolve_model(Model(attention=asked), device).attention == kind
+def test_attention_by_device(requested: str, device: Device, kind: str):
+    assert resolve_model(Model(attention=requested), device).attention == kind
 
 
 def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
@@ -64,10 +64,10 @@ def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
         resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
 
 
-@pytest.mark.parametrize("asked", ["varlen", "flex", "flash"])
-def test_attention_that_a_cpu_cannot_train_with(asked: str):
-    with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):
-        resolve_model(Model(attention=asked), "cpu")
+@pytest.mark.parametrize("requested", ["varlen", "flex", "flash"])
+def test_attention_that_a_cpu_cannot_train_with(requested: str):
+    with pytest.raises(ValueError, match=f"model.attention={requested} cannot train on a CPU. Set it to auto"):
+        resolve_model(Model(attention=requested), "cpu")
 
 
 @pytest.mark.parametrize(

@@ -13,44 +13,44 @@ FILES = sorted((ROOT / "examples").glob("*/*.yaml"))
 RECIPES = [file for file in FILES if "actor_rollout_ref" in yaml.safe_load(file.read_text())]
 
 
-def said(*argv: str) -> list[str]:
+def notices(*argv: str) -> list[str]:
     config, origin = load_with_origin(Config, "ppo", argv)
     return list(verl_notices(config, origin.keys))
 
 
 def test_a_mini_batch_of_prompts():
     prompts = ["data.train_batch_size=1024", "actor_rollout_ref.rollout.n=5"]
-    (line,) = said(*prompts, f"{MINI_BATCH}=256")
+    (line,) = notices(*prompts, f"{MINI_BATCH}=256")
     assert "20 optimizer steps per iteration" in line  # 5120 / 256
     assert line.endswith("For verl's 256 prompts x 5 samples set 1280.")
-    assert said(*prompts, f"{MINI_BATCH}=1280") == []  # more than the prompts: it can only be trajectories
-    assert said(*prompts) == []  # not the user's word
-    assert said("data.train_batch_size=1024", f"{MINI_BATCH}=256") == []  # one sample a prompt: the same
+    assert notices(*prompts, f"{MINI_BATCH}=1280") == []  # more than the prompts: it can only be trajectories
+    assert notices(*prompts) == []  # not set by the user
+    assert notices("data.train_batch_size=1024", f"{MINI_BATCH}=256") == []  # one sample a prompt: the same
 
 
 def test_one_target_per_token():
     on = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive"]
-    assert "in nats per sequence, but per token in verl" in said(*on, "algorithm.kl_ctrl.target_kl=0.1")[0]
-    assert said(*on, "algorithm.kl_ctrl.target_kl=6") == []
-    assert said("algorithm.kl_ctrl.target_kl=0.1") == []
+    assert "in nats per sequence, but per token in verl" in notices(*on, "algorithm.kl_ctrl.target_kl=0.1")[0]
+    assert notices(*on, "algorithm.kl_ctrl.target_kl=6") == []
+    assert notices("algorithm.kl_ctrl.target_kl=0.1") == []
 
 
 def test_the_end_of_dynamic_sampling():
     rounds = "algorithm.filter_groups.max_num_gen_batches=4"
-    assert "verl's ends with an error" in said("algorithm=dapo", rounds)[0]
-    assert said("algorithm=dapo") == []
-    assert said(rounds) == []
+    assert "verl's ends with an error" in notices("algorithm=dapo", rounds)[0]
+    assert notices("algorithm=dapo") == []
+    assert notices(rounds) == []
 
 
 def test_validation_that_is_greedy_there():
     key = "actor_rollout_ref.rollout.val_kwargs"
-    (line,) = said("data.val_files=a.parquet", f"{key}.n=4")
+    (line,) = notices("data.val_files=a.parquet", f"{key}.n=4")
     assert line.endswith(f"verl's default is 0, greedy. {key}.n is set without it: set both.")
-    assert said("data.val_files=a.parquet", f"{key}.n=4", f"{key}.temperature=1.0") == []
-    assert said(f"{key}.n=4") == []
-    assert said("data.val_files=a.parquet") == []
+    assert notices("data.val_files=a.parquet", f"{key}.n=4", f"{key}.temperature=1.0") == []
+    assert notices(f"{key}.n=4") == []
+    assert notices("data.val_files=a.parquet") == []
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_example_configurations_get_no_warning(file: Path):
-    assert said("--config-dir", str(file.parent), "--config-name", file.stem) == []
+    assert notices("--config-dir", str(file.parent), "--config-name", file.stem) == []
