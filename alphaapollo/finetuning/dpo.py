@@ -5,7 +5,10 @@ files -> pairs with exact masks -> [reference log-probs, once] -> mean loss over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,6 @@ from alphaapollo.data.preference_batch import distribute_scored_rows, scores_in_
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning import reference_logps
 from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.launch.memory.finetuning import MemoryRequest
@@ -62,13 +64,13 @@ class DpoTask(PairTask):
         ranks: Any = run.trainer.ranks  # of PreferenceWorker
         examples = [*plan.train.examples, *(example for own in plan.val.values() for example in own)]
         parts = await ranks.call(lambda worker: worker.weights_digest())
-        digest = reference_logps.reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
+        digest = reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
-        logps = reference_logps.read_reference(path, digest, run.console.notice)
+        logps = read_reference(path, digest, run.console.notice)
         if logps is None:
             logps = await self._compute_reference(run, examples)
-            reference_logps.save_reference(path, digest, logps)
-        reference_logps.assign_reference(examples, logps)
+            save_reference(path, digest, logps)
+        assign_reference(examples, logps)
 
     def _needs_reference(self, kind: str) -> bool:
         """Whether the loss has a reference, and preference.reference is `kind`."""
@@ -76,13 +78,15 @@ class DpoTask(PairTask):
         return get_preference_loss(preference.loss).needs_reference and preference.reference == kind
 
     async def _compute_reference(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
-        layout, shared = run.plan.layout, run.trainer.sequence_parallel
+        plan, shared = run.plan, run.trainer.sequence_parallel
         ranks: Any = run.trainer.ranks
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.phase("reference", start, len(examples))
             some = examples[start : start + REFERENCE_BATCH]
-            split = distribute_scored_rows(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
+            split = distribute_scored_rows(
+                some, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
+            )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(scores_in_row_order(split, columns[::shared]))
@@ -113,3 +117,45 @@ def ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
     if loss.of_pairs:
         keys += [(f"data.{name}_key", f"preference.loss={loss.name} uses pairs") for name in ("response", "label")]
     return keys
+
+
+def reference_digest(examples: Iterable[PreferenceExample], weights: str, dtype: str) -> str:
+    """Digest of everything that reference log-probs depend on: tokens, digest of the weights, dtype of the forward
+    pass."""
+    sha = hashlib.sha256(f"{weights} {dtype}".encode())
+    for example in examples:
+        for row in example.scored:
+            sha.update(np.array([len(row.token_ids), *row.token_ids, *row.action_mask], dtype=np.int64).tobytes())
+    return sha.hexdigest()
+
+
+def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
+    """Read the saved log-probs, float64 [rows of all examples]. Returns None if missing, damaged or of another
+    digest."""
+    if not path.exists():
+        return None
+    try:
+        with np.load(path) as file:
+            found, logps = str(file["digest"]), file["logps"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        notice(f"{path} is damaged; the reference log-probs are computed again.")
+        return None
+    if found != digest:
+        notice(f"{path} was computed for other data or another model; the reference log-probs are computed again.")
+        return None
+    return np.asarray(logps, dtype=np.float64)
+
+
+def save_reference(path: Path, digest: str, logps: np.ndarray) -> None:
+    """Write the file atomically."""
+    partial = path.with_name(f".writing_{path.name}")
+    with partial.open("wb") as file:
+        np.savez(file, digest=np.array(digest), logps=logps)
+    partial.rename(path)
+
+
+def assign_reference(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:
+    """Set `ref_logps` of each example."""
+    given = iter(logps.tolist())
+    for example in examples:
+        example.ref_logps = [next(given) for _ in example.scored]

@@ -15,13 +15,13 @@ async def train(run: FinetuningRun) -> None:
     """Run the remaining steps. If it raises, the last complete checkpoint remains valid."""
     plan, progress, saving, task = run.plan, run.progress, run.saving, run.plan.task
     trainer, size = plan.config.trainer, plan.config.data.train_batch_size
-    val = {source: task.make_batches(examples, plan.layout) for source, examples in plan.val.items()}
+    val = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
     begin, tokens = time.perf_counter(), 0
     while progress.step < plan.total_steps:
         step = progress.step + 1
         is_last = step == plan.total_steps
         indices = plan.stream.indices(progress.examples_consumed, size)
-        batches = task.make_batches([plan.train.examples[index] for index in indices], plan.layout)
+        batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
@@ -48,7 +48,8 @@ async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict
     """Compute the metrics of all validation examples, and of each source if there are several."""
     compute = run.plan.task.metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val.items()}
-    metrics = with_prefix("val", compute(merge_sums(list(sums.values()))))
+    names = dict.fromkeys(name for own in sums.values() for name in own)
+    metrics = with_prefix("val", compute({name: sum(own.get(name, 0.0) for own in sums.values()) for name in names}))
     for source, own in sums.items() if len(sums) > 1 else ():
         metrics |= {f"{name}/{source}": value for name, value in with_prefix("val", compute(own)).items()}
     return metrics
@@ -57,11 +58,3 @@ async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict
 def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Add a prefix to all names: `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
-
-
-def merge_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add the sums of several batches; names ending in _max take the largest value. A name may be missing in some."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {
-        name: (max if name.endswith("_max") else sum)(part[name] for part in parts if name in part) for name in names
-    }

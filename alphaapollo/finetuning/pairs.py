@@ -8,7 +8,7 @@ from typing import Any
 from alphaapollo.data.preference_batch import PreferenceBatch, distribute_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.data.shared_prompts import decide_sharing
-from alphaapollo.finetuning.task import FinetuningRun, FinetuningTask, Layout
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 
 
 class PairTask(FinetuningTask):
@@ -19,9 +19,10 @@ class PairTask(FinetuningTask):
 
     share_prompts = False
 
-    def make_batches(self, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
+    def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
         """Build one batch per group of ranks. A pair is never split."""
-        return distribute_examples(examples, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
+        groups = plan.placement.data_parallel
+        return distribute_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
 
     async def begin(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if that is required and not supported."""

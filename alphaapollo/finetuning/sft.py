@@ -16,7 +16,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
-from alphaapollo.finetuning.task import FinetuningRun, FinetuningTask, Layout
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.sft import SftWorker
@@ -34,18 +34,17 @@ class SftTask(FinetuningTask):
     held_out: HeldOutEvaluation | None = None
 
     def check(self, num_gpus: int) -> list[str]:
-        return check(self.config, num_gpus)
+        config = self.config
+        notices = check(config, num_gpus)
+        if not config.data.val_prompts or config.trainer.test_freq < 1:
+            return notices
+        self.prompts, more = read_held_out_prompts(config)
+        passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
+        shown = f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation"
+        return [*notices, shown, *more]
 
     def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
         return load_examples(files, renderer, self.config.data, max_samples)
-
-    def read_more(self) -> list[str]:
-        config = self.config
-        if not config.data.val_prompts or config.trainer.test_freq < 1:
-            return []
-        self.prompts, notices = read_held_out_prompts(config)
-        passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
-        return [f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation", *notices]
 
     def memory_request(self, examples: Sequence[Row]) -> MemoryRequest:
         data = self.config.data
@@ -53,14 +52,14 @@ class SftTask(FinetuningTask):
         longest = max(len(row.token_ids) for row in examples)
         return MemoryRequest(longest, answers=answers if self.prompts else None)
 
-    def make_batches(self, examples: Sequence[Row], layout: Layout) -> list[RankBatch]:
+    def make_batches(self, examples: Sequence[Row], plan: FinetuningPlan) -> list[RankBatch]:
         return build_train_batch(
             examples,
             range(len(examples)),
-            num_ranks=layout.groups,
+            num_ranks=plan.placement.data_parallel,
             mini_batch_size=len(examples),
-            max_tokens=layout.max_tokens,
-            padded=layout.padded,
+            max_tokens=plan.max_tokens,
+            padded=plan.padded,
             seed=0,
             shuffle=False,
         ).rank_batches

@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from alphaapollo.controller.handles import FinetuningGroup
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Batch layout of a run, the same for all steps."""
-
-    groups: int  # groups of ranks that share rows; each gets one batch
-    max_tokens: int  # per micro-batch of a group
-    padded: bool  # whether micro-batches are padded to their longest row
-
-
 class FinetuningTask(ABC):
     """One kind of fine-tuning, with examples and batches of its own types. One object per run."""
 
@@ -48,22 +39,19 @@ class FinetuningTask(ABC):
 
     @abstractmethod
     def check(self, num_gpus: int) -> list[str]:
-        """Return notices about keys without effect. Raises ConfigError for impossible combinations."""
+        """Check the configuration and what only this task reads. Returns notices. Raises ValueError for what cannot
+        work."""
 
     @abstractmethod
     def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
         """Read the examples of the files, in order. Raises ValueError for invalid rows."""
-
-    def read_more(self) -> list[str]:
-        """Read further inputs before the start. Returns notices."""
-        return []
 
     @abstractmethod
     def memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
         """Describe what a run on these examples needs."""
 
     @abstractmethod
-    def make_batches(self, examples: Sequence[Any], layout: Layout) -> list[Any]:
+    def make_batches(self, examples: Sequence[Any], plan: FinetuningPlan) -> list[Any]:
         """Build the batches of one mini-batch, one per group of ranks."""
 
     @abstractmethod
@@ -100,7 +88,7 @@ class FinetuningPlan:
     config: TuningConfig
     model: Model  # with resolved dtype and attention
     placement: Placement
-    layout: Layout
+    max_tokens: int  # per micro-batch of a group of ranks that share rows
     train: LoadedExamples[Any]
     val: dict[str, list[Any]]  # by source
     stream: PromptStream | MixedStream
@@ -113,6 +101,11 @@ class FinetuningPlan:
     def progress(self) -> Progress:
         """Progress of the checkpoint, or of a new run."""
         return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
+
+    @property
+    def padded(self) -> bool:
+        """Whether micro-batches are padded to their longest row."""
+        return self.model.attention == "padded"
 
     @property
     def saves_in_background(self) -> bool:

@@ -2,11 +2,7 @@
 
 collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, begin a checkpoint
 
-Where engines and trainers share GPUs, these calls hand the GPUs over:
-
-    engines.sleep             to the trainers: policy, critic and reference, each phase ends with `offload`
-    weights.publish           the policy's last phase; then to the engines (weight_sync/publish.py)
-    engines.cache_released    a trainer's phase while the engines keep their weights and release their caches
+`engines.sleep`, `weights.publish` and `engines.cache_released` hand over shared GPUs (docs/architecture.md).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
                 carry                                              separate
     take        a batch of complete groups; the rest remains ...   ... and continues
-    pause       unfinished requests keep their tokens              -
-    learn       the engines sleep                                  the engines generate
+    learn       the engines sleep; requests keep their tokens      the engines generate
     publish     paused requests continue with the new weights      pause, load weights, continue
 
 step/in_flight.py has the groups in flight and bounds their staleness. Everything else is the synchronous loop's

@@ -114,7 +114,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.data.preference_batch import distribute_examples, distribute_scored_rows, scores_in_row_order
     from alphaapollo.data.preference_examples import load_labelled, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
-    from alphaapollo.finetuning.reference_logps import assign_reference
+    from alphaapollo.finetuning.dpo import assign_reference
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
     from alphaapollo.workers.reward_training import RewardTrainingWorker

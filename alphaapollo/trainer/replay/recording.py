@@ -68,7 +68,11 @@ class Recording:
 
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
     """Write everything but config.yaml and the workers' files."""
-    (folder / GROUPS).write_bytes(_encode(groups))
+    try:
+        encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_value)
+    except UnicodeEncodeError:  # half a surrogate pair, e.g. from an environment, which UTF-8 does not have
+        encoded = msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_value)
+    (folder / GROUPS).write_bytes(encoded)
     (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
 
 
@@ -109,13 +113,6 @@ def read_recording(folder: Path) -> Recording:
     values["fingerprints"] = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
     with np.load(outcome / "columns.npz") as columns:
         return Recording(folder, RecordingInfo(**info), groups, LearningOutcome(columns=dict(columns), **values))
-
-
-def _encode(groups: Sequence[TrajectoryGroup]) -> bytes:
-    try:
-        return msgspec.msgpack.encode(groups, enc_hook=_encode_value)
-    except UnicodeEncodeError:  # half a surrogate pair, e.g. from an environment, which UTF-8 does not have
-        return msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_value)
 
 
 def _encode_value(value: Any) -> Any:

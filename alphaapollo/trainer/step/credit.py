@@ -71,7 +71,6 @@ class Credit:
 
     columns: list[Columns[np.ndarray]]  # one per rank
     moving: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
-    kl_per_sequence: float | None  # nats, mean over trajectories; None without a KL in the reward
     metrics: dict[str, float]
 
 
@@ -81,7 +80,6 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
     result, returns = _estimate(batch, computed, rewards, settings)
     result, teacher_metrics = _with_teacher(result, batch, computed, settings.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
-    kl_per_sequence = metrics.get("actor/reward_kl_penalty_per_sequence")
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
     if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
         metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
@@ -91,7 +89,8 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
             batch.trajectories, shaped, invalid_action_cost(settings.actor)
         )
     columns = _pack(batch, computed, result, settings)
-    return Credit(columns, _find_moving(batch, has_advantage), kl_per_sequence, metrics)
+    owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
+    return Credit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
 def _with_kl(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
@@ -169,12 +168,6 @@ def _pack(
     return [
         Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
     ]
-
-
-def _find_moving(batch: Batch, has_advantage: np.ndarray) -> np.ndarray:
-    has_weight = (batch.loss_weights != 0) | (batch.sequence_weights != 0)
-    owners = batch.trajectory_ids.numpy()
-    return np.isin(owners, owners[has_advantage & has_weight])
 
 
 def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:

@@ -74,8 +74,9 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
-            if credit.kl_per_sequence is not None:
-                coef = next_kl_coef(config.algorithm.kl_ctrl, coef, credit.kl_per_sequence, len(batch.trajectories))
+            if config.algorithm.use_kl_in_reward:
+                kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
+                coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
         run.console.phase("update", 1, 1)
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
-from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import load_config, reward_model_class
@@ -36,7 +35,7 @@ class RewardModelTokenizer:
 
     renderer: Renderer  # the reward model's
     shares_tokens: bool
-    max_length: int | None
+    max_length: int | None  # the last tokens that are read; None: all
     vocabulary: int
 
     def describe(self, config: RewardModel, has_function: bool) -> str:
@@ -58,10 +57,6 @@ class RewardModelTokenizer:
         if isinstance(asked, str):
             return self.renderer.encode([asked + answer], add_special_tokens=True)[0]
         return self.renderer.encode([self.renderer.text(_add_answer(asked, answer), add_generation_prompt=False)])[0]
-
-    def truncate(self, token_ids: list[int]) -> list[int]:
-        """The last max_length tokens; the score is read at the very last."""
-        return token_ids if self.max_length is None else token_ids[-self.max_length :]
 
     def find_problem(self, token_ids: list[int]) -> str | None:
         """Why the reward model cannot score these tokens."""
@@ -97,7 +92,8 @@ class RewardModelScorer:
             if problem := self.tokenizer.find_problem(token_ids):
                 members[index].score = failed_score(problem)
             else:
-                readable[index] = self.tokenizer.truncate(token_ids)
+                limit = self.tokenizer.max_length
+                readable[index] = token_ids if limit is None else token_ids[-limit:]
                 self._truncated += len(readable[index]) < len(token_ids)
         self._scored += len(readable)
         values = await self._compute(list(readable.values()))
@@ -113,19 +109,17 @@ class RewardModelScorer:
         return {"reward_model/truncated": share}
 
     async def _compute(self, texts: list[list[int]]) -> list[float]:
+        """Scores of the texts. Their response is the last token, where the score is read."""
         if not texts:
             return []
-        batch = build_score_batch(texts, self.num_ranks, self.max_tokens, self.padded)
+        rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in texts]
+        batch = build_train_batch(
+            rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded, seed=0, shuffle=False
+        )
         async with self.engines.cache_released():
             columns = await self.group.compute_scores(batch.rank_batches)
             await self.group.offload()
         return [float(value) for value in batch.to_matrix(columns)[:, 0]]
-
-
-def build_score_batch(texts: Sequence[list[int]], num_ranks: int, max_tokens: int, padded: bool) -> TrainBatch:
-    """Assign texts to ranks and micro-batches. Their response is the last token, where the score is read."""
-    rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in texts]
-    return build_train_batch(rows, range(len(rows)), num_ranks, len(rows), max_tokens, padded, seed=0, shuffle=False)
 
 
 def add_model_score(score: Score, value: float, weight: float, required: Iterable[str], alone: bool) -> Score:
@@ -156,12 +150,9 @@ def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt])
     needs. Without a reward model, and with an estimator, it is assumed. Raises ValueError if nothing gives a reward.
     """
     own, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
-    if (
-        (needs_reward and not own.enable)
-        or config.custom_reward_function.path
-        or not graded
-        or any(map(is_gradable, prompts))
-    ):
+    if needs_reward and not own.enable:
+        return True
+    if config.custom_reward_function.path or not graded or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (own.weight == 0 or TASK in config.reward.required):
         key = "reward_model.weight=0" if own.weight == 0 else f"reward.required has {TASK}"

@@ -49,9 +49,7 @@ class BatchSettings:
     run_seed: int
     step: int
     sequence_parallel: int = 1  # ranks that share each sequence; their token budgets add up
-    share_prompts: bool = (
-        False  # compute the common prefix of a group's rows once, where that saves enough (SHARE_FROM)
-    )
+    share_prompts: bool = False  # compute the common prefix of a group's rows once, where that saves enough
 
 
 @dataclass(frozen=True)

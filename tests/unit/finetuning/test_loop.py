@@ -13,7 +13,7 @@ from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import FinetuningStep
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.finetuning.loop import merge_sums, train
+from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_stream
 from alphaapollo.finetuning.task import FinetuningRun, Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
@@ -24,7 +24,7 @@ from tests.unit.metric_names import undocumented
 class StubTask:
     """An example is a number; the loss of a batch is its mean."""
 
-    def make_batches(self, examples: list[int], layout: None) -> list[Any]:
+    def make_batches(self, examples: list[int], plan: Any) -> list[Any]:
         return [SimpleNamespace(rows=SimpleNamespace(lengths=SimpleNamespace(sum=lambda: 10)), examples=examples)]
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -78,7 +78,6 @@ def run(
     plan: Any = SimpleNamespace(
         task=StubTask(),
         config=config,
-        layout=None,
         train=LoadedExamples([10, 11, 12], [3], []),
         val=val,
         stream=PromptStream(3, 0, shuffle=False),
@@ -133,11 +132,6 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
         run(tmp_path, Progress(), {}, "prompts", keep_best="val/loss", **keys)
     with pytest.raises(ValueError, match="keep_best=val/loss needs validation"):
         run(tmp_path, Progress(), {}, keep_best="val/loss")
-
-
-def test_merge_sums() -> None:
-    parts = [{"loss": 1.0, "length_max": 3.0}, {"loss": 2.0, "length_max": 2.0}]
-    assert merge_sums(parts) == {"loss": 3.0, "length_max": 3.0}
 
 
 def test_source_weights_define_an_epoch() -> None:

@@ -1,4 +1,4 @@
-"""What goes together, and what a run says of keys that its estimator and its loss do not read."""
+"""Combinations of estimator, loss and keys: errors, and notices about keys without effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORRECTION = "algorithm.rollout_correction"
 
 
 def config(values: dict[str, Any]) -> Config:
-    """Dotted keys -> the configuration; 4 samples a prompt, one optimiser step an iteration."""
+    """Dotted keys -> the configuration; 4 samples a prompt, one optimizer step per iteration."""
     nested: dict[str, Any] = {}
     for key, value in ({"env.rollout.n": 4} | values).items():
         *path, last = key.split(".")
@@ -79,7 +79,7 @@ def test_every_pair_works_silently_or_fails_with_a_reason(estimator: str, loss: 
         ("magistral", "gdpo_rewards", ["accuracy"], "[accuracy]"),
     ],
 )
-def test_a_key_that_another_estimator_reads(estimator: str, key: str, value: Any, shown: str):
+def test_keys_of_other_estimators_have_no_effect(estimator: str, key: str, value: Any, shown: str):
     assert notices(estimator, **{key: value}) == [
         f"algorithm.{key}={shown} has no effect: algorithm.adv_estimator={estimator} does not read it."
     ]
@@ -96,7 +96,7 @@ def test_a_key_that_another_estimator_reads(estimator: str, key: str, value: Any
         ("reinforce", "clip_ratio_low"),
     ],
 )
-def test_a_key_that_another_loss_reads(loss: str, key: str):
+def test_keys_of_other_losses_have_no_effect(loss: str, key: str):
     line = f"{ACTOR}.{key}=2.0 has no effect: {LOSS}={loss} does not read it."
     assert notices("grpo", loss, **actor(**{key: 2.0})) == [line]
 
@@ -109,7 +109,7 @@ def test_custom_estimator_and_loss_are_not_checked_for_keys():
 
 
 @pytest.mark.parametrize("name", [name for name in estimator_names() if get_estimator(name).group])
-def test_a_group_of_one(name: str):
+def test_group_estimators_refuse_a_group_of_one(name: str):
     assert problem(name, env__rollout__n=1, passk_k=1) == (
         f"algorithm.adv_estimator={name} compares the samples of a prompt, but the group size is 1. Set "
         "env.rollout.n=8, or at least 2."
@@ -117,12 +117,12 @@ def test_a_group_of_one(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in estimator_names() if not get_estimator(name).group])
-def test_a_group_of_one_is_fine_without_a_comparison(name: str):
+def test_estimators_without_groups_accept_a_group_of_one(name: str):
     taught = {"teacher.divergence": "reverse"} if name == "none" else {}
     assert notices(name, env__rollout__n=1, **taught) == []
 
 
-def test_pass_at_k_of_more_than_the_group():
+def test_passk_k_is_at_most_the_group_size():
     assert problem("grpo_passk_analytic", passk_k=5) == (
         "algorithm.passk_k=5: pass@5 needs groups of at least 5 samples, and the group size is 4. Raise env.rollout.n "
         "or lower algorithm.passk_k."
@@ -142,11 +142,11 @@ def test_pass_at_k_of_more_than_the_group():
         ),
     ],
 )
-def test_gdpo_names_weights_and_conditions(values: dict[str, Any], says: str):
+def test_invalid_gdpo_rewards_are_refused(values: dict[str, Any], says: str):
     assert says in problem("gdpo", **values)
 
 
-def test_gdpo_as_it_should_be():
+def test_valid_gdpo_rewards():
     values = {"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0, 2.0], "gdpo_conditions": {"b": ["c", 1.0]}}
     assert notices("gdpo", **values) == []
 
@@ -160,7 +160,7 @@ SHAPING = {
 
 
 @pytest.mark.parametrize("key", SHAPING)
-def test_rewards_that_may_not_be_shaped(key: str):
+def test_estimators_that_refuse_reward_shaping(key: str):
     for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
         text = problem(name, **{key: SHAPING[key]})
         assert text.startswith(f"algorithm.adv_estimator={name} does not support changes of the reward: ")
@@ -168,8 +168,8 @@ def test_rewards_that_may_not_be_shaped(key: str):
     assert notices("grpo", **{key: SHAPING[key]}) == []
 
 
-def test_rewards_by_name_or_of_zero_and_one():
-    """What adds to the reward is for gdpo one name more; what zeroes it keeps a reward of 0 or 1 one."""
+def test_reward_components_of_estimators_that_refuse_shaping():
+    """For gdpo another component is another name; `required` keeps a reward of 0 or 1 in this set."""
     added, required = {"reward.components": {"format": 0.5}}, {"reward.required": ["task"]}
     assert problem("grpo_passk_analytic", **added).endswith("Set the weights of reward.components to 0.")
     assert "Set reward.required=[]" in problem("gdpo", **required)
@@ -178,7 +178,7 @@ def test_rewards_by_name_or_of_zero_and_one():
     assert notices("grpo_passk_analytic", **shown) == notices("grpo", **added, **required) == []
 
 
-def test_a_reward_model_beside_rewards_by_name_or_of_zero_and_one():
+def test_reward_model_of_estimators_that_refuse_shaping():
     model = {"reward_model.enable": True}
     assert problem("grpo_passk_analytic", **model).endswith("Set reward_model.weight=0.")
     shown = model | {"reward_model.weight": 0.0}
@@ -190,7 +190,7 @@ def test_a_reward_model_beside_rewards_by_name_or_of_zero_and_one():
 
 
 @pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
-def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
+def test_sequence_losses_refuse_token_correction(loss: str):
     correction = "algorithm.rollout_correction"
     assert problem("grpo", loss, **{f"{correction}.method": "tis"}) == (
         f"{LOSS}={loss} takes one advantage per row, but {correction}.level=token weights tokens. "
@@ -202,7 +202,7 @@ def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
     assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
 
 
-def test_bypass_needs_a_ratio():
+def test_bypass_has_no_effect_without_a_ratio():
     bypass = {"algorithm.rollout_correction.bypass": True}
     assert notices("grpo", "ppo", **bypass) == []
     assert notices("grpo", "reinforce", **bypass) == [
@@ -210,7 +210,7 @@ def test_bypass_needs_a_ratio():
     ]
 
 
-def test_aggregation_modes_are_for_tokens():
+def test_aggregation_modes_have_no_effect_on_sequence_losses():
     mode = actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=100.0)
     because = f"has no effect: {LOSS}=gspo has one value per row, and the loss is their mean."
     assert notices("grpo", "gspo", **mode) == [
@@ -230,7 +230,7 @@ def test_aggregation_modes_are_for_tokens():
         ("opo", "ppo", "algorithm.adv_estimator=opo is derived for samples of the current policy"),
     ],
 )
-def test_several_optimiser_steps_on_samples_of_an_older_policy(estimator: str, loss: str, says: str):
+def test_several_optimizer_steps_warn_on_policy_methods(estimator: str, loss: str, says: str):
     batch = {"data.train_batch_size": 8}  # 32 trajectories
     assert notices(estimator, loss, **batch) == []
     for steps, text in (
@@ -244,7 +244,7 @@ def test_several_optimiser_steps_on_samples_of_an_older_policy(estimator: str, l
         assert notices("grpo", "ppo", **batch, **steps) == []
 
 
-def test_keys_of_a_critic_that_nobody_needs():
+def test_critic_keys_have_no_effect_without_a_critic():
     values = {"critic.optim.lr": 0.1, "critic.ppo_epochs": 2}
     assert notices("gae", **values) == []
     assert sorted(notices("grpo", **values)) == [
@@ -253,7 +253,7 @@ def test_keys_of_a_critic_that_nobody_needs():
     ]
 
 
-def test_warming_up_a_critic_that_is_not_there_would_train_nothing():
+def test_critic_warmup_needs_a_critic():
     assert notices("gae", trainer__critic_warmup=3) == []
     assert problem("grpo", trainer__critic_warmup=3) == (
         "trainer.critic_warmup=3 trains the critic only, but algorithm.adv_estimator=grpo has none. Set "
@@ -261,7 +261,7 @@ def test_warming_up_a_critic_that_is_not_there_would_train_nothing():
     )
 
 
-def test_every_problem_at_once():
+def test_all_problems_are_reported_at_once():
     values = {"trainer.critic_warmup": 3, "env.rollout.n": 1, "algorithm.use_kl_in_reward": True}
     with pytest.raises(ValueError) as caught:
         notices("gdpo", **values)
@@ -292,7 +292,7 @@ def test_kl_requires_a_reference(needed: dict[str, Any], values: dict[str, Any],
     assert (given.needs_reference, given.needs_ref_columns) == (reference, columns)
 
 
-def test_a_plan_is_checked_and_carries_the_notices(needed: dict[str, Any]):
+def test_a_plan_has_the_notices_of_its_checks(needed: dict[str, Any]):
     grpo = needed | {"algorithm.adv_estimator": "grpo"}
     assert make_plan(config(grpo | {"algorithm.lam": 0.9}), MACHINE).notices == [
         "algorithm.lam=0.9 has no effect: algorithm.adv_estimator=grpo does not read it."
@@ -318,7 +318,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(needed: dict[str, Any])
     assert make_plan(config(maths), MACHINE).notices == []
 
 
-def test_who_uses_the_keys_of_rewards():
+def test_reward_keys_that_an_environment_uses():
     components = {"reward": {"components": {"format": 0.1}}}
     for name in ("single_turn", "informal_math", "reasoning_gym"):
         env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
@@ -349,6 +349,6 @@ def test_without_advantages_a_teacher_is_enough():
     assert notices("none", **{"teacher.divergence": "reverse"}) == []
 
 
-def test_a_sampled_divergence_is_of_single_tokens():
+def test_sampled_divergence_needs_a_token_level_loss():
     assert "gives one per token" in problem("grpo", "gspo", **{"teacher.divergence": "sampled"})
     assert notices("grpo", "gspo", **{"teacher.divergence": "jsd"}) == []

@@ -36,7 +36,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return rows
 
 
-def test_an_estimator_alone(table: Any):
+def test_plan_of_the_defaults(table: Any):
     rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8")
     assert rows["preset"] == "none"
     assert rows["environment"] == "single_turn, one turn"

@@ -167,7 +167,7 @@ def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> 
     assert reward.take_metrics() == {"reward_model/truncated": 0.0}
 
 
-def test_how_the_score_counts() -> None:
+def test_model_score_is_added_to_the_reward() -> None:
     task = Score(0.7, {"accuracy": 1.0, "format": 0.0}, Outcome.WRONG_FORMAT, "no answer")
     both = add_model_score(task, 3.0, 0.5, [], alone=False)
     assert both.reward == 2.2 and (both.outcome, both.reason) == (Outcome.WRONG_FORMAT, "no answer")

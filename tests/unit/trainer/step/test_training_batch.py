@@ -208,15 +208,15 @@ def test_overlong_filter_removes_the_loss_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "worth"),
+    ("settings", "expected"),
     [
         ({"mode": "exact", "coef": 0.1}, [0.8, 1.0, -0.3]),  # 2, 0 and 3 tokens away from 4
         ({"mode": "max", "coef": 0.1}, [0.7, 0.5, 0.0]),
     ],
 )
-def test_length_budget_of_the_prompt(settings: dict[str, Any], worth: list[float]) -> None:
+def test_length_budget_of_the_prompt(settings: dict[str, Any], expected: list[float]) -> None:
     answers = [trajectory(0, 1.0, 2), trajectory(1, 1.0, 4), trajectory(2, 0.0, 7)]
-    assert shaped(build([group(*answers, length_budget=4)], length_budget=settings)) == pytest.approx(worth)
+    assert shaped(build([group(*answers, length_budget=4)], length_budget=settings)) == pytest.approx(expected)
 
 
 def test_a_missing_length_budget_is_named() -> None:
@@ -232,7 +232,7 @@ def test_remax_baseline_is_shaped_like_the_samples() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
     assert len(batch.rows) == 2  # the baseline is not trained on
     advantages = matrix_of(batch, credit_of(batch, "remax"))
-    assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
+    assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was expected
 
 
 def test_a_group_without_baseline_or_samples_is_not_usable() -> None:

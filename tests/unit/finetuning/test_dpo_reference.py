@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.finetuning.reference_logps import assign_reference, read_reference, reference_digest, save_reference
+from alphaapollo.finetuning.dpo import assign_reference, read_reference, reference_digest, save_reference
 from alphaapollo.types import Row
 
 
