@@ -40,7 +40,7 @@ from alphaapollo.trainer.setup.plan_table import print_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
-from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
 

@@ -18,7 +18,7 @@ from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Prompt
-from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.trainer.publish import WeightPublisher
 
 
 @dataclass(kw_only=True)

@@ -1,10 +1,11 @@
-"""Trainer side of the CPU weight transfer: checkpoints in a shared-memory folder.
+"""Trainer side of the CPU weight transfer: weights or a LoRA adapter in a shared-memory folder.
 
 <folder>/v7/00000.safetensors ...       written by one rank of a node, loaded by every engine of that node, then removed
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +15,7 @@ import torch
 
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes
-from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
-
-PendingBucket = tuple[Future[None], Future[int]]  # write, digest
+from alphaapollo.weight_sync.digest import format_digest, tensors_digest
 
 
 class SharedMemorySender:
@@ -42,19 +41,25 @@ class SharedMemorySender:
                 pass
             return None
         self.release()
-        target = self._folder / f"v{version}"
-        partial = self._folder / f".v{version}"
+        target, partial = self._folder / f"v{version}", self._folder / f".v{version}"
         partial.mkdir(parents=True)
-        digest = 0
-        with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
-            pending: PendingBucket | None = None
-            for number, bucket in enumerate(make_buckets(tensors, self._dtype, torch.device("cpu"))):
-                digest += finish_bucket(pending)
-                path = partial / f"{number:05d}.safetensors"
-                pending = pool.submit(write_file, bucket, path), pool.submit(tensors_digest, bucket.values())
-            digest += finish_bucket(pending)
+        digest = self._write(tensors, partial)
         partial.rename(target)
-        return WeightUpdate(version, format_digest(digest % MODULUS), target.name)
+        return WeightUpdate(version, format_digest(digest), target.name)
+
+    def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
+        """Write the files and return the digest of their tensors."""
+        written: list[Future[None]] = []
+        digests: list[Future[int]] = []
+        with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
+            for number, bucket in enumerate(make_buckets(tensors, self._dtype, torch.device("cpu"))):
+                for future in (*written[-1:], *digests[-1:]):
+                    future.result()
+                written.append(pool.submit(write_file, bucket, folder / f"{number:05d}.safetensors"))
+                digests.append(pool.submit(tensors_digest, bucket.values()))
+        for future in written:
+            future.result()
+        return sum(digest.result() for digest in digests)
 
     def release(self) -> None:
         """Remove the files of the last update, which every engine has confirmed."""
@@ -62,13 +67,21 @@ class SharedMemorySender:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def finish_bucket(pending: PendingBucket | None) -> int:
-    """Wait until a bucket is written and return its digest; 0 if there is none."""
-    if pending is None:
-        return 0
-    written, digest = pending
-    written.result()
-    return digest.result()
+class SharedAdapterSender(SharedMemorySender):
+    """Sender of LoRA adapters to engines that serve them (rollout.lora=adapter): a peft folder.
+
+    Tensors are A and B of every adapted layer, named as in peft's files. B is sent multiplied by the adapter's scale,
+    so the engine holds exactly the numbers that are sent and one digest verifies them.
+    """
+
+    def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
+        adapter = {name: tensor.to("cpu", self._dtype).contiguous() for name, tensor in tensors}
+        write_file(adapter, folder / "adapter_model.safetensors")
+        layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
+        rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return tensors_digest(adapter.values())
 
 
 def write_file(tensors: Bucket, path: Path) -> None:

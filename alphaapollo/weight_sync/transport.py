@@ -78,14 +78,11 @@ def make_sender(
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
     folder = weights_folder(transport.shared_memory, writes_for or "")
-    if transport.kind == "adapter":
-        from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
+    if transport.kind in ("adapter", "shared_memory"):
+        from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
-        return SharedAdapterSender(folder, dtype, is_writer=writes_for is not None)
-    if transport.kind == "shared_memory":
-        from alphaapollo.weight_sync.shared_memory import SharedMemorySender
-
-        return SharedMemorySender(folder, dtype, is_writer=writes_for is not None)
+        sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
+        return sender(folder, dtype, is_writer=writes_for is not None)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
     return VllmTransferSender(client, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)

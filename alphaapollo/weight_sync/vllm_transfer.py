@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -20,35 +20,24 @@ from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes, pre
 from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
 
 if TYPE_CHECKING:
-    from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, WeightSource
+    from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, VLLMWeightSyncClient, WeightSource
 
 TRANSFER_SECONDS = 300.0  # limit for one bucket over NCCL, and for the handshake
 T = TypeVar("T")
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 
 
-class WeightSyncClient(Protocol):
-    """Protocol of vLLM's VLLMWeightSyncClient: each method runs on all inference engines and waits for them."""
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-
-    def start_weight_update(self) -> None: ...
-
-    def update_weights(self, update_info: UpdateInfo) -> None: ...
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
-
-
 class VllmTransferSender:
     """Sends through vLLM's weight transfer. Created on every training rank; rank 0 drives the inference side.
 
+    client: calls each method on all inference engines and waits for them.
     transport: ipc if the engines share the training GPUs, nccl if they have separate ones. For nccl: `master_address`
     is the address of rank 0, `num_engine_ranks` the number of GPUs of all engines.
     """
 
     def __init__(
         self,
-        client: WeightSyncClient,
+        client: VLLMWeightSyncClient,
         dtype: torch.dtype,
         rank: int,
         transport: Literal["ipc", "nccl"],
@@ -149,7 +138,7 @@ class SingleUpdateClient:
     `failed` receives an engine error at once, since a caller blocked in a broadcast would never see it.
     """
 
-    def __init__(self, client: WeightSyncClient):
+    def __init__(self, client: VLLMWeightSyncClient):
         self._client = client
         self.failed: Future[None] = Future()
 

@@ -42,7 +42,7 @@ from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
-from alphaapollo.weight_sync.publish import WeightPublisher  # noqa: E402
+from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 

@@ -28,7 +28,7 @@ from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.types import Prompt
-from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks

@@ -15,8 +15,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
 T = TypeVar("T")
 PROBE = list(range(3, 40))

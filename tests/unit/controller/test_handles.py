@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 

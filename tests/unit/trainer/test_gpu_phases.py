@@ -27,7 +27,7 @@ from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.trainer.publish import WeightPublisher
 from tests.unit.trainer.samples import group, trajectory
 
 

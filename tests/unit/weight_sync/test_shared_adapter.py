@@ -1,12 +1,11 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
-from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
+from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 
 LAYER = "base_model.model.model.layers.0.self_attn"
 
@@ -31,19 +30,3 @@ def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
     assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
     sender.release()
     assert not (tmp_path / "w").exists()
-
-
-def test_non_writing_rank_still_gathers(tmp_path: Path) -> None:
-    gathered = []
-    sender = SharedAdapterSender(tmp_path / "w", torch.float32, is_writer=False)
-    assert sender.send(((gathered.append(name), (name, tensor))[1] for name, tensor in adapter().items()), 1) is None
-    assert gathered == list(adapter()) and not (tmp_path / "w").exists()
-
-
-def test_full_shared_memory_error_has_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*Increase shared memory"):
-        SharedAdapterSender(tmp_path / "w", torch.float32).send(adapter().items(), version=1)

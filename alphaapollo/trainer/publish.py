@@ -1,4 +1,4 @@
-"""Publish weights to the engines and verify that the engines compute with them (verification.py).
+"""Publish weights to the engines and verify that the engines compute with them (weight_sync/verification.py).
 
 policy.probe          log-probs of a few tokens; the policy then offloads, so that the engines find free GPU memory
 engines.pause         in flight only: running requests stop between two tokens
@@ -15,48 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Protocol
 
-from alphaapollo.types import WeightReceipt, WeightUpdate
+from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.weight_sync.verification import check_probe, check_probe_finite, check_receipts
-
-
-class Trainer(Protocol):
-    """Sending side: controller.handles.PolicyGroup."""
-
-    async def send_weights(self, version: int) -> WeightUpdate: ...
-
-    async def release_weights(self) -> None: ...
-
-    async def probe(self, token_ids: list[int]) -> list[float]: ...
-
-    async def offload(self) -> None: ...
-
-
-class Engines(Protocol):
-    """Receiving side: controller.handles.EngineGroup."""
-
-    async def hold_weights(self) -> bool: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def wake_weights(self) -> None: ...
-
-    async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]: ...
-
-    async def wake_cache(self) -> None: ...
-
-    async def log_probs(self, token_ids: list[int]) -> list[list[float]]: ...
 
 
 @dataclass
 class WeightPublisher:
     """Publishes the trainer's weights to the engines. `tolerance`: largest accepted mean probe mismatch, in nats."""
 
-    policy: Trainer
-    engines: Engines
+    policy: PolicyGroup
+    engines: EngineGroup
     probe: list[int]  # token ids
     tolerance: float
     in_flight: bool = False  # requests may be running; they are paused
