@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
-from alphaapollo.environments.tag_parser import UnreadableAction, read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
@@ -37,7 +37,7 @@ class TagActionHandler:
         to the model. A tool that fails ends the episode as an environment failure: masked, without a reward.
         """
         found = read_action(text, self._tags)
-        if isinstance(found, UnreadableAction):
+        if found.problem:
             return _unreadable(_tag_message(ToolResult(found.problem, ToolStatus.REFUSED)))
         if found.kind == ANSWER:
             return FinalAnswer(text[: found.kept_chars], found.kept_chars)

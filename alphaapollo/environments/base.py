@@ -101,14 +101,14 @@ EnvironmentFactory = Callable[[Services], Environment]
 """Usually the class itself, with `__init__(self, services)`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EnvironmentSpec:
     """A registered environment and what is known of it before a run starts."""
 
     factory: EnvironmentFactory
-    graded: bool  # scores with `Services.score`, so each row needs a reward function
-    check: Callable[[Env], None] | None  # raises ValueError for invalid settings
-    tools: Callable[[Env], list[str]] | None  # names of its tools; None: it calls no tools
+    graded: bool = False  # scores with `Services.score`, so each row needs a reward function
+    check: Callable[[Env], None] | None = None  # raises ValueError for invalid settings
+    tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of its tools; None: calls no tools
     own_prompts: bool = False  # scores its own prompts with `Services.score`: rows need no reward function
 
 
@@ -116,18 +116,11 @@ _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
-def register_environment(
-    name: str,
-    *,
-    graded: bool = False,
-    check: Callable[[Env], None] | None = None,
-    tools: Callable[[Env], list[str]] | None = lambda config: config.tools,
-    own_prompts: bool = False,
-) -> Callable[[FactoryT], FactoryT]:
+def register_environment(name: str, **options: Any) -> Callable[[FactoryT], FactoryT]:
     """Decorator: register a factory as env.env_name=name. The options are the fields of `EnvironmentSpec`."""
 
     def add(factory: FactoryT) -> FactoryT:
-        _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, graded, check, tools, own_prompts))
+        _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, **options))
         return factory
 
     return add

@@ -15,7 +15,7 @@ from alphaapollo.environments.tag_parser import THINK
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
-from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import Closable, ToolBox
 from alphaapollo.utils.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
             f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
             "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
         )
-    box_limits = ToolLimits(limits.timeout, limits.max_concurrent, limits.max_output)
-    return ToolBox(tools, box_limits, owns=owns) if tools else None
+    return ToolBox(tools, limits, owns=owns) if tools else None
 
 
 def _tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from random import Random
 
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.tag_parser import Action, read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import MoveResult, TextGame, fill_template
 from alphaapollo.types import Message
 
@@ -54,6 +54,5 @@ class GuessingGameEnvironment(TextGame):
         lines = [self.prompt()]
         for step in steps:
             found = read_action(step.action, bare_word=True)
-            guess = found.content if isinstance(found, Action) else "?"
-            lines.append(f"{guess}: {step.observation[-1]['content']}")
+            lines.append(f"{'?' if found.problem else found.content}: {step.observation[-1]['content']}")
         return [Message(role="user", content="\n".join(lines))]

@@ -18,7 +18,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.tag_parser import UnreadableAction, read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import fill_template, instance_seed
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import exclude_waiting
@@ -59,7 +59,7 @@ class OpenEnvEnvironment:
 
     async def step(self, action: str) -> StepResult:
         found = read_action(action)
-        if isinstance(found, UnreadableAction):
+        if found.problem:
             return _invalid(found.problem)
         fields = self._parse_action(found.content)
         if not _is_unicode(fields):

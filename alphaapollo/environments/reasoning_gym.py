@@ -11,7 +11,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.tag_parser import UnreadableAction, read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import fill_template, instance_seed
 from alphaapollo.tools.reasoning_gym_data import make_dataset
 from alphaapollo.types import Message, Prompt
@@ -83,12 +83,11 @@ class ReasoningGymEnvironment:
 
     async def step(self, action: str) -> StepResult:
         found = read_action(action)
-        kept = None if isinstance(found, UnreadableAction) else found.kept_chars
         return StepResult(
             done=True,
-            valid=not isinstance(found, UnreadableAction),
-            score=await self._score(self._prompt, action[:kept]),
-            kept_chars=kept,
+            valid=not found.problem,
+            score=await self._score(self._prompt, action[: found.kept_chars]),
+            kept_chars=found.kept_chars,
             info={"task": self._prompt.extra_info[PUZZLE]["task"]},
         )
 

@@ -17,21 +17,15 @@ PUNCTUATION = ".,;:!?*'\"`()[]{}"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The action that the model chose."""
+    """The action that the model chose, or why there is none."""
 
-    kind: str  # the tag; "" for a bare word
-    content: str  # the stripped text inside the tag
-    kept_chars: int | None  # the text up to its end; None if only whitespace follows, so that nothing is cut
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadableAction:
-    """A text with no action or with several kinds of action; `problem` is the message to the model."""
-
-    problem: str
+    kind: str = ""  # the tag; "" for a bare word
+    content: str = ""  # the stripped text inside the tag
+    kept_chars: int | None = None  # the text up to its end; None if only whitespace follows, so that nothing is cut
+    problem: str = ""  # message to the model: the text has no action, or several kinds of action
 
 
-def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action | UnreadableAction:
+def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action:
     """First complete action in the text. With `bare_word`, the first word of a text without tags is an action.
 
     Of several actions of one kind the first is used. An unreadable text is not cut, so that a penalty applies to what
@@ -41,11 +35,11 @@ def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = 
     found = list(_actions(text, start, tags))
     kinds = list(dict.fromkeys(action.kind for action in found))
     if len(kinds) > 1:
-        return UnreadableAction(f"several kinds of action at once ({', '.join(kinds)}); make one")
+        return Action(problem=f"several kinds of action at once ({', '.join(kinds)}); make one")
     if found:
         return found[0]
     word = _first_word(text, start) if bare_word else None
-    return word or UnreadableAction(f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
+    return word or Action(problem=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 
 
 def _end_of_open_thought(text: str) -> int:

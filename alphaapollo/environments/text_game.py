@@ -8,7 +8,7 @@ from random import Random
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.tag_parser import UnreadableAction, read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.seeds import derive_seed
 
@@ -70,17 +70,17 @@ class TextGame(ABC):
         self._turns += 1
         state = self.state()
         found = read_action(action, bare_word=True)
-        if isinstance(found, UnreadableAction):
-            move, kept = MoveResult(f"invalid action: {found.problem}", valid=False), None
+        if found.problem:
+            move = MoveResult(f"invalid action: {found.problem}", valid=False)
         else:
-            move, kept = self.play(found.content), found.kept_chars
+            move = self.play(found.content)
         done = move.won or self._turns >= self.config.max_steps
         return StepResult(
             observation=None if done else Observation([Message(role="user", content=move.text)]),
             done=done,
             valid=move.valid,
             score=Score(float(move.won), {"accuracy": float(move.won)}) if done else None,
-            kept_chars=kept if move.valid else None,
+            kept_chars=found.kept_chars if move.valid else None,
             info={"state": state},
         )
 

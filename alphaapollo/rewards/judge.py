@@ -8,8 +8,6 @@ failed grade, it is requested once more (grader_processes.client).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import RewardFunction, failed_score, get_question
@@ -22,13 +20,12 @@ MAX_RETRIES = 4  # of a request
 MAX_SHOWN = 120  # characters of a reply in a reason
 
 
-def make_judge(settings: Mapping[str, Any]) -> RewardFunction:
+def make_judge(judge: Judge) -> RewardFunction:
     """Make the reward function of `reward.judge`.
 
     Raises:
         ValueError: no model is set, the openai package is missing, or OpenAI's own server has no key.
     """
-    judge = Judge(**settings)
     if not judge.model:
         raise ValueError("reward.judge.model is empty. Set it to the model that judges.")
     connection = make_connection_options("reward.judge", judge.base_url, judge.api_key_env)

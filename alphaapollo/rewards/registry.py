@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
-from alphaapollo.config.schema import Reward
+from alphaapollo.config.schema import Judge, Reward
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.types import Prompt
 
@@ -74,18 +73,15 @@ def find_grader(data_source: str) -> BuiltInGrader:
     )
 
 
-def load_grader(data_source: str, judge: Mapping[str, Any] | None = None) -> RewardFunction:
-    """Import the built-in reward function of a data source.
-
-    Args:
-        judge: the fields of reward.judge, used by a data source that a judge grades.
+def load_grader(data_source: str, judge: Judge) -> RewardFunction:
+    """Import the built-in reward function of a data source, which uses `judge` if a judge grades it.
 
     Raises:
         ValueError: no grader matches the data source, or the settings of the judge are incomplete.
     """
     grader = find_grader(data_source)
     function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
-    grade: RewardFunction = function(judge or {}) if grader.is_judge else function
+    grade: RewardFunction = function(judge) if grader.is_judge else function
     return grade
 
 

@@ -10,6 +10,8 @@ from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.environments.base import EnvironmentFailure, wrap_environment_errors
 from alphaapollo.types import Message
 
+CACHE_SIZE = 256  # renderings
+
 
 class PromptTooLong(EnvironmentFailure):
     """An observation is longer than data.max_prompt_length and data.truncation does not cut it."""
@@ -18,22 +20,13 @@ class PromptTooLong(EnvironmentFailure):
 class PromptRenderer:
     """Renders observations to tokens, truncated to `max_tokens` if `truncation` says so.
 
-    Chat templates are slow and the samples of a group start with the same observation, so the last `cache_size`
+    Chat templates are slow and the samples of a group start with the same observation, so the last CACHE_SIZE
     renderings are cached. Prompts of the dataset were checked before training (data.length_limit.apply_length_limit); a
     longer one comes from an environment and fails its episode, not the run.
     """
 
-    def __init__(
-        self,
-        render: Callable[[list[Message] | str], list[int]],
-        max_tokens: int,
-        truncation: Truncation,
-        cache_size: int = 256,
-    ):
-        self._render = render
-        self._max_tokens = max_tokens
-        self._truncation = truncation
-        self._cache_size = cache_size
+    def __init__(self, render: Callable[[list[Message] | str], list[int]], max_tokens: int, truncation: Truncation):
+        self._render, self._max_tokens, self._truncation = render, max_tokens, truncation
         self._rendered: OrderedDict[str, list[int]] = OrderedDict()
 
     def __call__(self, content: list[Message] | str) -> list[int]:
@@ -60,6 +53,6 @@ class PromptRenderer:
         if token_ids is None:
             with wrap_environment_errors("rendering the observation"):
                 token_ids = self._rendered[key] = self._render(content)
-            if len(self._rendered) > self._cache_size:
+            if len(self._rendered) > CACHE_SIZE:
                 self._rendered.popitem(last=False)
         return token_ids

@@ -7,9 +7,8 @@ import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from types import MappingProxyType
 from typing import Any
 
 from alphaapollo.config.schema import Env
@@ -36,30 +35,20 @@ def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser
 
 
 def check_tool_call_parser(
-    env: Env,
-    tokenizer_path: str,
-    trust_remote_code: bool,
-    schemas: Sequence[dict[str, Any]],
-    template_arguments: Mapping[str, Any] = MappingProxyType({}),
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[Any], template_arguments: dict[str, Any]
 ) -> None:
     """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and freezes its settings."""
-    arguments = (env, tokenizer_path, trust_remote_code, list(schemas), dict(template_arguments))
+    arguments = (env, tokenizer_path, trust_remote_code, list(schemas), template_arguments)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_try_to_make, *arguments).result()
 
 
-def _try_to_make(
-    env: Env,
-    tokenizer_path: str,
-    trust_remote_code: bool,
-    schemas: list[dict[str, Any]],
-    template_arguments: dict[str, Any],
-) -> None:
+def _try_to_make(env: Env, path: str, trust_remote_code: bool, schemas: list[Any], arguments: dict[str, Any]) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # may register a parser
         load_user_module(env.custom_module, "env.custom_module")
-    tokenizer = load_tokenizer(tokenizer_path, trust_remote_code)
-    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
+    tokenizer = load_tokenizer(path, trust_remote_code)
+    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, arguments))
 
 
 def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:

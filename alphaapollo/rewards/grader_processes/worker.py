@@ -79,7 +79,7 @@ class GraderWorker:
         if data_source not in self._graders:
             self._write(IMPORTING)
             try:
-                grader = load_grader(data_source, self._reward.judge.model_dump())
+                grader = load_grader(data_source, self._reward.judge)
             finally:
                 self._write(b"\n")
             self._graders[data_source] = accept_episode(grader)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, InformalMath, Model, Reward, Rollout
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import get_environment_spec
@@ -16,7 +17,7 @@ from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool, tool
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, Trajectory
 from tests.unit.tool_templates import FORGETFUL, HERMES, RESPONSE_TEMPLATE, call, tokenizer_of
 

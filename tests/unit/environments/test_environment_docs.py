@@ -11,6 +11,7 @@ import yaml
 from alphaapollo.config.keys import accepted_keys, sections
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import base
 from alphaapollo.environments.base import StepResult
@@ -18,7 +19,7 @@ from alphaapollo.environments.memory import MemoryType
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.tools.function_tool import function_tool
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
 from alphaapollo.utils.user_module import load_user_module
 

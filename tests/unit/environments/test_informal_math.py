@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from alphaapollo.config.schema import Env, InformalMath
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import check_environment, get_environment_spec
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
@@ -16,7 +17,7 @@ from alphaapollo.environments.informal_math import example_value, get_question, 
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.retrieval import build_index
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
 

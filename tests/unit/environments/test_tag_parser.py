@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.environments.tag_parser import Action, UnreadableAction, read_action
+from alphaapollo.environments.tag_parser import Action, read_action
 
 
 @pytest.mark.parametrize(
@@ -26,18 +26,18 @@ def test_first_complete_action(text, content, kept):
     "text", ["", "7", "<answer>7", "7</answer>", "<think><answer>7</answer>", "<ANSWER>7</ANSWER>", "</think>"]
 )
 def test_no_action(text):
-    assert read_action(text) == UnreadableAction("no action; write <answer>...</answer>")
+    assert read_action(text) == Action(problem="no action; write <answer>...</answer>")
 
 
 def test_several_kinds_of_action():
     tags = ["python_code", "answer"]
     assert read_action("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
     both = read_action("<python_code>1+1</python_code> so <answer>2</answer>", tags)
-    assert both == UnreadableAction("several kinds of action at once (python_code, answer); make one")
+    assert both == Action(problem="several kinds of action at once (python_code, answer); make one")
     thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
     assert read_action(thought, tags) == Action("python_code", "1+1", None)
-    assert read_action("what?", tags) == UnreadableAction(
-        "no action; write <python_code>...</python_code> or <answer>...</answer>"
+    assert read_action("what?", tags) == Action(
+        problem="no action; write <python_code>...</python_code> or <answer>...</answer>"
     )
 
 
@@ -58,7 +58,7 @@ def test_bare_word(text, word, kept):
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
 def test_no_bare_word(text):
-    assert isinstance(read_action(text, bare_word=True), UnreadableAction)
+    assert read_action(text, bare_word=True).problem
 
 
 def test_linear_time():

@@ -244,7 +244,7 @@ def test_check(monkeypatch):
     with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
         check_environment(env(colour=1))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\)\. Install it: pip"):
+    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\. Install it: pip"):
         check_environment(env())
 
 
@@ -252,15 +252,13 @@ def test_other_version_is_refused(monkeypatch):
     other = ModuleType("verifiers")
     other.__spec__ = SimpleNamespace(name="verifiers")
     monkeypatch.setitem(sys.modules, "verifiers", other)
-    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\.14 \(found .*pip install"):
+    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\. Install it: pip"):
         check_environment(env())
 
 
-def test_reward_must_be_finite(monkeypatch):
+def test_score_without_metrics():
     environment = make(env())
     environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing, cleanup=_nothing))
-    with pytest.raises(ValueError, match="the reward nan"):
-        asyncio.run(environment._score({"error": None, "reward": float("nan"), "metrics": {}}))
     assert asyncio.run(environment._score({"error": None, "reward": 1, "metrics": None})) == Score(1.0)
     assert json.dumps(env().verifiers.args) == "{}"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.schema import Judge
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.registry import load_grader
@@ -31,7 +32,7 @@ class InProcessGrader:
         pass
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        return to_score(load_grader(prompt.data_source)(prompt, text))
+        return to_score(load_grader(prompt.data_source, Judge())(prompt, text))
 
     async def close(self) -> None:
         pass

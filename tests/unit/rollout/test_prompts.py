@@ -1,6 +1,7 @@
 import pytest
 
 from alphaapollo.environments.base import EnvironmentFailure
+from alphaapollo.rollout import prompts
 from alphaapollo.rollout.prompts import PromptRenderer, PromptTooLong
 
 
@@ -32,14 +33,15 @@ def test_template_error_is_an_environment_failure():
         PromptRenderer(refuse, 2, "left")([{"role": "tool", "content": "a"}])
 
 
-def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list():
+def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list(monkeypatch):
+    monkeypatch.setattr(prompts, "CACHE_SIZE", 2)
     rendered = []
 
     def render(content):
         rendered.append(content)
         return letters(content)
 
-    renderer = PromptRenderer(render, 10, "error", cache_size=2)
+    renderer = PromptRenderer(render, 10, "error")
     first, second = renderer("ab"), renderer("ab")
     assert rendered == ["ab"] and first == second and first is not second
     for content in ("b", "c", "ab"):  # the oldest of three is forgotten

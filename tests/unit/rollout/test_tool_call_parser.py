@@ -120,6 +120,6 @@ def test_check_in_subprocess_passes_on_the_error(tmp_path):
     tokenizer.response_template = RESPONSE_TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     native = Env(action_format="chat_template")
-    check_tool_call_parser(native, str(tmp_path), False, [ADD])
+    check_tool_call_parser(native, str(tmp_path), False, [ADD], {})
     with pytest.raises(ValueError, match="no such folder"):
-        check_tool_call_parser(native, str(tmp_path / "none"), False, [ADD])
+        check_tool_call_parser(native, str(tmp_path / "none"), False, [ADD], {})
