@@ -14,7 +14,6 @@ from pathlib import Path
 
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.shared_prompts import decide_sharing
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
@@ -33,6 +32,7 @@ from alphaapollo.trainer.loop import train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, check_steps
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
@@ -40,7 +40,6 @@ from alphaapollo.trainer.setup.plan_table import print_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
-from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
 
@@ -117,6 +116,19 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
     trainer, folder = config.trainer, config.trainer.folder
     checkpoints = CheckpointFolder(folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
     trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
+    scorer: RewardModelScorer | None = None
+    if workers.reward_model and inputs.reward_model_tokenizer:
+        scorer = RewardModelScorer(
+            group=workers.reward_model,
+            engines=workers.engines,
+            tokenizer=inputs.reward_model_tokenizer,
+            num_ranks=plan.placement.data_parallel,
+            max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
+            padded=plan.padded,
+            weight=config.reward_model.weight,
+            required=config.reward.required,
+            alone=not inputs.has_function,
+        )
     return TrainingRun(
         config=config,
         plan=plan,
@@ -134,25 +146,7 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
         rollout_log=RolloutLog(folder / "rollouts"),
         console=session.console,
         profiler=StepProfiler(trainer.profile_steps or [], workers, folder, session.console),
-        reward_model_scorer=_make_reward_model_scorer(prepared, workers),
-    )
-
-
-def _make_reward_model_scorer(prepared: PreparedRun, workers: WorkerGroups) -> RewardModelScorer | None:
-    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
-    if workers.reward_model is None:
-        return None
-    assert inputs.reward_model_tokenizer is not None
-    return RewardModelScorer(
-        group=workers.reward_model,
-        engines=workers.engines,
-        tokenizer=inputs.reward_model_tokenizer,
-        num_ranks=plan.placement.data_parallel,
-        max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
-        padded=plan.padded,
-        weight=config.reward_model.weight,
-        required=config.reward.required,
-        alone=not inputs.has_function,
+        reward_model_scorer=scorer,
     )
 
 

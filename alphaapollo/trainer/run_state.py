@@ -13,12 +13,12 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Prompt
-from alphaapollo.trainer.publish import WeightPublisher
 
 
 @dataclass(kw_only=True)
