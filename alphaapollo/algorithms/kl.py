@@ -29,16 +29,15 @@ ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
 
-    `kind`: a key of ESTIMATORS; a trailing + gives the value of that estimator and the gradient of k2. `limit`: see k3.
-    Raises ValueError for `full`, which needs full distributions, and for unknown kinds.
+    `kind`: a key of ESTIMATORS; a trailing + gives the value of that estimator and the gradient of k2. `limit`: see
+    kl_estimate.
     """
-    if kind.removesuffix("+") == "full":
-        raise ValueError(
-            f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: models/lm_head.py."
-        )
     log_ratio = logp - ref_logp
     value = kl_estimate(log_ratio, kind.removesuffix("+"), limit)
-    return straight_through(value, 0.5 * log_ratio**2) if kind.endswith("+") else value
+    if not kind.endswith("+"):
+        return value
+    k2 = 0.5 * log_ratio**2
+    return k2 - k2.detach() + value.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +73,20 @@ def kl_in_reward(
 
 
 def kl_estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """Value of an estimator, with its own gradient. Any shape."""
-    match ESTIMATORS.get(name):
+    """Value of an estimator (a key of ESTIMATORS), with its own gradient. Any shape.
+
+    limit: k3 clamps d to at least -limit so that exp does not overflow.
+    """
+    match ESTIMATORS[name]:
         case "k1":
             return log_ratio
         case "abs":
             return log_ratio.abs()
         case "k2":
             return 0.5 * log_ratio**2
-        case "k3":
-            return k3(log_ratio, limit)
-    raise ValueError(f"unknown KL kind {name!r}. Known: full, {', '.join(ESTIMATORS)}; all but full also with a +.")
-
-
-def k3(log_ratio: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """e^-d + d - 1, with d clamped to at least -limit so that exp does not overflow."""
-    if limit is not None:
-        log_ratio = log_ratio.clamp(min=-limit)
-    return torch.expm1(-log_ratio) + log_ratio
-
-
-def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """Combine the value of one tensor with the gradient of another."""
-    return gradient_of - gradient_of.detach() + value.detach()
+        case _:
+            clamped = log_ratio if limit is None else log_ratio.clamp(min=-limit)
+            return torch.expm1(-clamped) + clamped
 
 
 def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:

@@ -7,7 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +41,8 @@ class PendingCompletion:
         return Completion(self.sampled, self.logprobs, reason, version, earlier_versions=earlier_versions)
 
 
-class Forward(Protocol):
-    """next_logits bound to one model."""
-
-    def __call__(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
+Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
+"""next_logits bound to one model: (tokens, mask, positions, cache) -> (logits, cache)."""
 
 
 def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:

@@ -85,16 +85,10 @@ def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[li
             f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or fix algorithm.gdpo_rewards "
             "and algorithm.gdpo_conditions."
         )
-    weights = config.gdpo_weights or [1.0] * len(names)
-    if len(weights) != len(names):
-        raise ValueError(
-            f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}. Give "
-            "one weight per reward and list the rewards in algorithm.gdpo_rewards."
-        )
     unscored = [name for name in required if not components[name].isfinite().all()]
     if unscored:
         raise ValueError(
             f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories. Return it from "
             "the reward function for every sample."
         )
-    return names, weights
+    return names, config.gdpo_weights or [1.0] * len(names)

@@ -95,7 +95,7 @@ def test_the_interval_is_a_function_of_values_and_seed() -> None:
     np.testing.assert_allclose(alone[:, 0], one[:, 0])  # whatever other figures are asked for
 
 
-def test_the_interval_does_not_know_the_order_of_the_problems() -> None:
+def test_the_interval_does_not_depend_on_the_order_of_problems() -> None:
     generator = np.random.default_rng(3)
     values = generator.random((200, 2))
     values[:50, 1] = np.nan

@@ -45,14 +45,14 @@ def token_inputs(log_ratios: list[list[float]], adv: list[list[float]], mask: li
 
 
 @pytest.mark.parametrize("reward", [0.7, 0.1, 0.3])
-def test_d1_equal_rewards_in_float32_are_worth_exactly_nothing(reward: float):
+def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
     batch = one_token_batch([reward] * 8, [0] * 8, torch.float32)
     for name in ("grpo", "dr_grpo", "rloo", "opo", "gpg", "magistral", "reinforce_plus_plus_baseline", "grpo_passk"):
         assert not advantages(name, batch).any()
     assert not keep_group([reward] * 3)
 
 
-def test_d2_an_outcome_is_not_lost_behind_the_mask():
+def test_d2_outcome_on_a_masked_token_is_kept():
     mask = torch.tensor([[1.0, 1.0, 0.0]])  # the last attended token is a tool's answer
     placed = torch.zeros(1, 3)
     add_outcome_reward(placed, torch.tensor([1.0]), mask, torch.tensor([0]))
@@ -71,7 +71,7 @@ def test_d2_an_outcome_is_not_lost_behind_the_mask():
 
 
 @pytest.mark.parametrize(("second", "alpha"), [([1.0, 0, 0, 0], 1.0), ([1.0, 1, 1, 1], 2.0)])
-def test_d3_gpg_counts_groups_without_spread(second: list[float], alpha: float):
+def test_d3_gpg_counts_groups_without_variance(second: list[float], alpha: float):
     scores = torch.tensor([1.0, 0, 0, 0, *second])
     assert gpg_alpha(scores, Groups.of(torch.arange(8) // 4)) == alpha
 
@@ -112,7 +112,7 @@ def test_d6_cispo_caps_at_1_plus_the_bound_and_has_no_floor():
     assert gradient.tolist() == [pytest.approx([-1.28, -0.01])]
 
 
-def test_d7_k3_is_not_cut_at_10():
+def test_d7_k3_is_not_clamped_at_10():
     for kind, gradient in (("k3", 1 - math.exp(5.9)), ("k3+", -5.9)):
         logp = torch.tensor(-5.9, dtype=torch.float64, requires_grad=True)
         value = kl_penalty(logp, torch.zeros((), dtype=torch.float64), kind)
@@ -121,7 +121,7 @@ def test_d7_k3_is_not_cut_at_10():
         assert logp.grad.item() == pytest.approx(gradient)  # -364, -5.9
 
 
-def test_d8_the_guard_on_ratios_is_invisible_with_the_dual_clip():
+def test_d8_ratio_clamp_has_no_effect_with_the_dual_clip():
     batch = token_inputs([[24.9]], [[-1.0]], [[1]])
     assert get_policy_loss("ppo")(batch, Actor()).loss.item() == pytest.approx(math.exp(20.0), rel=1e-5)
     dual = get_policy_loss("ppo")(batch, Actor(clip_ratio_c=3.0)).loss
@@ -149,7 +149,7 @@ def test_d11_a_group_of_one_has_no_advantage(name: str):
     assert advantages(name, one_token_batch([1.0, 0.0, 5.0], [0, 0, 1]))[2] == 0.0
 
 
-def test_d12_bounds_are_of_the_ratio_itself():
+def test_d12_bounds_apply_to_the_ratio():
     ratios = torch.tensor([[0.4, 0.6, 2.5, 3.5]])
     zeros, ones = torch.zeros(1, 4), torch.ones(1, 4)
     weights = mismatch_weights(ratios.log(), zeros, ones, method="mask", low=0.5, high=3.0)
@@ -204,14 +204,14 @@ def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
     assert get_policy_loss(name).level == "token"
 
 
-def test_d18_the_full_kl_exists():
+def test_d18_full_kl_is_available():
     hidden = HeadInput(torch.eye(2), LmHead(torch.tensor([[1.0, 0.0], [0.0, 2.0]])))
     stats = token_stats(hidden, torch.tensor([0, 1]), 1.0, divergence_target=DivergenceTarget(hidden, REVERSE))
     assert stats.divergence is not None
     assert stats.divergence.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_d19_controllers_are_steered_by_the_kl_of_a_sequence():
+def test_d19_kl_control_uses_the_kl_per_sequence():
     # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
     ones = torch.ones(1, 4)
     shaped = kl_in_reward(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
@@ -233,7 +233,7 @@ def test_d20_a_trajectory_counts_once_however_many_turns_it_has(name: str):
     torch.testing.assert_close(advantages(name, inputs).squeeze(1), by_trajectory[torch.tensor([0, 0, 0, 1, 2])])
 
 
-def test_d20_a_masked_token_does_not_cut_the_return():
+def test_d20_returns_skip_masked_tokens():
     mask = torch.tensor([[1.0, 0.0, 1.0]])
     ids = torch.tensor([0])
     inputs = AdvantageInputs(torch.tensor([[0.0, 0.0, 1.0]]), mask, torch.ones(1), ids, ids)

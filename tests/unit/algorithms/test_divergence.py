@@ -68,7 +68,7 @@ def test_the_sampled_form_is_the_reverse_kl_on_average():
     torch.testing.assert_close(expected, REVERSE.gradient(p, q)[0])
 
 
-def test_what_lies_off_the_mask_is_not_taught():
+def test_values_outside_the_mask_are_ignored():
     old = torch.tensor([[-1.0, -2.0, float("nan")]]).double()
     teacher = torch.tensor([[-0.5, -3.0, 0.0]]).double()
     taught = teacher_signal(old, teacher, torch.tensor([[1.0, 1.0, 0.0]]))

@@ -153,7 +153,7 @@ def test_figures_of_single_answers():
     assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
 
 
-def test_unknown_names_are_answered_with_the_nearest():
+def test_unknown_names_suggest_similar_ones():
     with pytest.raises(ValueError, match="'ipo'"):
         get_preference_loss("ipoo")
 

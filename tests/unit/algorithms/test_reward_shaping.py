@@ -10,7 +10,7 @@ from alphaapollo.algorithms.reward_shaping import (
 )
 
 
-def test_outcome_stands_on_the_last_action_token():
+def test_outcome_is_added_to_the_last_action_token():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
     placed = torch.zeros(3, 4)
     add_outcome_reward(placed, torch.tensor([1.0, 2.0, 3.0]), mask, torch.arange(3))

@@ -104,7 +104,7 @@ def test_loss_with_its_own_penalty_has_a_gradient_without_advantage(tmp_path: Pa
         has_gradient_without_advantages(get_policy_loss(picky), Actor())
 
 
-def test_what_is_right_passes(tmp_path: Path) -> None:
+def test_valid_functions_pass(tmp_path: Path) -> None:
     estimator, _ = registered(tmp_path, ESTIMATOR, "return Advantages(a, a)")
     check_user_estimator(get_estimator(estimator), Algorithm(), 1, [])
     loss, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss, {'x': loss.detach().sum()})")
@@ -113,7 +113,7 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     check_user_policy_loss(get_policy_loss(garbage_off_the_mask), Actor())
 
 
-def test_the_toy_inputs_satisfy_every_function_of_ours() -> None:
+def test_toy_inputs_are_valid_for_all_builtin_functions() -> None:
     inputs = toy_advantage_inputs(4, [])
     for estimator in map(get_estimator, estimator_names()):
         if estimator.fn.__module__.startswith("alphaapollo."):

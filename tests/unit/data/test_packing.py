@@ -118,7 +118,7 @@ def test_rows_of_one_trajectory_share_a_mini_batch():
     assert sorted(map(sorted, batch.mini_batch_rows)) == [[0, 2], [1, 3], [4, 5]]
 
 
-def test_groups_share_a_mini_batch_where_they_must():
+def test_groups_can_share_a_mini_batch():
     groups = [0, 0, 1, 1, 2, 2, 3]  # of trajectories 0 .. 6, one row each
     batch = build_train_batch(rows_of([3] * 7), range(7), 1, 4, 64, True, seed=5, shuffle=True, group_ids=groups)
     assert [len(rows) for rows in batch.mini_batch_rows] in ([4, 3], [3, 4])
@@ -127,7 +127,7 @@ def test_groups_share_a_mini_batch_where_they_must():
     assert one_each.mini_batch_rows == [[0, 1], [2, 3], [4, 5], [6]]
 
 
-def test_rows_of_one_trajectory_share_a_micro_batch_where_they_must():
+def test_rows_of_one_trajectory_can_share_a_micro_batch():
     ids = [0, 1, 0, 1, 2, 0]
     lengths = [9, 3, 2, 2, 4, 9]  # and a prompt token each; trajectory 0 exceeds the budget, 1 and 2 fit together
     for padded in (True, False):

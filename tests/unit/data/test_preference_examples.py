@@ -53,7 +53,7 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     assert pair.longest == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
 
 
-def test_what_chats_begin_with_is_not_trained_on(tmp_path, renderer):
+def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):
     chat = [SYSTEM, USER, FOUR, USER]
     (pair,) = pairs(tmp_path, renderer, [{"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}]).examples
     chosen, rejected = pair.rows
@@ -62,7 +62,7 @@ def test_what_chats_begin_with_is_not_trained_on(tmp_path, renderer):
     assert extract_answer(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
 
 
-def test_texts_get_the_tokenizers_end(tmp_path, renderer):
+def test_texts_end_with_eos(tmp_path, renderer):
     (pair,) = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5}]).examples
     assert [extract_answer(renderer, row)[0] for row in pair.rows] == ["4", "5"]
     assert pair.margin == 1.5

@@ -46,7 +46,7 @@ def test_only_a_prompt_column_is_needed(tmp_path):
     assert load_prompts(path, "question") == [Prompt(id=0, data_source="", content="1+1=?")]
 
 
-def test_ids_count_on_over_files(tmp_path):
+def test_ids_continue_over_files(tmp_path):
     files = [write(tmp_path / name, [{"prompt": "a"}, {"prompt": "b"}]) for name in ("x.jsonl", "y.parquet")]
     assert [prompt.id for prompt in load_prompts(files, "prompt")] == [0, 1, 2, 3]
 
@@ -194,7 +194,7 @@ def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
         load_prompts(str(tmp_path / "data.parquet"), "prompt")
 
 
-def test_raw_problems_are_sent_to_the_script_that_makes_prompts(tmp_path):
+def test_error_for_raw_problems_names_the_conversion_script(tmp_path):
     path = tmp_path / "gsm8k_train.jsonl"
     path.write_text('{"question": "2+2?", "answer": "#### 4"}')
     says = rf"no column 'prompt'; it has question, answer\. .*prepare_informal_math --data_source {path} \(docs/data"

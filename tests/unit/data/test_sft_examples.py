@@ -67,7 +67,7 @@ def test_examples_pack_like_any_row(tmp_path, renderer):
     assert Rows.from_rows(rows).response_lengths.tolist() == [2, 2]
 
 
-def test_so_many_examples_are_drawn_by_the_seed(tmp_path, renderer):
+def test_max_samples_are_drawn_with_the_seed(tmp_path, renderer):
     rows = [{"prompt": f"{number}=", "response": "4"} for number in range(20)]
     path, data = write(tmp_path, rows), SftData(seed=3)
     everything = load_examples(path, renderer, data).examples

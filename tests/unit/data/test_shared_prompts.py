@@ -160,7 +160,7 @@ def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_t
         assert len({len(one.micro_batches) for one in ranks}) == 1 and ranks[0].micro_batches
 
 
-def test_nothing_changes_where_every_row_is_kept():
+def test_keeping_every_row_changes_nothing():
     batch = train_batch([row([1] * 10, 3) for _ in range(4)], [0] * 4, max_tokens=16)
     steps = keep_rows(batch, np.ones(4, dtype=bool), 16, padded=True)
     assert steps == [rank.mini_batches for rank in batch.rank_batches]

@@ -45,7 +45,7 @@ def test_a_mixture_in_order_of_the_files():
     assert stream.indices(0, 12) == [0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]
 
 
-def test_weights_are_passes_an_epoch():
+def test_weights_are_passes_per_epoch():
     stream = MixedStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
     epochs = [Counter(stream.indices(epoch * 43, 43)) for epoch in range(4)]
     for epoch in epochs:

@@ -61,7 +61,7 @@ def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     assert text_of(renderer, ids) == text
 
 
-def test_other_messages_are_rendered_as_ever(renderer):
+def test_other_messages_are_rendered_as_without_tools(renderer):
     delta = renderer.delta_ids([{"role": "user", "content": "and?"}], last_token=renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -86,7 +86,7 @@ def test_a_template_with_special_tokens_and_call_ids():
         renderer.check(append=False)  # a fresh prompt shows what the model wrote as plain text
 
 
-def test_what_a_call_looks_like(renderer):
+def test_rendered_call(renderer):
     assert renderer.example_call == ("add", {"a": 1, "note": "x"})
     assert renderer.render_call(*renderer.example_call) == CALL
     assert renderer.call_prefix == "<tool_call>"

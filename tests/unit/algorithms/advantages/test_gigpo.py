@@ -82,7 +82,7 @@ def test_a_weight_of_zero_is_grpo():
     assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
 
 
-def test_state_observed_once_is_not_a_stall():
+def test_a_state_that_occurs_once_adds_nothing():
     batch = memory_rows()
     batch = AdvantageInputs(**{**vars(batch), "turns": Turns(batch.turns.index, IDS, torch.arange(6))})
     gigpo = get_estimator("gigpo")(batch, Algorithm())

@@ -185,6 +185,6 @@ def test_the_shape_of_a_loss_is_checked():
         get_policy_loss("row_in_disguise")(inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]), Actor())
 
 
-def test_unknown_losses_name_the_nearest():
+def test_unknown_losses_suggest_similar_names():
     with pytest.raises(ValueError, match=r"unknown policy loss 'gsop'. Did you mean 'gspo'"):
         get_policy_loss("gsop")
