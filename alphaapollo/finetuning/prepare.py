@@ -17,7 +17,6 @@ from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch.cpu_threads import choose_threads
 from alphaapollo.launch.input_checks import (
-    check_adapters,
     check_experts,
     check_sequence_parallel,
     choose_kernels,
@@ -29,6 +28,7 @@ from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, unmeasured_no
 from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
 from alphaapollo.launch.resume import find_start
 from alphaapollo.models.folder_check import check_weights
+from alphaapollo.models.lora import check_targets
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import check_trackers
 
@@ -48,7 +48,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     check_trackers(config.trainer.logger)
     start = find_start(config)
     trainer, data = config.trainer, config.data
-    check_adapters(config.model, "model")
+    check_targets(config.model, "model")
     check_experts(config.model, "model")
     check_weights(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
@@ -162,7 +162,5 @@ def _describe_sources(run: FinetuningPlan, epochs: float) -> dict[str, str]:
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
-        rows[f"  {name}"] = (
-            f"{size} examples x {weight:g} per epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes"
-        )
+        rows[f"  {name}"] = f"{size} examples x {weight:g}, {share:.0%} of a batch, {weight * epochs:.2f} passes"
     return rows

@@ -81,7 +81,7 @@ def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     (sft.task.data / "more.parquet").write_bytes((sft.task.data / "sft.parquet").read_bytes())
     files = (f"data.train_files={both}", "data.source_weights=[1,0.25]", f"data.val_files={both}")
     done = sft.run(*files, "trainer.total_training_steps=8", "trainer.test_freq=4")
-    assert "  more: 256 examples x 0.25 per epoch, 20% of a batch, 0.05 passes" in done.output, done.output
+    assert "more 256 examples x 0.25, 20% of a batch, 0.05 passes" in " ".join(done.output.split()), done.output
     lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 320
