@@ -112,7 +112,7 @@ def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
 
 
 def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
-    """Padding token, by which transformers' own forward pass finds the last token of a row."""
+    """Padding token, which transformers' own forward pass uses to find the last token of a row."""
     from transformers import AutoTokenizer
 
     known = config.get_text_config().pad_token_id

@@ -63,7 +63,9 @@ def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
 
 def check_targets(model: Model, key: str) -> None:
     """Raise ValueError if the model, the config section `key`, lacks some of `target_modules`, or they cannot have an
-    adapter."""
+    adapter. Without LoRA the model is not read."""
+    if not model.lora_rank:
+        return
     try:
         target_names(load_without_weights(model), model)
     except ValueError as error:

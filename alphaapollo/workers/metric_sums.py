@@ -15,7 +15,7 @@ MAX_SUFFIX = "_max"
 
 
 class MetricSums:
-    """Named sums over micro-batches and then over ranks. Of names that end in _max it keeps the maximum.
+    """Named sums over micro-batches and then over ranks. Names that end in _max keep the maximum.
 
     Adding does not wait for the device. All ranks of `group` (None: all ranks) must add the same names.
     """

@@ -63,7 +63,7 @@ class TrainingWorker(ModelWorker):
         self.writer = CheckpointWriter(saves_in_background)
 
     def offload(self) -> None:
-        """End a phase: reshard, offload what the configuration says, and free cached GPU memory."""
+        """End a phase: reshard, offload what is configured, and free cached GPU memory."""
         self.state.offload()
         self.free_cache()
 

@@ -73,7 +73,7 @@ class PolicyWorker(TrainingWorker):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, setup.saves_in_background)
         self.actor, self.engine_form, self.sender = actor, setup.engine_form, sender
-        self.temperature, self.correction, self.teaching = setup.temperature, setup.correction, setup.teacher
+        self.temperature, self.correction, self.teacher_config = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
@@ -135,7 +135,7 @@ class PolicyWorker(TrainingWorker):
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.reload()
         self.sharing.check_batch(batch)
-        if self.teacher is not None and self.teaching.full_vocabulary:
+        if self.teacher is not None and self.teacher_config.full_vocabulary:
             self.teacher.begin_phase(batch)
         balancer = self.load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
@@ -227,7 +227,7 @@ class PolicyWorker(TrainingWorker):
         self.state.offload()  # while the teacher is loaded
         self.reference_parameters.offload()
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
-        fsdp = self.teaching.model.fsdp_config
+        fsdp = self.teacher_config.model.fsdp_config
         teacher = FrozenTeacher(model, fsdp, self.mesh, self.builder, self.temperature, vocabulary)
         self.sharing.problem = self.sharing.problem or teacher.sharing.problem
         return teacher
@@ -265,7 +265,7 @@ class PolicyWorker(TrainingWorker):
             old = stats.logprobs.detach()
             recorded.add(positions, micro.without_dummy(old))
         matrices = policy_matrices(micro, stats, old)
-        loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teaching)
+        loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teacher_config)
         if balancer:
             loss = loss + balancer.add_pass()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
@@ -274,8 +274,8 @@ class PolicyWorker(TrainingWorker):
     @torch.no_grad()
     def _divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
         """The teacher, or the reference for a full KL; the configuration does not allow both."""
-        if self.teacher is not None and self.teaching.full_vocabulary:
-            return self.teacher.divergence_target(micro, self.teaching)
+        if self.teacher is not None and self.teacher_config.full_vocabulary:
+            return self.teacher.divergence_target(micro, self.teacher_config)
         if not self.actor.full_kl:
             return None
         with self._reference_model() as reference:

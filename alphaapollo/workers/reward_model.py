@@ -37,7 +37,7 @@ class RewardModelWorker(ModelWorker):
         return compute_column(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
-        """End a phase: reshard, offload what the configuration says, and free cached GPU memory."""
+        """End a phase: reshard, offload what is configured, and free cached GPU memory."""
         reshard(self.model)
         self.parameters.offload()
         self.free_cache()

@@ -68,7 +68,7 @@ class FrozenTeacher:
         return DivergenceTarget(HeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
 
     def offload(self) -> None:
-        """End a phase: reshard and offload what the configuration says."""
+        """End a phase: reshard and offload what is configured."""
         reshard(self.model)
         self.parameters.offload()
 

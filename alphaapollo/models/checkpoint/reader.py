@@ -64,7 +64,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """Replacement for getattr, by which Python before 3.11.4 pickles enum members."""
+    """Replacement for getattr, which Python before 3.11.4 uses to pickle enum members."""
     if kind is not described._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"it refers to builtins.getattr of {kind}, which does not belong to a checkpoint.")
     return kind[name]

@@ -121,7 +121,7 @@ class TrainState:
         self.parameters.reload()
 
     def offload(self) -> None:
-        """End a phase: reshard the model and offload what the configuration says."""
+        """End a phase: reshard the model and offload what is configured."""
         reshard(self.module)
         self.parameters.offload()
         self.moments.offload()
