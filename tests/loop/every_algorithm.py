@@ -22,13 +22,10 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_na
 from alphaapollo.config.load import load_config, shipped_configs
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import Session, start_workers
-from alphaapollo.launch.session import Session, start_workers
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.lifecycle import make_run, prepare
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.setup.worker_specs import make_worker_specs
-from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.utils.watchdog import new_run_id
 from examples.quickstart.make_task import make_model, make_tokenizer
