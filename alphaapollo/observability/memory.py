@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import psutil
 import torch
 
 
@@ -19,8 +20,7 @@ def memory_metrics() -> dict[str, float]:
 
 def resident_gib() -> float:
     """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
+    return float(psutil.Process().memory_info().rss) / 2**30
 
 
 def peak_memory_gib(pid: int) -> float:

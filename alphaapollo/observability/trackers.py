@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,21 +80,14 @@ class TensorboardTracker:
     """Event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path, resumed_step: int):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(folder))
-        if resumed_step:  # makes tensorboard drop steps logged after the checkpoint
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(step=resumed_step + 1, session_log=start))
+        # tensorboard drops the steps that were logged after the checkpoint
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -148,12 +148,7 @@ class LocalRag:
     name = "local_rag"
     text_argument: str | None = None
 
-    def __init__(self, index: str = ""):
-        if not index:
-            raise ValueError(
-                "the tool local_rag needs an index. Set env.tool_settings.local_rag.index=INDEX; build one from a "
-                f"folder with one subfolder per repo_name: {BUILD} INDEX"
-            )
+    def __init__(self, index: str):
         self._index = DocumentIndex(index)
         names = self._index.names
         known = ", ".join(names)

@@ -8,15 +8,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jsonschema
 
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.utils.registry import did_you_mean
 from alphaapollo.utils.time_limit import exclude_waiting
+
+MAX_ARGUMENT_BYTES = 1 << 16
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +28,12 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class ToolLimits:
-    """Limits of one tool over all episodes of a process."""
-
-    timeout: float = 30.0  # seconds of one call, without the wait for its turn
-    max_concurrent: int = 32  # calls at a time
-    max_output: int = 8192  # characters of an answer; the middle of longer ones is cut
-    max_arguments: int = 1 << 16  # bytes of a call's arguments
-
-
 class ToolBox:
     """The tools of a process, shared by all episodes. Belongs to one event loop.
 
     Args:
         tools: with different names.
-        limits: of each tool.
+        limits: of each tool over all episodes, without the wait for a call's turn.
         limits_of: limits of single tools, by name.
         owns: shared resources to close after the tools, e.g. the connection to a server.
 
@@ -131,9 +124,9 @@ class ToolBox:
             hint, known = did_you_mean(name, self._tools), ", ".join(self.names)
             return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-        size, limit = len(text.encode("utf-8", "surrogatepass")), self._limits[name].max_arguments
-        if size > limit:
-            return f"{name}: {size} bytes of arguments, the limit is {limit}."
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > MAX_ARGUMENT_BYTES:
+            return f"{name}: {size} bytes of arguments, the limit is {MAX_ARGUMENT_BYTES}."
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)

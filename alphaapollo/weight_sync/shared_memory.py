@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -53,8 +53,8 @@ class SharedMemorySender:
         digests: list[Future[int]] = []
         with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
             for number, bucket in enumerate(make_buckets(tensors, self._dtype, torch.device("cpu"))):
-                for future in (*written[-1:], *digests[-1:]):
-                    future.result()
+                wait(written[-1:])
+                wait(digests[-1:])
                 written.append(pool.submit(write_file, bucket, folder / f"{number:05d}.safetensors"))
                 digests.append(pool.submit(tensors_digest, bucket.values()))
         for future in written:

@@ -78,7 +78,7 @@ def make_sender(
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
     folder = weights_folder(transport.shared_memory, writes_for or "")
-    if transport.kind in ("adapter", "shared_memory"):
+    if transport.kind == "adapter" or transport.kind == "shared_memory":
         from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender

@@ -14,12 +14,10 @@ import numpy as np
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
 
-PROBE_TOLERANCE_FLOAT32 = (
-    5e-5  # mean |difference| in nats: at most 1e-7 when correct, 7e-4 to 9e-3 with one stale layer
-)
-PROBE_TOLERANCE_BFLOAT16 = (
-    1.0  # rounding alone gives about 0.02; above 0.1 a warning is logged (observability/advice.py)
-)
+# Mean |difference| in nats. float32: at most 1e-7 when correct, 7e-4 to 9e-3 with one stale layer. bfloat16: rounding
+# alone gives about 0.02; above 0.1 a warning is logged (observability/advice.py).
+PROBE_TOLERANCE_FLOAT32 = 5e-5
+PROBE_TOLERANCE_BFLOAT16 = 1.0
 MAX_PROBE_LOGPROB = 1e4  # nats per token; a uniform distribution over a million tokens has 14
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.rewards.base import to_score
@@ -21,7 +22,7 @@ from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Prompt
 from tests.fuzz.values import anything, texts
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, schema, tokenizer_of

@@ -57,13 +57,8 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs; rollout.engine_kwargs.vllm overrides them."""
-    own = _cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec)
-    return _shared_arguments(spec) | _update_arguments(spec) | own | spec.rollout.engine_kwargs.vllm
-
-
-def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
     rollout = spec.rollout
-    return {
+    arguments: dict[str, Any] = {
         "model": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
         "skip_tokenizer_init": True,  # tokens in, tokens out
@@ -74,6 +69,7 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_num_seqs": rollout.max_num_seqs,
         "max_num_batched_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
         "enforce_eager": rollout.enforce_eager,
         "enable_prefix_caching": rollout.enable_prefix_caching,
         "logprobs_mode": "processed_logprobs",  # after temperature; patches.py takes them before top-p and top-k
@@ -82,29 +78,20 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "worker_extension_cls": EXTENSION,
         "enable_return_routed_experts": rollout.router_replay,
     }
-
-
-def _update_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Weight transfer, or one LoRA adapter on top of the loaded weights."""
-    if spec.transport != "adapter":
-        return {"weight_transfer_config": {"backend": spec.transport}}
-    max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
-    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
-
-
-def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
-    return {
-        "block_size": 32,  # vLLM's default of 128 shares no shorter prefixes
-        "kv_cache_memory_bytes": int(spec.rollout.kv_cache_gib * 2**30),
-        "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
-        "distributed_executor_backend": "uni" if spec.rollout.tensor_model_parallel_size == 1 else "mp",
-    }
-
-
-def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
-    rollout = spec.rollout
-    return {
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "enable_sleep_mode": spec.is_colocated,
-        "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
-    }
+    if spec.transport == "adapter":  # one LoRA adapter on top of the loaded weights
+        max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
+    else:
+        arguments["weight_transfer_config"] = {"backend": spec.transport}
+    if spec.device == "cpu":
+        arguments |= {
+            "block_size": 32,  # vLLM's default of 128 shares no shorter prefixes
+            "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
+            "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
+        }
+    else:
+        arguments |= {
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "enable_sleep_mode": spec.is_colocated,
+        }
+    return arguments | rollout.engine_kwargs.vllm

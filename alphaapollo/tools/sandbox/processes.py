@@ -205,8 +205,8 @@ class SnippetProcess:
             notice = self._read_notice()
             text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
             raise SandboxError(f"a process could not be isolated: {text or notice['status']}")
-        for file in (self._out, self._err):
-            self._selector.register(file, selectors.EVENT_READ)
+        for stream in (self._out, self._err):
+            self._selector.register(stream, selectors.EVENT_READ)
 
     def _send_code(self, request: SandboxRequest) -> None:
         if self._is_session:  # discard what the process sent after its last snippet

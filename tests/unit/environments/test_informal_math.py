@@ -269,7 +269,7 @@ def test_python_timeout_is_limited():
         ({"tool_settings": {"python_code": {"memory": 1}}}, r"no setting memory\. Known: timeout, memory_mb"),
         (
             {"informal_math": {"enable_local_rag": True}},
-            r"Set env\.tool_settings\.local_rag\.index.*retrieval build FOLDER",
+            r"local_rag needs the setting index\. Set env\.tool_settings\.local_rag\.index",
         ),
     ],
 )

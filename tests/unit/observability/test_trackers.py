@@ -33,12 +33,12 @@ def test_one_line_per_iteration_is_written_immediately(tmp_path: Path):
 
 
 def test_damaged_lines_are_removed_and_reported(tmp_path: Path):
-    path, told = tmp_path / "metrics.jsonl", list[str]()
+    path, notices = tmp_path / "metrics.jsonl", list[str]()
     run(path, 0, 0, 1, 2, 3, 4)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
-    JsonlTracker(path, 4, told.append).close()
-    assert steps(path) == [0, 2, 4] and told == [f"{path}: lines 2, 4 cannot be parsed and were removed."]
+    JsonlTracker(path, 4, notices.append).close()
+    assert steps(path) == [0, 2, 4] and notices == [f"{path}: lines 2, 4 cannot be parsed and were removed."]
 
 
 def test_resume_drops_what_came_after_the_checkpoint(tmp_path: Path):

@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("mcp")
 
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.mcp_client import McpClient, root_cause
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = [sys.executable, PROGRAM]

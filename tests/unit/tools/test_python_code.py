@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.python_code import PythonCode, format_result
 from alphaapollo.tools.sandbox import Sandbox, SandboxResult, Status
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 
 
 @pytest.fixture(scope="module")

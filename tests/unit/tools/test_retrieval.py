@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, split_passages, tokenize
 from alphaapollo.tools.retrieval import DocumentIndex, LocalRag, build_index
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 
 ROOT = Path(__file__).resolve().parents[3]
 CORPUS = {

@@ -54,25 +54,28 @@ def outcome(user: str, name: str, attack: str) -> tuple[str, Outcome]:
     return str(answer["mode"]), Outcome(**answer["outcomes"][attack])  # type: ignore[index]
 
 
-def held(attack: str, seen: Outcome) -> bool:
+def was_repelled(attack: str, found: Outcome) -> bool:
     expected = ATTACKS[attack]
-    says_so = not expected.stopped or "stopped" in seen.stdout
+    prints_so = not expected.stopped or "stopped" in found.stdout
     return (
-        seen.status in expected.status and says_so and "ESCAPED" not in seen.stdout and expected.reason in seen.reason
+        found.status in expected.status
+        and prints_so
+        and "ESCAPED" not in found.stdout
+        and expected.reason in found.reason
     )
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(("user", "name"), MODES)
 def test_attack(user: str, name: str, attack: str) -> None:
-    mode, seen = outcome(user, name, attack)
+    mode, found = outcome(user, name, attack)
     layer = ATTACKS[attack].layer
     if layer and layer not in mode:  # the attack succeeds, and the mode shows the missing layer
-        assert "ESCAPED" in seen.stdout
+        assert "ESCAPED" in found.stdout
         assert layer in report(user, name)["missing"]  # type: ignore[operator]
     else:
-        assert held(attack, seen), seen
-        assert seen.seconds < ATTACKS[attack].timeout + 10
+        assert was_repelled(attack, found), found
+        assert found.seconds < ATTACKS[attack].timeout + 10
 
 
 @pytest.mark.parametrize(("user", "name"), MODES)

@@ -12,10 +12,11 @@ import yaml
 
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import ToolStatus, make_tools
 from alphaapollo.tools.sandbox import Status
 from alphaapollo.tools.sandbox.types import LAYERS
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 from tests.unit.tools.attacks import ATTACKS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

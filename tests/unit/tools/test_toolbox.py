@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.tools.function_tool import function_tool
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.toolbox import ToolBox
 
 
 async def add(a: int, b: int = 0) -> int:
