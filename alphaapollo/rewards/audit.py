@@ -82,8 +82,8 @@ def read_labelled(path: str, data_source: str = "") -> list[LabelledAnswer]:
     return answers
 
 
-async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> list[Score]:
-    """Grade all answers in reward.num_workers processes, each within reward.timeout."""
+async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tuple[list[Score], float]:
+    """Grade all answers in reward.num_workers processes, each within reward.timeout. Returns also the seconds taken."""
     client, slots = RewardClient(reward, CustomRewardFunction()), asyncio.Semaphore(MAX_CONCURRENT)
     await client.start()
     try:
@@ -97,7 +97,9 @@ async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> li
                 progress.advance(bar)
                 return score
 
-            return await asyncio.gather(*(grade(index, answer) for index, answer in enumerate(answers)))
+            start = time.perf_counter()
+            scores = await asyncio.gather(*(grade(index, answer) for index, answer in enumerate(answers)))
+            return scores, time.perf_counter() - start
     finally:
         await client.close()
 
@@ -129,9 +131,9 @@ def main() -> None:
         answers = read_labelled(args.data, args.data_source)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    start, kinds = time.perf_counter(), Counter[str]()
-    scores = asyncio.run(grade_answers(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
-    speed = round(len(answers) / (time.perf_counter() - start), 1)
+    kinds = Counter[str]()
+    scores, seconds = asyncio.run(grade_answers(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
+    speed = round(len(answers) / seconds, 1)
     for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
         kind = compare(answer.is_correct, score)
         kinds[kind] += 1

@@ -54,9 +54,7 @@ class EpisodeTask:
 
     prompt: Prompt
     sample: int
-    make_environment: Callable[
-        [Sequence[Turn]], Environment
-    ]  # called with the list that the episode's turns are added to
+    make_environment: Callable[[Sequence[Turn]], Environment]  # of the list that the episode's turns are added to
     sampling: Sampling  # max_tokens: of the episode; in append context observations count too
     seed_of_turn: Callable[[int], int]
     name: str  # unique among the episodes in flight

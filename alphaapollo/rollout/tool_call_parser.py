@@ -7,7 +7,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -35,10 +35,10 @@ def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser
 
 
 def check_tool_call_parser(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[Any], template_arguments: dict[str, Any]
+    env: Env, path: str, trust_remote_code: bool, schemas: Sequence[Any], template_arguments: Mapping[str, Any]
 ) -> None:
     """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and freezes its settings."""
-    arguments = (env, tokenizer_path, trust_remote_code, list(schemas), template_arguments)
+    arguments = (env, path, trust_remote_code, list(schemas), dict(template_arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_try_to_make, *arguments).result()
 
