@@ -123,9 +123,7 @@ def _attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Dev
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
         why = "computes in half precision only, but model.dtype=float32"
-        raise ValueError(
-            f"model.attention={requested} {why}. Set attention=sdpa or flex, or dtype=bfloat16."
-        )
+        raise ValueError(f"model.attention={requested} {why}. Set attention=sdpa or flex, or dtype=bfloat16.")
     if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
         raise ValueError(f"model.attention=flash, but flash-attn 2 is not installed. {fix}")

@@ -214,10 +214,3 @@ class EvolvingConfig(Section):
                 yield f"{key} exceeds data.max_response_length={longest}. Raise that, or lower this."
         if self.budget.money is not None and not any(one.price_in or one.price_out for one in self.models.values()):
             yield f"budget.money={self.budget.money:g} needs prices. Set price_in and price_out of a model in `models`."
-
-    def warnings(self) -> Iterator[str]:
-        evolving, samples = self.evolving, self.data.n_samples
-        if self.roles.proposer.temperature == 0 and samples > 1:
-            yield f"data.n_samples={samples} at roles.proposer.temperature=0: all solutions will be equal."
-        if self.roles.verifier.temperature == 0 and evolving.votes > 1:
-            yield f"evolving.votes={evolving.votes} at roles.verifier.temperature=0: all verdicts will be equal."

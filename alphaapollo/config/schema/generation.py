@@ -103,7 +103,3 @@ class GenerationConfig(Section):
     def problems(self) -> Iterator[str]:
         longest = self.data.max_prompt_length + self.data.max_response_length
         yield from engine_step_problem("rollout", self.rollout, longest)
-
-    def warnings(self) -> Iterator[str]:
-        if self.rollout.temperature == 0 and self.data.n_samples > 1:
-            yield f"data.n_samples={self.data.n_samples} at rollout.temperature=0: all samples will be equal."

@@ -36,10 +36,6 @@ class ValSampling(Section):
     greedy: bool = False
     """Also validate once greedily: val/accuracy_greedy."""
 
-    def warnings(self) -> Iterator[str]:
-        if self.temperature == 0 and self.n > 1:
-            yield f"n={self.n} at temperature 0: all samples will be equal."
-
 
 class EngineKwargs(Section):
     vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]] = {}

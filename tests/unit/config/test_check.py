@@ -277,11 +277,6 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
         ),
         ("evolving", ["rollout.top_p=0.5"], ["rollout.top_p=0.5 has no effect: roles.ROLE sets the sampling."]),
         (
-            "evolving",
-            ["data.n_samples=2", "roles.proposer.temperature=0"],
-            ["data.n_samples=2 at roles.proposer.temperature=0: all solutions will be equal."],
-        ),
-        (
             "sft",
             ["rollout.val_kwargs.n=4", "reward.timeout=3"],
             [
@@ -306,11 +301,6 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
             "sft",
             ["fsdp_config.optimizer_offload=True"],
             ["fsdp_config.optimizer_offload=true has no effect: it needs a GPU."],
-        ),
-        (
-            "ppo",
-            [f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.val_kwargs.n=4"],
-            [f"{ROLLOUT}.val_kwargs.n=4 at temperature 0: all samples will be equal."],
         ),
     ],
 )
