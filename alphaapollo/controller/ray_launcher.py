@@ -71,7 +71,7 @@ class RayWorkerGroups(WorkerGroups):
         super().__init__(specs)
         self._reserved = list(reserved)
         self.by_role: dict[str, RayRanks[Any]] = {}
-        for role in [*specs.rank_builders(), *(["rollout"] if specs.engine else [])]:
+        for role in [*specs.ranks, *(["rollout"] if specs.engine else [])]:
             self.by_role[role] = RayRanks(role, assign_slots(specs.placement, role, reserved))
             self._add(role, self.by_role[role])
         self.starting = set(self.by_role)  # roles that have not started yet
@@ -93,9 +93,10 @@ class RayWorkerGroups(WorkerGroups):
         writers = assign_writers([one.node for one in ranks_at], [one.node for one in engines_at])
         client = RayWeightSyncClient(engines.actors) if engines and at.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
-        for role, build in specs.rank_builders(client).items():
+        for role, build in specs.ranks.items():
             placements = await self._rank_placements(self.by_role[role], writers)
-            builders = [partial(build, one) for one in placements]
+            extra = {"client": client} if role == "policy" and client else {}
+            builders = [partial(build, one, **extra) for one in placements]
             starts[role] = self.by_role[role].start(builders, specs.cleanup, visible[role])
         if engines:
             make = prepare_engine if at.shares_gpus else start_engine

@@ -104,29 +104,9 @@ class WorkerActor(Generic[W]):
         return dump_stacks(pids)
 
 
-class PolicyActor(WorkerActor[W]):
-    """Its name is what `ps` and Ray's dashboard show; likewise below."""
-
-
-class CriticActor(WorkerActor[W]): ...
-
-
-class RewardModelActor(WorkerActor[W]): ...
-
-
-class TrainerActor(WorkerActor[W]): ...
-
-
-class RolloutActor(WorkerActor[W]): ...
-
-
-ACTORS: dict[str, type[WorkerActor[Any]]] = {
-    "policy": PolicyActor,
-    "critic": CriticActor,
-    "reward model": RewardModelActor,
-    "trainer": TrainerActor,
-    "rollout": RolloutActor,
-}
+def actor_class(role: str) -> type[WorkerActor[Any]]:
+    """Subclass with the name that `ps` and Ray's dashboard show, e.g. RewardModelActor."""
+    return type(f"{role.title().replace(' ', '')}Actor", (WorkerActor,), {})
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
@@ -146,7 +126,7 @@ class RayRanks(Ranks[W]):
         self._locations: list[ActorLocation] = []
         self._asked: dict[int, Any] = {}  # rank -> its report that has not arrived yet
         self._reports: dict[int, ProcessReport] = {}
-        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(ACTORS[role]), list(slots)
+        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(actor_class(role)), list(slots)
         self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
 
     def _make_actor(self, slot: ActorSlot) -> Any:

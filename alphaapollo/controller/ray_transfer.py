@@ -14,7 +14,7 @@ class RayWeightSyncClient:
     """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all."""
 
     def __init__(self, engines: list[Any]):
-        self.engines = engines  # actors (ray_ranks.RolloutActor)
+        self.engines = engines  # actors (ray_ranks.WorkerActor)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._call(lambda worker: worker.init_weight_transfer_engine(init_info))

@@ -21,11 +21,6 @@ from alphaapollo.utils.network import listen_on_loopback_only
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.critic import CriticWorker
-    from alphaapollo.workers.finetuning_worker import FinetuningWorker
-    from alphaapollo.workers.policy import PolicyWorker
-    from alphaapollo.workers.process_group import RankPlacement
-    from alphaapollo.workers.reward_model import RewardModelWorker
 
 LOCAL_NODE = "here"
 CLOSE_SECONDS = 20.0
@@ -33,34 +28,20 @@ CLOSE_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpecs:
-    """Workers to start. A builder runs in its worker's process, so torch and vLLM are imported there; None: no such
-    role.
+    """Workers to start. A builder runs in its worker's process.
 
-    policy: takes the client of vLLM's weight transfer first (None without GPUs).
-    engine: takes the engine's index and its node. The worker that it returns is not started yet.
-    trainer: of a fine-tuning.
+    ranks: builder of the worker of one training rank by role (policy, critic, reward model, trainer). On GPUs the
+        policy's also gets `client`, the client of vLLM's weight transfer.
+    engine: takes the engine's index and its node. The worker that it returns is not started yet; None: no engines.
     """
 
     placement: Placement
     run_id: str = ""  # of the run's processes; empty: no process outlives this one
-    policy: Callable[[Any, RankPlacement], PolicyWorker] | None = None
-    critic: Callable[[RankPlacement], CriticWorker] | None = None
-    reward_model: Callable[[RankPlacement], RewardModelWorker] | None = None
-    trainer: Callable[[RankPlacement], FinetuningWorker[Any]] | None = None
+    ranks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     engine: Callable[[int, str], RolloutWorker] | None = None
     through_memory: bool = False  # weights reach an engine through its node's shared memory
     samples_in_flight: int = 1  # per engine
     cleanup: list[str] = field(default_factory=list)  # shared-memory folders to remove when the driver ends
-
-    def rank_builders(self, client: Any = None) -> dict[str, Callable[[RankPlacement], Any]]:
-        """role -> builder of the worker of one training rank."""
-        builders = {
-            "policy": partial(self.policy, client) if self.policy else None,
-            "trainer": self.trainer,
-            "critic": self.critic,
-            "reward model": self.reward_model,
-        }
-        return {role: builder for role, builder in builders.items() if builder}
 
 
 class WorkerGroups:
@@ -123,7 +104,7 @@ class LocalWorkerGroups(WorkerGroups):
         super().__init__(specs)
         at = specs.placement
         placement = RankPlacement(0, 1, NO_RENDEZVOUS, at.device, at.threads, 1, LOCAL_NODE)
-        for role, build in specs.rank_builders().items():
+        for role, build in specs.ranks.items():
             assert at.num_ranks == 1, "trainer.controller=local has one rank"
             worker = partial(build, placement)
             self._add(role, ThreadRanks(worker, role) if role == "trainer" else LocalRanks(worker()))

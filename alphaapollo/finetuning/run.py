@@ -29,7 +29,7 @@ async def run(plan: FinetuningPlan, progress: Progress) -> None:
         saves_in_background=plan.saves_in_background,
     )
     run_id = new_run_id() if resolve_controller(trainer) == "ray" else ""
-    specs = WorkerSpecs(placement=plan.placement, run_id=run_id, trainer=build)
+    specs = WorkerSpecs(placement=plan.placement, run_id=run_id, ranks={"trainer": build})
     try:
         async with open_session(config, plan.start, specs, (progress.step, plan.total_steps), Timer()) as session:
             model, console = session.workers.trainer, session.console

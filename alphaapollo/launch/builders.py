@@ -13,7 +13,7 @@ from alphaapollo.workers.process_group import RankPlacement
 
 
 def build_policy(
-    setup: PolicyWorkerConfig, transport: Transport, custom_module: str, client: Any, placement: RankPlacement
+    setup: PolicyWorkerConfig, transport: Transport, custom_module: str, placement: RankPlacement, client: Any = None
 ) -> PolicyWorker:
     """Build a policy worker.
 

@@ -115,21 +115,16 @@ def _weights_of(checkpoint: Path, kind: Kind) -> Path:
 
 
 def _checkpoint(path: Path) -> Path:
-    found = _whole(path)
-    if problems := damage(found):
-        raise ValueError(f"{found} is damaged: {', '.join(problems)}. Give another checkpoint.")
-    return found
-
-
-def _whole(path: Path) -> Path:
-    if (path / PROGRESS).is_file():
-        return path
-    if whole := CheckpointFolder(path / "checkpoints", keep=None).completed():
-        return whole[-1]
-    raise ValueError(
-        f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run that has one. Give a "
-        "folder <run>/checkpoints/step_N, or a run."
-    )
+    """The checkpoint itself, or the newest one of a run."""
+    written = [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).completed()
+    if not written:
+        raise ValueError(
+            f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run that has one. Give a "
+            "folder <run>/checkpoints/step_N, or a run."
+        )
+    if problems := damage(written[-1]):
+        raise ValueError(f"{written[-1]} is damaged: {', '.join(problems)}. Give another checkpoint.")
+    return written[-1]
 
 
 def _model_of(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:

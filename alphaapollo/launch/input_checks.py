@@ -153,14 +153,6 @@ def _check_history(env: Env, renderer: Renderer) -> None:
         )
 
 
-def check_adapters(model: Model, key: str) -> None:
-    """ValueError: LoRA on layers that the model does not have. key: the section, e.g. actor_rollout_ref.model."""
-    if model.lora_rank:
-        from alphaapollo.models.lora import check_targets  # imports torch.distributed
-
-        check_targets(model, key)
-
-
 def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
     """ValueError: keys about experts for a model without supported ones. section: e.g. actor_rollout_ref.model."""
     if model.router_aux_loss_coef or router_replay:

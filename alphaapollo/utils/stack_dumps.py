@@ -20,27 +20,24 @@ def dump_stacks(pids: Iterable[int]) -> str:
 
 
 def _stack(pid: int) -> str:
-    text, problem = _py_spy(pid)
-    if problem and pid == os.getpid():
-        return dump_own_stacks()
-    return text or f"no stack: {problem}"
+    try:
+        return _py_spy(pid)
+    except (OSError, subprocess.SubprocessError) as error:
+        return dump_own_stacks() if pid == os.getpid() else f"no stack: {error}"
 
 
-def _py_spy(pid: int) -> tuple[str, str]:
-    """(stacks, "") or ("", reason why there are none)."""
+def _py_spy(pid: int) -> str:
+    """Stacks of a process. OSError or SubprocessError: there are none."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:
-        return "", "py-spy is not installed (pip install py-spy)"
+        raise OSError("py-spy is not installed (pip install py-spy)")
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]  # blocking, it would wait for a stopped process
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"py-spy failed: {error}"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
         output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        return "", f"py-spy failed (it needs permission to trace: root, or kernel.yama.ptrace_scope=0): {output}"
-    return done.stdout, ""
+        raise OSError(f"py-spy failed (it needs permission to trace: root, or kernel.yama.ptrace_scope=0): {output}")
+    return done.stdout
 
 
 def dump_own_stacks() -> str:

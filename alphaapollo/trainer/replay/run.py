@@ -91,7 +91,8 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
     info = recording.info
     with Float64Mode() if prepared.float64 else nullcontext():
         specs = make_worker_specs(config, plan, f"replay-{os.getpid()}", info.iterations, has_function=True)
-        workers = LocalWorkerGroups(replace(specs, engine=None, reward_model=None))
+        trained = {role: build for role, build in specs.ranks.items() if role != "reward model"}
+        workers = LocalWorkerGroups(replace(specs, engine=None, ranks=trained))
         try:
             await workers.policy.load(str(recording.folder / "policy"))
             if workers.critic:

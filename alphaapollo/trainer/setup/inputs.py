@@ -14,7 +14,6 @@ from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import critic_model, teacher_model
 from alphaapollo.launch.input_checks import (
-    check_adapters,
     check_engine_split,
     check_experts,
     check_lengths,
@@ -27,6 +26,7 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_grades, try_resets
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.models.load import load_config
+from alphaapollo.models.lora import check_targets
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.step.reward_model_scorer import (
@@ -100,9 +100,9 @@ def read_inputs(config: Config) -> Inputs:
 def _check_models(config: Config) -> None:
     model, rollout, models = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, _trained_models(config)
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
-    check_adapters(model, "actor_rollout_ref.model")
+    check_targets(model, "actor_rollout_ref.model")
     check_experts(model, "actor_rollout_ref.model", rollout.router_replay)
-    check_adapters(critic_model(model, config.critic), "critic.model")
+    check_targets(critic_model(model, config.critic), "critic.model")
     for name, trained in models.items():
         check_weights(trained, name)
     check_lengths(model, rollout, config.data)

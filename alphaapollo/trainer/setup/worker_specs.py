@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from alphaapollo.config.schema import Config, CustomRewardFunction
+from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.launch.builders import build_policy, critic_model, teacher_model
 from alphaapollo.rewards import zero_reward
@@ -24,35 +26,12 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
         iterations: of the whole run, for learning rate schedules.
         has_function: whether something besides the reward model gives a reward.
     """
-    placement, seed = plan.placement, config.trainer.seed
+    placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     transport = _make_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
-    scorer, scorer_fsdp = reward_model_settings(config.reward_model, plan.model), config.reward_model.model.fsdp_config
     custom_reward = config.custom_reward_function
     if not has_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
-    policy = PolicyWorkerConfig(
-        model=role.model,
-        actor=role.actor,
-        ref=role.ref,
-        needs_reference=config.needs_reference,
-        optimizer_steps=config.policy_steps(iterations),
-        temperature=role.rollout.temperature,
-        correction=config.algorithm.rollout_correction,
-        seed=seed,
-        engine_form=role.rollout.lora,
-        saves_in_background=plan.saves_in_background,
-        teacher=config.teacher,
-        teacher_model=teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
-    )
-    critic = partial(
-        CriticWorker,
-        critic_model(role.model, config.critic),
-        config.critic,
-        optimizer_steps=config.critic_steps(iterations),
-        seed=seed,
-        saves_in_background=plan.saves_in_background,
-    )
     engines = RolloutWorkerConfig(
         model=role.model,
         rollout=role.rollout,
@@ -68,14 +47,47 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     return WorkerSpecs(
         placement=placement,
         run_id=run_id,
-        policy=partial(build_policy, policy, transport, config.algorithm.custom_module),
-        critic=critic if placement.critic else None,
-        reward_model=partial(RewardModelWorker, scorer, scorer_fsdp) if placement.reward_model else None,
+        ranks=_rank_builders(config, plan, role, transport, iterations),
         engine=partial(RolloutWorker, engines),
         through_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup=[transport.shared_memory],
     )
+
+
+def _rank_builders(
+    config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, iterations: int
+) -> dict[str, Callable[..., Any]]:
+    """Builders of the workers of training ranks, by role."""
+    policy = PolicyWorkerConfig(
+        model=role.model,
+        actor=role.actor,
+        ref=role.ref,
+        needs_reference=config.needs_reference,
+        optimizer_steps=config.policy_steps(iterations),
+        temperature=role.rollout.temperature,
+        correction=config.algorithm.rollout_correction,
+        seed=config.trainer.seed,
+        engine_form=role.rollout.lora,
+        saves_in_background=plan.saves_in_background,
+        teacher=config.teacher,
+        teacher_model=teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
+    )
+    build = partial(build_policy, policy, transport, config.algorithm.custom_module)
+    builders: dict[str, Callable[..., Any]] = {"policy": build}
+    if plan.placement.critic:
+        builders["critic"] = partial(
+            CriticWorker,
+            critic_model(role.model, config.critic),
+            config.critic,
+            optimizer_steps=config.critic_steps(iterations),
+            seed=config.trainer.seed,
+            saves_in_background=plan.saves_in_background,
+        )
+    if plan.placement.reward_model:
+        scorer = reward_model_settings(config.reward_model, plan.model)
+        builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
+    return builders
 
 
 def _make_transport(config: Config, plan: Plan, shared_memory: str) -> Transport:

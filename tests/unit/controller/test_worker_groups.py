@@ -55,14 +55,12 @@ class FakeRanks:
 
 
 def make_specs(calls: list[str], **placement: Any) -> WorkerSpecs:
-    def build(*arguments: Any) -> Any:
+    def build(*arguments: Any, **extra: Any) -> Any:
         return None
 
     return WorkerSpecs(
         placement=Placement(ranks_per_node=1, num_engines=1, **placement),
-        policy=build,
-        critic=build,
-        reward_model=build,
+        ranks=dict.fromkeys(("policy", "critic", "reward model"), build),
         engine=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
         through_memory=True,
     )

@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.launch.input_checks import check_adapters
-from alphaapollo.models.lora import adapters_disabled, is_adapter, load_trainable_lm, lora_layers, plain_name
+from alphaapollo.models.lora import (
+    adapters_disabled,
+    check_targets,
+    is_adapter,
+    load_trainable_lm,
+    lora_layers,
+    plain_name,
+)
 
 pytest.importorskip("peft")
 
@@ -28,12 +34,12 @@ def load(
 def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str, what: str) -> None:
     model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
     with pytest.raises(ValueError) as caught:
-        check_adapters(model, "actor_rollout_ref.model")
+        check_targets(model, "actor_rollout_ref.model")
     assert str(caught.value) == (
         f"actor_rollout_ref.model.target_modules: {what}. Use some of down_proj, gate_proj, k_proj, o_proj, "
         "q_proj, up_proj, v_proj, or all-linear."
     )
-    check_adapters(Model(path="not read"), "model")  # without LoRA
+    check_targets(Model(path="not read"), "model")  # without LoRA
 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:

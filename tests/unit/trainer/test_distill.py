@@ -47,7 +47,8 @@ async def distances(config: Config) -> list[dict[str, float]]:
     """Metrics of a few iterations on the same texts."""
     plan = resolve_plan(config, Machine(2, 0), [])
     specs = make_worker_specs(config, plan, "test", ITERATIONS, has_function=False)
-    workers = LocalWorkerGroups(replace(specs, engine=None, reward_model=None))
+    trained = {role: build for role, build in specs.ranks.items() if role != "reward model"}
+    workers = LocalWorkerGroups(replace(specs, engine=None, ranks=trained))
     run = Learner(
         config=config,
         plan=plan,
