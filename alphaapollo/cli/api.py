@@ -9,6 +9,7 @@ line. The run is a separate process that ends with this one (run_process.py).
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys, format_value, map_keys, value_of
 from alphaapollo.config.load import load_config, module_of, shipped_configs
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.observability.json_values import plain
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
@@ -61,21 +63,21 @@ def rl(
         KeyboardInterrupt: Ctrl-C. All processes ended; the same call resumes from the newest checkpoint.
     """
     objects = PythonObjects(reward, environment, tools, estimator)
-    return TrainedRun(*_run("rl", Config, "ppo", config, overrides, objects, on_iteration, show))
+    return TrainedRun(*_run(Config, "ppo", config, overrides, objects, on_iteration, show))
 
 
 def sft(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Run supervised fine-tuning with the keys of main_sft. Arguments, result and errors as in `rl`."""
-    return TrainedRun(*_run("sft", SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run(SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def dpo(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Train on preferences with the keys of main_dpo. Arguments, result and errors as in `rl`."""
-    return TrainedRun(*_run("dpo", DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run(DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def evaluate(
@@ -88,7 +90,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score with the keys of main_generation. Arguments and errors as in `rl`."""
     objects = PythonObjects(reward, environment, tools)
-    return Evaluation(*_run("evaluate", GenerationConfig, "generation", config, overrides, objects, None, show))
+    return Evaluation(*_run(GenerationConfig, "generation", config, overrides, objects, None, show))
 
 
 def evolve(
@@ -110,11 +112,10 @@ def evolve(
     Other arguments and errors as in `rl`.
     """
     objects = PythonObjects(reward, environment, tools, roles=roles or {})
-    return EvolvedRun(*_run("evolve", EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
+    return EvolvedRun(*_run(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
 
 
 def _run(
-    program: str,
     schema: type[ConfigT],
     name: str,
     settings: Settings,
@@ -125,38 +126,32 @@ def _run(
 ) -> tuple[Path, ConfigT]:
     """Run a program to its end. Returns its folder and configuration."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = [*_words(settings, schema, Path(scratch)), *overrides]
+        file = settings
+        if isinstance(settings, Mapping):
+            file = Path(scratch) / "settings.yaml"
+            file.write_text(yaml.safe_dump(nested(settings, schema), allow_unicode=True), encoding="utf-8")
+        words = [*(["--config", str(file)] if file is not None else []), *overrides]
         config = load_config(schema, name, words)
         folder = config.trainer.folder.absolute()
-        object_words = objects.write(folder.with_name(f".{folder.name}.objects"), program)
+        object_words = objects.write(folder.with_name(f".{folder.name}.objects"))
         with_objects = load_config(schema, name, [*words, *object_words])
         _check_not_configured(config, object_words)
         run_to_end(f"alphaapollo.{module_of(name)}", [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
 
 
-def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[str]:
-    """Convert settings to command-line words; a dict is written to a YAML file."""
-    if settings is None:
-        return []
-    if isinstance(settings, str | Path):
-        return ["--config", str(settings)]
-    file = scratch / "settings.yaml"
-    file.write_text(yaml.safe_dump(nested(settings, map_keys(schema)), allow_unicode=True), encoding="utf-8")
-    return ["--config", str(file)]
-
-
-def nested(settings: Mapping[str, Any], maps: Sequence[str] = ()) -> dict[str, Any]:
+def nested(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
     """Convert `{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` to nested YAML: presets become `defaults`.
 
-    maps: keys of dicts with user-defined names, which may contain dots. Raises ConfigError for duplicates.
+    Names that users define, e.g. of `models`, may contain dots. Raises ConfigError for duplicates.
     """
+    settings = json.loads(json.dumps(dict(settings), default=plain))  # paths to text, NumPy numbers to Python numbers
     presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and _is_group(key)]
     values: dict[str, Any] = {"defaults": [*presets, "_self_"]} if presets else {}
     chosen = {key for preset in presets for key in preset}
     for key, value in settings.items():
         if key not in chosen:
-            _put(values, key.split("."), _plain(value), maps)
+            _put(values, key.split("."), value, map_keys(schema))
     return values
 
 
@@ -178,17 +173,6 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence
         raise ConfigError(f"{key} is given twice. Give it once.")
     else:
         inside[last] = value
-
-
-def _plain(value: Any) -> Any:
-    """Convert to YAML types: paths to text, tuples to lists, NumPy numbers to Python numbers."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if hasattr(value, "item") else value
 
 
 def _check_not_configured(config: BaseModel, words: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import (
@@ -25,6 +24,7 @@ from alphaapollo.environments.base import (
     get_environment_spec,
     register_environment,
 )
+from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.openai_client import make_connection_options
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
@@ -175,7 +175,7 @@ def print_turns(env: Env, terminal: Terminal) -> Env:
     async def ungraded(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
-    def factory(services: Services) -> PrintedEnvironment:
+    def factory(services: Services) -> Any:
         return PrintedEnvironment(known.factory(replace(services, score=ungraded, config=env)), terminal)
 
     name = f"printed {env.env_name}"
@@ -188,11 +188,11 @@ def chat_with_server(url: str, name: str | None) -> None:
     connection = make_connection_options("chat --url", url, KEY)
     from openai import OpenAI, OpenAIError
 
-    client = OpenAI(**connection)
+    client: Any = OpenAI(**connection)
 
     def answer(chat: list[Message]) -> str:
         parts = []
-        for chunk in client.chat.completions.create(model=model, messages=chat, stream=True):  # type: ignore[call-overload]
+        for chunk in client.chat.completions.create(model=model, messages=chat, stream=True):
             part = chunk.choices[0].delta.content if chunk.choices else None
             if part:
                 parts.append(part)

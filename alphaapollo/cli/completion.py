@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Sequence
 
 from alphaapollo.cli.subcommands import SUBCOMMANDS
 
@@ -31,14 +32,6 @@ BASH = """_alphaapollo() {{
 complete -o default -F _alphaapollo alphaapollo
 """
 
-ZSH = """autoload -Uz bashcompinit && bashcompinit
-"""
-
-FISH = """complete -c alphaapollo -n __fish_use_subcommand -f
-{subcommands}
-{keys}
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -54,10 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def script(shell: str) -> str:
     """Build the script for bash, zsh (through bashcompinit) or fish."""
     if shell == "fish":
-        return FISH.format(subcommands="\n".join(_fish_subcommands()), keys="\n".join(_fish_keys()))
+        complete = "complete -c alphaapollo -n"
+        lines = [f"{complete} __fish_use_subcommand -f"]
+        lines += [
+            f"{complete} __fish_use_subcommand -a {subcommand.name} -d {shlex.quote(subcommand.what)}"
+            for subcommand in SUBCOMMANDS.values()
+        ]
+        lines += [
+            f"{complete} '__fish_seen_subcommand_from {name}' -a {shlex.quote(' '.join(words))}"
+            for name, words in _words().items()
+        ]
+        return "\n".join([*lines, ""])
     cases = "\n".join(f'        {name}) words="{" ".join(words)}" ;;' for name, words in _words().items())
     bash = BASH.format(subcommands=" ".join(SUBCOMMANDS), cases=cases)
-    return ZSH + bash if shell == "zsh" else bash
+    return f"autoload -Uz bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 
 def _words() -> dict[str, list[str]]:
@@ -77,17 +80,3 @@ def _words() -> dict[str, list[str]]:
     found["explain"] = sorted({key for schema in COMMANDS.values() for key in accepted_keys(schema)})
     found["completion"] = sorted(USAGE)
     return found
-
-
-def _fish_subcommands() -> Iterable[str]:
-    for subcommand in SUBCOMMANDS.values():
-        yield f"complete -c alphaapollo -n __fish_use_subcommand -a {subcommand.name} -d {_quoted(subcommand.what)}"
-
-
-def _fish_keys() -> Iterable[str]:
-    for name, words in _words().items():
-        yield f"complete -c alphaapollo -n '__fish_seen_subcommand_from {name}' -a {_quoted(' '.join(words))}"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

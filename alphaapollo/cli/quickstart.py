@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ SCRIPT = Path("examples") / "quickstart" / "run.sh"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the example's script. Returns its exit code, or 2 without a source tree."""
+    """Replace this process by the example's script. Returns 2 without a source tree."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo quickstart",
         description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",
@@ -29,12 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error, 2)
     command = ["bash", str(tree / SCRIPT), str(options.seed), str(Path(options.out).resolve())]
     ours = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    process = subprocess.Popen(command, env=os.environ | {"PATH": ours})
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the script received the signal, too
-            continue
+    return os.execvpe(command[0], command, os.environ | {"PATH": ours})
 
 
 def source_tree(*folders: Path) -> Path:

@@ -18,16 +18,25 @@ ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accur
 
 
 @dataclass(frozen=True)
-class TrainedRun:
-    """A finished run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
+class LoggedRun:
+    """A run with a metrics.jsonl."""
 
     folder: Path
-    config: Config | SftConfig | DpoConfig
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per iteration (index: step), one column per metric (docs/metrics.md); NaN if not measured."""
-        return _metrics(self.folder)
+        """One row per iteration or round (index: step), one column per metric (docs/metrics.md); NaN: no value."""
+        import pandas as pd
+
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return pd.DataFrame([json.loads(line) for line in lines]).set_index("step").astype(float)
+
+
+@dataclass(frozen=True)
+class TrainedRun(LoggedRun):
+    """A finished run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
+
+    config: Config | SftConfig | DpoConfig
 
     @property
     def model(self) -> Path:
@@ -35,8 +44,7 @@ class TrainedRun:
 
         Raises ValueError if there is neither a model nor a checkpoint.
         """
-        from alphaapollo.cli.run_folder import export_newest
-        from alphaapollo.launch.run_model import find_newest
+        from alphaapollo.launch.run_model import export_newest, find_newest
 
         newest = find_newest(self.folder)
         export_newest(newest)
@@ -87,16 +95,10 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class EvolvedRun:
+class EvolvedRun(LoggedRun):
     """A finished evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
-    folder: Path
     config: EvolvingConfig
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """One row per round (index: step), one column per metric (docs/metrics.md); NaN if no problem has it."""
-        return _metrics(self.folder)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -130,10 +132,3 @@ class EvolvedRun:
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
         bands = {name: metrics[own].dropna().to_records().tolist() for name, own in bounds.items()}
         return figure(curves, str(self.folder), "round", bands)
-
-
-def _metrics(folder: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return pd.DataFrame([json.loads(line) for line in lines]).set_index("step").astype(float)

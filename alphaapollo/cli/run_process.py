@@ -5,6 +5,7 @@ A separate process keeps the event loop, memory and signals of a notebook unaffe
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
+from alphaapollo.utils.watchdog import exit_with_process, stop_on_signals
 
 OnIteration = Callable[[int, dict[str, float]], None]
 """Callback (step, metrics of the iteration)."""
@@ -40,7 +42,7 @@ def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: On
         KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as for an exception in
             `on_iteration`.
     """
-    command = [sys.executable, "-m", "alphaapollo.cli.driver_process", str(os.getpid()), module, *words]
+    command = [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *words]
     lines = LineReader(folder / "metrics.jsonl")
     process = subprocess.Popen(
         command,
@@ -113,22 +115,22 @@ class LineReader:
     """Reads new lines of a metrics.jsonl. A resume may rewrite the file with the lines that it keeps."""
 
     def __init__(self, path: Path):
-        self._path, self._position = path, (0, 0)  # inode and read position
-        self._known = set(self._fresh())
+        self._path, self._size, self._known = path, 0, set[str]()
+        self.read()
 
     def read(self) -> list[str]:
-        return [line for line in self._fresh() if line not in self._known]
-
-    def _fresh(self) -> list[str]:
-        """Complete lines after the last read position."""
-        if not self._path.is_file():
+        """Complete lines that are new since the last call."""
+        size = self._path.stat().st_size if self._path.is_file() else 0
+        if size == self._size:
             return []
-        with self._path.open("rb") as file:
-            number, start = self._position
-            own = os.fstat(file.fileno())
-            start = start if own.st_ino == number and own.st_size >= start else 0
-            file.seek(start)
-            text = file.read()
-        complete = text[: text.rfind(b"\n") + 1]
-        self._position = own.st_ino, start + len(complete)
-        return complete.decode().splitlines()
+        text, self._size = self._path.read_bytes(), size
+        lines = text[: text.rfind(b"\n") + 1].decode().splitlines()
+        new = [line for line in lines if line not in self._known]
+        self._known.update(new)
+        return new
+
+
+if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
+    exit_with_process(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
+    with stop_on_signals():
+        sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.launch.run_model import load_run_model
 
 if TYPE_CHECKING:
     from alphaapollo.engines.spec import EngineSpec

@@ -8,40 +8,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subcommand:
-    """One subcommand. With a `command` it takes that command's keys; otherwise it parses its own arguments.
-
-    Example: `Subcommand("sft", "supervised fine-tuning", "alphaapollo.trainer.main_sft", "main_sft", ("model.path",
-    ...))`.
-    """
+    """One subcommand. With a `command` it takes that command's keys; otherwise it parses its own arguments."""
 
     name: str
     what: str
-    module: str  # module with the main(argv) that runs it
     command: str = ""  # command with the schema of its keys (config/keys.py)
     keys: tuple[str, ...] = ()  # most important keys, for --help
     example: str = ""
-    preset: str = ""  # GROUP=PRESET applied unless the user names another of the group
+    first: str = ""  # first argument, e.g. a preset GROUP=NAME, which is left out if the user names one of the group
+    module: str = ""  # module with the main(argv) that runs it, if it is none of the defaults below
+
+    @property
+    def main_module(self) -> str:
+        default = f"alphaapollo.trainer.{self.command}" if self.command else f"alphaapollo.cli.{self.name}"
+        return self.module or default
 
     def words(self, given: Sequence[str]) -> list[str]:
         """Arguments of the module's main."""
-        group = self.preset.partition("=")[0]
+        group = self.first.partition("=")[0]
         own = any(word.partition("=")[0] == group for word in given)
-        return [*([self.preset] if self.preset and not own else []), *given]
+        return [*([self.first] if self.first and not own else []), *given]
 
 
 SUBCOMMANDS = {
     subcommand.name: subcommand
     for subcommand in (
-        Subcommand(
-            "quickstart",
-            "train a small model with RL until it visibly learns: minutes, no GPU",
-            "alphaapollo.cli.quickstart",
-        ),
-        Subcommand("doctor", "check this machine: what is missing and how to fix it", "alphaapollo.cli.doctor"),
+        Subcommand("quickstart", "train a small model with RL until it visibly learns: minutes, no GPU"),
+        Subcommand("doctor", "check this machine: what is missing and how to fix it"),
         Subcommand(
             "rl",
             "train with reinforcement learning",
-            "alphaapollo.trainer.main_ppo",
             "main_ppo",
             (
                 "actor_rollout_ref.model.path",
@@ -55,7 +51,6 @@ SUBCOMMANDS = {
         Subcommand(
             "sft",
             "supervised fine-tuning",
-            "alphaapollo.trainer.main_sft",
             "main_sft",
             ("model.path", "data.train_files", "optim.lr", "trainer.total_epochs", "trainer.experiment_name"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=chats.parquet",
@@ -63,7 +58,6 @@ SUBCOMMANDS = {
         Subcommand(
             "dpo",
             "train on preferences: DPO and related losses",
-            "alphaapollo.trainer.main_dpo",
             "main_dpo",
             ("model.path", "data.train_files", "preference.loss", "preference.beta", "optim.lr"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet preference.loss=sigmoid",
@@ -71,7 +65,6 @@ SUBCOMMANDS = {
         Subcommand(
             "rm",
             "train a reward model on preferences",
-            "alphaapollo.trainer.main_rm",
             "main_rm",
             ("model.path", "data.train_files", "data.margin_key", "bradley_terry.centring_coef", "optim.lr"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet",
@@ -79,7 +72,6 @@ SUBCOMMANDS = {
         Subcommand(
             "distill",
             "on-policy distillation from a teacher",
-            "alphaapollo.trainer.main_ppo",
             "main_ppo",
             (
                 "actor_rollout_ref.model.path",
@@ -94,7 +86,6 @@ SUBCOMMANDS = {
         Subcommand(
             "generate",
             "sample and score answers: avg@n, pass@k, intervals",
-            "alphaapollo.trainer.main_generation",
             "main_generation",
             ("model.path", "data.path", "data.n_samples", "rollout.temperature", "trainer.experiment_name"),
             "model.path=Qwen/Qwen3-0.6B data.path=test.parquet data.n_samples=8",
@@ -102,15 +93,14 @@ SUBCOMMANDS = {
         Subcommand(
             "evolve",
             "self-improvement at inference time: solve, verify, remember, repeat",
-            "alphaapollo.evolving.main",
             "evolving",
             ("models", "data.path", "evolving.rounds", "evolving.votes", "budget.tokens"),
             "'models={policy:{path:outputs/model}}' data.path=problems.parquet",
+            module="alphaapollo.evolving.main",
         ),
         Subcommand(
             "eval",
             "score existing responses",
-            "alphaapollo.trainer.main_eval",
             "main_eval",
             (
                 "data.path",
@@ -121,15 +111,13 @@ SUBCOMMANDS = {
             ),
             "data.path=outputs.jsonl",
         ),
+        Subcommand("export", "export a checkpoint as a verified Hugging Face folder with a model card"),
+        Subcommand("serve", "vLLM's OpenAI server on a run's newest model"),
+        Subcommand("chat", "chat with a run's model, with its environment and tools"),
         Subcommand(
-            "export",
-            "export a checkpoint as a verified Hugging Face folder with a model card",
-            "alphaapollo.cli.export",
+            "replay", "recompute a recorded iteration and compare", module="alphaapollo.trainer.replay.__main__"
         ),
-        Subcommand("serve", "vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve"),
-        Subcommand("chat", "chat with a run's model, with its environment and tools", "alphaapollo.cli.chat"),
-        Subcommand("replay", "recompute a recorded iteration and compare", "alphaapollo.trainer.replay.__main__"),
-        Subcommand("explain", "explain a key, ours or verl's", "alphaapollo.cli.explain"),
-        Subcommand("completion", "print a completion script for bash, zsh or fish", "alphaapollo.cli.completion"),
+        Subcommand("explain", "explain a key, ours or verl's", first="explain", module="alphaapollo.config.__main__"),
+        Subcommand("completion", "print a completion script for bash, zsh or fish"),
     )
 }

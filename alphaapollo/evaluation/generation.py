@@ -25,7 +25,7 @@ from alphaapollo.data.rendering import unused_template_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, sample_result
 from alphaapollo.evaluation.report import report
-from alphaapollo.evaluation.results import FinishedResults, ResultsFile, read_finished
+from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished
 from alphaapollo.launch.input_checks import (
     check_engine_split,
     check_lengths,
@@ -132,6 +132,7 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
     """Start the engines, in this process or over Ray (trainer.controller). rollout: resolved."""
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
+    parallel = rollout.tensor_model_parallel_size
     assert rollout.num_engines is not None
     engines = RolloutWorkerConfig(
         model=config.model,
@@ -145,11 +146,7 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
         shared_memory=shared_memory,
     )
     specs = WorkerSpecs(
-        placement=Placement(
-            device=device,
-            num_engines=rollout.num_engines,
-            tensor_parallel=rollout.tensor_model_parallel_size,
-        ),
+        placement=Placement(device=device, num_engines=rollout.num_engines, tensor_parallel=parallel),
         run_id=run_id,
         engine=partial(RolloutWorker, engines),
         samples_in_flight=2 * config.rollout.max_num_seqs,
@@ -162,37 +159,24 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
 async def _play(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
     """Write each group when it ends, so that a kill loses only groups in progress."""
     results: list[SampleResult] = []
-    stats = _RunningStats()
+    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # of this process
     path, done = generation.folder / RESULTS, len(generation.finished.prompts)
     with (
         SPANS("generate"),
-        ResultsFile(path, generation.finished) as file,
+        open_results(path, generation.finished) as write,
         ProgressCounter("prompts", len(generation.prompts), done, terminal) as counter,
     ):
         async for _, group in workers.engines.generate(generation.requests):
-            file.append(group)
+            write(group)
             own = [sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
             results += own
-            counter.advance(stats.update(own))
+            scored = [result.accuracy for result in own if not result.outcome.failed]
+            total_accuracy += sum(scored)
+            num_scored += len(scored)
+            num_tokens += sum(result.num_tokens or 0 for result in own)
+            accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if num_scored else ""
+            counter.advance(f"{accuracy}{num_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return results
-
-
-class _RunningStats:
-    """Accuracy and speed shown during generation."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._accuracy = 0.0
-        self._scored = self._tokens = 0
-
-    def update(self, results: Sequence[SampleResult]) -> str:
-        """Add results and format the statistics of this process: `accuracy 0.532   2,940 tokens/s`."""
-        scored = [result.accuracy for result in results if not result.outcome.failed]
-        self._accuracy += sum(scored)
-        self._scored += len(scored)
-        self._tokens += sum(result.num_tokens or 0 for result in results)
-        accuracy = f"accuracy {self._accuracy / self._scored:.3f}   " if self._scored else ""
-        return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
 def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:

@@ -46,6 +46,12 @@ class Estimate:
     high: float | None
     problems: int  # number of problems with a value
 
+    @classmethod
+    def of(cls, value: float, bounds: Iterable[float], problems: int) -> Estimate:
+        """bounds: NaN if there is no interval."""
+        low, high = (None if math.isnan(bound) else float(bound) for bound in bounds)
+        return cls(float(value), low, high, int(problems))
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -101,18 +107,14 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
     """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
-    score = Score(math.nan if outcome.failed else float(record["reward"]) + steps, record["components"], outcome)
-    return SampleResult(
-        problem=int(record["prompt_id"]),
-        sample=int(record["sample"]),
-        data_source=str(record["data_source"]),
-        outcome=outcome,
-        reward=score.reward,
-        accuracy=math.nan if outcome.failed else score.accuracy,
-        answer=extract_answer(turns[-1]["text"] if turns else ""),
+    reward = math.nan if outcome.failed else float(record["reward"]) + steps
+    return graded_result(
+        Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
+        int(record["sample"]),
+        turns[-1]["text"] if turns else "",
+        Score(reward, record["components"], outcome, record["reason"]),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),
-        reason=record["reason"],
     )
 
 
@@ -158,7 +160,7 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 def _summary(data_source: str, results: Sequence[SampleResult]) -> Summary:
     names, values = problem_values(results, max_samples_per_problem(results))
     means, counts = _means(values)
-    low, high = bootstrap_interval(values)
+    bounds = bootstrap_interval(values)
     return Summary(
         data_source=data_source,
         problems=len(values),
@@ -166,12 +168,7 @@ def _summary(data_source: str, results: Sequence[SampleResult]) -> Summary:
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
         figures={
-            name: Estimate(
-                value=float(means[index]),
-                low=None if np.isnan(low[index]) else float(low[index]),
-                high=None if np.isnan(high[index]) else float(high[index]),
-                problems=int(counts[index]),
-            )
+            name: Estimate.of(means[index], bounds[:, index], counts[index])
             for index, name in enumerate(names)
             if counts[index]
         },
@@ -208,7 +205,10 @@ def problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[l
     passes = pass_at_k(np.array([len(own) for own in scored]), np.array(correct), num_samples)
     columns = {f"avg@{num_samples}": [_mean([result.accuracy for result in own]) for own in scored]}
     columns |= {f"pass@{k}": passes[:, k - 1].tolist() for k in range(1, num_samples + 1)}
-    columns[f"maj@{num_samples}"] = [_majority(own) for own in scored]
+    columns[f"maj@{num_samples}"] = [
+        majority_accuracy([result.answer for result in own], [result.accuracy for result in own]) if own else math.nan
+        for own in scored
+    ]
     columns["reward"] = [_mean([result.reward for result in own]) for own in scored]
     columns["response_length"] = [
         _mean([result.num_tokens for result in own if result.num_tokens is not None]) for own in problems
@@ -218,9 +218,3 @@ def problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[l
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _majority(scored: Sequence[SampleResult]) -> float:
-    if not scored:
-        return math.nan
-    return majority_accuracy([result.answer for result in scored], [result.accuracy for result in scored])

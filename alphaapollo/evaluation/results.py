@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,26 +76,20 @@ def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Sample
     return result
 
 
-class ResultsFile:
-    """results.jsonl opened for appending. `with ResultsFile(path, finished) as file: file.append(group)`"""
+@contextmanager
+def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
+    """Open results.jsonl, without lines of unfinished prompts. Yields a function that writes and flushes a group."""
+    with writing("the results", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if finished.num_dropped:
+            with path.open("rb") as old:
+                replace_file(path, (line for number, line in enumerate(old) if number in finished.lines))
+        file = path.open("a", encoding="utf-8")
 
-    def __init__(self, path: Path, finished: FinishedResults):
-        self._path = path
+    def append(group: TrajectoryGroup) -> None:
         with writing("the results", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if finished.num_dropped:
-                with path.open("rb") as old:
-                    replace_file(path, (line for number, line in enumerate(old) if number in finished.lines))
-            self._file = path.open("a", encoding="utf-8")
+            file.writelines(trajectory_lines(0, [group]))
+            file.flush()
 
-    def append(self, group: TrajectoryGroup) -> None:
-        """Write and flush the lines of a group."""
-        with writing("the results", self._path):
-            self._file.writelines(trajectory_lines(0, [group]))
-            self._file.flush()
-
-    def __enter__(self) -> ResultsFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+    with file:
+        yield append

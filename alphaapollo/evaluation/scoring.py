@@ -29,6 +29,7 @@ from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # responses per grader process
+GradedResponse = tuple[SampleResult, Score]
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,6 @@ class Problem:
 
     prompt: Prompt
     responses: list[str]
-
-
-@dataclass(frozen=True)
-class GradedResponse:
-    """One response with its score."""
-
-    result: SampleResult
-    score: Score
 
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
@@ -89,7 +82,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
-            raise ValueError(f"{column!r} is {_brief(value)}; must be a string or a list of strings.")
+            raise ValueError(f"{column!r} is {repr(value)[:80]}; must be a string or a list of strings.")
         return row, responses
 
     return convert_rows(path, rows, with_responses)
@@ -99,12 +92,12 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
     """Grade every response and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     everything = await _grade(config, problems, terminal)
-    lines = (json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
+    lines = (json.dumps(_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
     with writing("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
-    report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
+    report([result for result, _ in everything], [problem.prompt for problem in problems], folder, terminal)
 
 
 async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
@@ -121,7 +114,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
                 async with slots:
                     score = await client.score(prompt, text)
                 counter.advance("")
-                return GradedResponse(graded_result(prompt, sample, text, score), score)
+                return graded_result(prompt, sample, text, score), score
 
             jobs = [
                 grade(problem.prompt, sample, text)
@@ -133,8 +126,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
         await client.close()
 
 
-def _record(problems: Sequence[Problem], one: GradedResponse) -> dict[str, Any]:
-    result, score = one.result, one.score
+def _record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
     problem = problems[result.problem]
     return {
         "prompt_id": result.problem,
@@ -153,8 +145,3 @@ def _record(problems: Sequence[Problem], one: GradedResponse) -> dict[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

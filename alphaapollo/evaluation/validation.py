@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.evaluation.generate_groups import generate_groups
 from alphaapollo.evaluation.metrics import (
     SampleResult,
     join_repeats,
@@ -61,12 +60,33 @@ async def validate(
     groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
         requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
-        groups[suffix] = await generate_groups(engines, requests, console, "validate")
+        ended: dict[int, TrajectoryGroup] = {}
+        await generate_missing_groups(ended, engines, requests, console, "validate")
+        groups[suffix] = [ended[index] for index in range(len(requests))]
         if reward_model_scorer:
             await reward_model_scorer.add_to(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
         metrics |= group_metrics(groups[suffix], suffix)
     return Validation(metrics, metrics.get("val/accuracy"), groups)
+
+
+async def generate_missing_groups(
+    groups: dict[int, TrajectoryGroup],
+    engines: EngineGroup,
+    requests: Sequence[GroupRequest],
+    console: Console,
+    phase: str,
+    ended: Callable[[TrajectoryGroup], None] | None = None,
+) -> None:
+    """Run the requests missing in `groups` (by index) and add each group when it ends. ended: called with each
+    group."""
+    missing = [index for index in range(len(requests)) if index not in groups]
+    console.phase(phase, len(groups), len(requests))
+    async for position, group in engines.generate([requests[index] for index in missing]):
+        groups[missing[position]] = group
+        console.phase(phase, len(groups), len(requests))
+        if ended:
+            ended(group)
 
 
 def group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,24 +37,17 @@ class Budget:
         stop_file: no call is admitted while this file exists.
     """
 
-    def __init__(
-        self,
-        limits: EvolvingBudget,
-        used: Usage,
-        seconds: float,
-        stop_file: Path,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._limits, self._stop_file, self._clock = limits, stop_file, clock
+    def __init__(self, limits: EvolvingBudget, used: Usage, seconds: float, stop_file: Path):
+        self._limits, self._stop_file = limits, stop_file
         self.used, self._in_flight = used, Usage()
-        self._began = clock() - seconds
+        self._began = time.monotonic() - seconds
         self._changed = asyncio.Condition()
         self._share = 1.0 - limits.reserve
 
     @property
     def seconds(self) -> float:
         """Run time of all processes so far."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     @property
     def seconds_left(self) -> float | None:

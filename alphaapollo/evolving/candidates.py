@@ -17,10 +17,9 @@ from alphaapollo.environments.informal_math import get_question
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evolving.budget import gather_all
 from alphaapollo.evolving.model_clients import ModelCallError
-from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, JudgedCandidate, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.role_calls import RoleCaller, Transcript
 from alphaapollo.evolving.roles import PastSolution, RoleView
-from alphaapollo.evolving.selection import JudgedCandidate
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
 ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your final answer now, and nothing else."
@@ -100,7 +99,7 @@ class CandidateMaker:
             place=place,
             model=self.caller.model_of("proposer", branch),
             parents=tuple(candidate.key for candidate, _ in shown),
-            seed=self.caller.models.call_seed(f"{place.key}/proposer/turn0"),
+            seed=self.caller.call_seed(f"{place.key}/proposer/turn0"),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
@@ -130,7 +129,7 @@ class CandidateMaker:
                 messages = self.caller.roles["proposer"].build(
                     RoleView(get_question(prompt), tuple(first), past=solutions)
                 )
-                if not shown or self.caller.models.fits(model, messages):
+                if not shown or self.caller.fits(model, messages):
                     return messages
                 shown.pop(0)
 

@@ -23,7 +23,6 @@ import pandas as pd
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Candidate, Pool
-from alphaapollo.types import Message
 
 By = Literal["truth", "votes"]
 Row = dict[str, Any]
@@ -37,7 +36,7 @@ def make_rows(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
         candidates = pool.candidates_of_problem(problem)
         right = [one for one in candidates if is_right(pool, one, by) is True]
         wrong = [one for one in candidates if is_right(pool, one, by) is False]
-        rows["sft"] += [{"messages": _chat(one.messages), **_source(one)} for one in right]
+        rows["sft"] += [{"messages": list(one.messages), **_source(one)} for one in right]
         rows["preference"] += _pairs(candidates, right, wrong)[:max_pairs]
         rows["verifier"] += [row for one in candidates for row in _to_judge(pool, one) if by == "truth"]
     return rows
@@ -56,12 +55,12 @@ def _pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: S
     first = next((one for one in candidates if not one.parents), None)
     if first is None:
         return []
-    prompt = _chat(first.messages[: first.num_prompt_messages])
+    prompt = list(first.messages[: first.num_prompt_messages])
     return [
         {
             "prompt": prompt,
-            "chosen": _chat(good.messages[good.num_prompt_messages :]),
-            "rejected": _chat(bad.messages[bad.num_prompt_messages :]),
+            "chosen": list(good.messages[good.num_prompt_messages :]),
+            "rejected": list(bad.messages[bad.num_prompt_messages :]),
             **_source(good),
         }
         for good, bad in product(right, wrong)
@@ -74,7 +73,7 @@ def _to_judge(pool: Pool, candidate: Candidate) -> list[Row]:
     if prompt is None or candidate.right is None:
         return []
     truth = {"style": "rule", "ground_truth": "right" if candidate.right else "wrong"}
-    return [{"prompt": _chat(prompt), "ability": "verification", "reward_model": truth, **_source(candidate)}]
+    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_source(candidate)}]
 
 
 def _source(candidate: Candidate) -> Row:
@@ -83,10 +82,6 @@ def _source(candidate: Candidate) -> Row:
         "data_source": DATA_SOURCE,
         "extra_info": {"problem": place.problem, "round": place.round, "candidate": candidate.key},
     }
-
-
-def _chat(messages: Sequence[Message]) -> list[Row]:
-    return [dict(message) for message in messages]
 
 
 def export(run: Path, out: Path, by: By, max_pairs: int) -> dict[str, int]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from alphaapollo.config.schema import Evolving
 from alphaapollo.environments.informal_math import get_question
+from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.evolving.budget import Budget, EvolutionStopped, gather_all
 from alphaapollo.evolving.candidates import CandidateMaker
-from alphaapollo.evolving.pool import Candidate, CandidateId, Choice, Match, Pool
+from alphaapollo.evolving.pool import Candidate, CandidateId, Choice, JudgedCandidate, Match, Pool
 from alphaapollo.evolving.roles import RoleView
-from alphaapollo.evolving.selection import rank_candidates, recall, select_finalists
-from alphaapollo.types import Prompt
+from alphaapollo.types import Message, Prompt
 
 
 @dataclass(frozen=True)
@@ -109,3 +109,31 @@ class EvolutionLoop:
         key = f"p{prompt.id}.final/referee.{first.key}.{second.key}"
         value = (await self.candidates.caller.ask("referee", self.branches[0], key, view)).value
         return None if value is None else bool(value)
+
+
+def recall(pool: Pool, problem: int, before_round: int, size: int, memory_type: MemoryType) -> list[JudgedCandidate]:
+    """Memory of a proposer: at most `size` candidates of earlier rounds, oldest first, scored by share of votes."""
+    if size == 0:
+        return []
+    judged = pool.judged_candidates(problem, before_round)
+    steps = [
+        Step(candidate.summary, [Message(role="user", content=judgement.report)], judgement.share)
+        for candidate, judgement in judged
+    ]
+    chosen = {id(step) for step in select_steps(steps, size, memory_type)}
+    return [one for step, one in zip(steps, judged, strict=True) if id(step) in chosen]
+
+
+def rank_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[Candidate]:
+    """Judged candidates, best first: larger share of votes, then shorter summary, then earlier."""
+    judged = pool.judged_candidates(problem, before_round)
+    order = sorted(judged, key=lambda one: (-one[1].share, len(one[0].summary)))
+    return [candidate for candidate, _ in order]
+
+
+def select_finalists(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first `count` candidates, of equal answers only the best one."""
+    distinct: dict[object, Candidate] = {}
+    for candidate in ranked:
+        distinct.setdefault(candidate.key if candidate.answer is None else ("answer", candidate.answer), candidate)
+    return list(distinct.values())[:count]

@@ -159,8 +159,8 @@ def make_engine_clients(
 
     machine, data = detect_machine(), config.data
     device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = config.rollout.model_copy(update={"num_engines": len(renderers)})
-    rollout = resolve_inference_rollout(rollout, Model(), device, 1, machine.num_cores)
+    shared = config.rollout.model_copy(update={"num_engines": len(renderers)})
+    rollout = resolve_inference_rollout(shared, Model(), device, 1, machine.num_cores)
     clients = {}
     for index, (name, renderer) in enumerate(renderers.items()):
         spec = EngineSpec(

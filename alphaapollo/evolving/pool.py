@@ -170,6 +170,7 @@ class Choice(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
     how: str  # vote | tournament
 
 
+JudgedCandidate = tuple[Candidate, Judgement]
 Record = ModelCall | Candidate | VerifierVerdict | Judgement | Match | Choice
 
 
@@ -247,13 +248,10 @@ class Pool:
         ]
         return sorted(own, key=lambda candidate: (candidate.place.round, candidate.place.branch, candidate.place.index))
 
-    def candidates_of_round(self, number: int) -> list[Candidate]:
-        """All candidates of a round, including failed ones."""
-        return [candidate for candidate in self.candidates.values() if candidate.place.round == number]
-
-    def round_usage(self, number: int) -> Usage:
-        """Usage of a round, including calls for candidates that are not complete yet."""
-        return sum((usage for owner, usage in self.usage.items() if f".r{number}." in owner), Usage())
+    def judged_candidates(self, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
+        """Judged candidates of a problem in the same order."""
+        own = self.candidates_of_problem(problem, before_round)
+        return [(one, self.judgements[one.key]) for one in own if one.key in self.judgements]
 
     @property
     def total(self) -> Usage:

@@ -1,26 +1,192 @@
-"""Results of an evolution: problems/ID.json, report.json and the console."""
+"""Results of an evolution: accuracy by round, how well votes predict the truth, report.json, problems/ID.json."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import pass_at_k
+from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.metrics import Estimate
-from alphaapollo.evolving import metrics
-from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, GradedJudgement, estimate_mean
-from alphaapollo.evolving.pool import Candidate, Pool
+from alphaapollo.evolving.loop import rank_candidates
+from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
 from alphaapollo.observability.disk import replace_file, writing
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
 FOLDER = "problems"
+ACCURACIES = ("chosen", "sampled", "majority", "oracle")
+GradedJudgement = tuple[Judgement, bool]
+"""Votes on a candidate, at least one, and whether it is right."""
+
+
+def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
+    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and the table of its verdicts.
+
+    chosen: the best candidate by votes and brevity, of this round and earlier ones. sampled: all of this round's
+    candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one
+    candidate so far is right. Candidates without a ground truth are left out.
+    """
+    known = [
+        [one for one in pool.candidates_of_problem(problem, number + 1) if one.right is not None]
+        for problem in problems
+    ]
+    so_far = [own for own in known if own]
+    of_round = [made for own in so_far if (made := [one for one in own if one.place.round == number])]
+    majorities = [
+        majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own]) for own in so_far
+    ]
+    best = [next(iter(rank_candidates(pool, problem, number + 1)), None) for problem in problems]
+    return {
+        "round": number,
+        "chosen": estimate_mean([accuracy_of(candidate) for candidate in best]),
+        "sampled": estimate_mean([sum(bool(one.right) for one in own) / len(own) for own in of_round]),
+        "majority": estimate_mean(majorities),
+        "oracle": estimate_mean([float(any(one.right for one in own)) for own in so_far]),
+        "table": tabulate_verdicts(pool, [one for own in of_round for one in own]),
+    }
+
+
+def compute_round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
+    """The line of metrics.jsonl of a round (docs/metrics.md). NaN: no problem has the value."""
+    summary, metrics = summarize_round(pool, problems, number), dict[str, float]()
+    for name in ACCURACIES:
+        for suffix, field in (("", "value"), ("/low", "low"), ("/high", "high")):
+            value = getattr(summary[name], field, None)
+            metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
+    metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
+    candidates = [candidate for candidate in pool.candidates.values() if candidate.place.round == number]
+    # including calls for candidates that are not complete yet
+    usage = sum((usage for owner, usage in pool.usage.items() if f".r{number}." in owner), Usage())
+    metrics["candidates/made"] = float(len(candidates))
+    metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
+    return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
+
+
+def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
+    """Counts of right and wrong candidates by the verifiers' majority. `unjudged`: candidates without votes."""
+    counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
+    for candidate in candidates:
+        judgement = pool.judgements.get(candidate.key)
+        if judgement is None or judgement.right is None:
+            counts["unjudged"] += 1
+        else:
+            counts[f"{'right' if candidate.right else 'wrong'}_{'for' if judgement.right else 'against'}"] += 1
+    return counts
+
+
+def accuracy_of(candidate: Candidate | None) -> float:
+    """1 or 0; NaN if there is no candidate or no ground truth."""
+    return math.nan if candidate is None or candidate.right is None else float(candidate.right)
+
+
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
+    """Mean over the values that are not NaN, with its 95 % bootstrap interval; None without values."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return None
+    return Estimate.of(math.fsum(known) / len(known), bootstrap_interval(np.array(known)[:, None])[:, 0], len(known))
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Votes against the truth; positive is a vote for."""
+
+    true_positive: float = 0
+    false_positive: float = 0
+    false_negative: float = 0
+    true_negative: float = 0
+
+    @property
+    def true_positive_rate(self) -> float:
+        """Share of right candidates with a vote for; NaN without right candidates."""
+        right = self.true_positive + self.false_negative
+        return self.true_positive / right if right else math.nan
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Share of wrong candidates with a vote for; NaN without wrong candidates."""
+        wrong = self.false_positive + self.true_negative
+        return self.false_positive / wrong if wrong else math.nan
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean accuracy over right and wrong candidates; 0.5 for random votes."""
+        return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
+
+
+def confusion_of_votes(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
+    """Confusion matrix of single votes."""
+    counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
+    for judgement, right in votes:
+        counts[right][0] += judgement.votes_for
+        counts[right][1] += judgement.votes_against
+    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
+
+
+def roc_curve(votes: Sequence[GradedJudgement]) -> list[tuple[float, float]]:
+    """(false positive rate, true positive rate) for falling thresholds on the share of votes, from (0, 0) to (1, 1).
+
+    Empty unless there are both right and wrong candidates.
+    """
+    num_right = sum(right for _, right in votes)
+    num_wrong = len(votes) - num_right
+    if not num_right or not num_wrong:
+        return []
+    points = [(0.0, 0.0)]
+    for threshold in sorted({judgement.share for judgement, _ in votes}, reverse=True):
+        taken = [right for judgement, right in votes if judgement.share >= threshold]
+        points.append(((len(taken) - sum(taken)) / num_wrong, sum(taken) / num_right))
+    return points
+
+
+def area_under_curve(points: Sequence[tuple[float, float]]) -> float:
+    """Trapezoidal area: the probability that a right candidate has a larger share of votes than a wrong one, where
+    ties count half. 0.5 for random votes; NaN without points."""
+    if not points:
+        return math.nan
+    return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
+
+
+def best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
+    """Expected accuracy of the candidate with the most votes among n of one problem's N, drawn without replacement.
+
+    Exact: with s candidates of one share of votes and b below it, one of the s wins with probability
+    (C(b + s, n) - C(b, n)) / C(N, n); ties are broken at random. NaN if N < n.
+    """
+    if len(votes) < n:
+        return math.nan
+    expected, below = 0.0, 0
+    for share in sorted({judgement.share for judgement, _ in votes}):
+        group = [right for judgement, right in votes if judgement.share == share]
+        chance = (comb(below + len(group), n) - comb(below, n)) / comb(len(votes), n)
+        expected += chance * sum(group) / len(group)
+        below += len(group)
+    return expected
+
+
+def majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
+    """Expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
+
+    A tie counts as against. Candidates with fewer than k votes are left out.
+    """
+    counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
+    for judgement, right in votes:
+        if judgement.votes >= k:
+            wins = range(k // 2 + 1, min(k, judgement.votes_for) + 1)
+            ways = sum(comb(judgement.votes_for, i) * comb(judgement.votes_against, k - i) for i in wins)
+            chance = ways / comb(judgement.votes, k)
+            counts[right][0] += chance
+            counts[right][1] += 1 - chance
+    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
 
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: str, terminal: Terminal) -> None:
@@ -83,13 +249,12 @@ def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, 
     candidates = [one for problem in problems for one in pool.candidates_of_problem(problem)]
     graded = [one for one in candidates if one.right is not None]
     choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
-    table = metrics.tabulate_verdicts(pool, graded)
+    table = tabulate_verdicts(pool, graded)
     return {
         "rounds": [
-            metrics.summarize_round(pool, problems, number)
-            for number in sorted({one.place.round for one in candidates})
+            summarize_round(pool, problems, number) for number in sorted({one.place.round for one in candidates})
         ],
-        "chosen": estimate_mean([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
+        "chosen": estimate_mean([accuracy_of(pool.candidates.get(key or "")) for key in choices]),
         "table": table,
         "calibration": _calibration(pool, graded, table),
         "roles": sum_role_costs(pool),
@@ -108,22 +273,22 @@ def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int])
     votes = [one for own in by_problem.values() for one in own]
     if not votes:
         return None
-    roc, most_votes = metrics.roc_curve(votes), max(judgement.votes for judgement, _ in votes)
+    roc, most_votes = roc_curve(votes), max(judgement.votes for judgement, _ in votes)
     counts = np.array([len(own) for own in by_problem.values()])
     right = np.array([sum(right for _, right in own) for own in by_problem.values()])
     passes = pass_at_k(counts, right, int(counts.max()))
     sizes = range(1, int(counts.max()) + 1)
     return {
         "candidates": len(votes),
-        "single": metrics.confusion_of_votes(votes),
+        "single": confusion_of_votes(votes),
         "majority": ConfusionMatrix(
             table["right_for"], table["wrong_for"], table["right_against"], table["wrong_against"]
         ),
         "roc": roc,
-        "auc": metrics.area_under_curve(roc),
-        "best_of": {n: estimate_mean([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
+        "auc": area_under_curve(roc),
+        "best_of": {n: estimate_mean([best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
         "oracle": {n: estimate_mean(passes[:, n - 1].tolist()) for n in sizes},
-        "votes": {k: metrics.majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
+        "votes": {k: majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
     }
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from alphaapollo.config.schema import EvolvingRole, EvolvingToolRole
+import msgspec
+
+from alphaapollo.config.schema import EvolvingConfig, EvolvingRole, EvolvingToolRole
 from alphaapollo.environments.actions import ActionHandler, make_action_handler
 from alphaapollo.environments.base import (
     Environment,
@@ -17,15 +23,22 @@ from alphaapollo.environments.base import (
     wrap_environment_errors,
 )
 from alphaapollo.environments.informal_math import describe_call
-from alphaapollo.evolving.model_calls import ModelCaller
-from alphaapollo.evolving.model_clients import ModelCallError
+from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_price
+from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
+from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
 from alphaapollo.rollout.check_replies import check_first, check_messages, check_step
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.episode import ATTEMPTS
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
+from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.utils.time_limit import TimeLimit
+
+
+class ModelUnavailableError(ConnectionError):
+    """evolving.max_failures calls in a row failed because a model's server is down."""
 
 
 @dataclass
@@ -61,12 +74,10 @@ class RoleResult:
 
 
 class RoleCaller:
-    """Calls roles on their models.
+    """Calls roles on their models. Each call is admitted by the budget and logged in the pool.
 
     Args:
-        settings: the `roles` section by slot; slots without a plugin are skipped.
-        max_tokens: of a reply, unless the role has its own limit.
-        asks: how often a role is asked again if its reply cannot be read (evolving.asks).
+        clients: by model name.
         services: of the environment: its tools, and env.max_steps and env.episode_timeout, which also limit
             conversations with tools.
 
@@ -75,10 +86,12 @@ class RoleCaller:
     """
 
     def __init__(
-        self, models: ModelCaller, settings: Mapping[str, EvolvingRole], max_tokens: int, asks: int, services: Services
+        self, config: EvolvingConfig, pool: Pool, budget: Budget, clients: Mapping[str, ModelClient], services: Services
     ):
-        self.models, self.roles, self._asks = models, make_roles(settings), asks
-        self._settings, self._max_tokens, self._env = settings, max_tokens, services.config
+        self.roles, self._settings = make_roles(config.all_roles), config.all_roles
+        self._config, self._pool, self._budget, self._clients = config, pool, budget, clients
+        self._concurrency = {name: asyncio.Semaphore(config.models[name].max_concurrent) for name in clients}
+        self._failures_in_a_row: Counter[str] = Counter()
         self._actions = make_action_handler(services)
         self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
         self._environments = EnvironmentCaller()
@@ -87,17 +100,95 @@ class RoleCaller:
         """The model of a role: its own, or that of the branch."""
         return self._settings[slot].model or branch
 
+    def fits(self, model: str, messages: Sequence[Message]) -> bool:
+        """Whether the messages fit into the model's prompt limit."""
+        return self._clients[model].fits(messages)
+
+    def call_seed(self, key: str) -> int:
+        """Seed of a call: a function of the run's seed and the call's key alone."""
+        return derive_seed(self._config.trainer.seed, "evolve", key)
+
     async def call(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
-        """One call with the model and the sampling parameters of a role. Raises as ModelCaller.call."""
-        own = self._settings[slot]
-        sampling = Sampling(own.max_tokens or self._max_tokens, own.temperature, own.top_p)
-        return await self.models.call(self.model_of(slot, branch), slot, key, messages, sampling)
+        """One reply of a role's model, with its sampling parameters; from the pool if the call has succeeded before.
+
+        Raises:
+            ModelCallError: the call failed; the failure is logged.
+            EvolutionStopped: the budget does not admit the call.
+            ModelUnavailableError: too many calls in a row failed.
+        """
+        own, model = self._settings[slot], self.model_of(slot, branch)
+        max_tokens = own.max_tokens or self._config.data.max_response_length
+        sampling = Sampling(max_tokens, own.temperature, own.top_p, seed=self.call_seed(key))
+        request = msgspec.json.encode([model, list(messages), sampling])
+        digest = hashlib.blake2b(request, digest_size=8).hexdigest()
+        logged = self._pool.calls.get(key)
+        if logged and logged.digest == digest and not logged.failure:
+            return ModelReply(logged.text, logged.seed, logged.prompt_tokens, logged.tokens, logged.stop)
+        async with self._concurrency[model]:
+            maximum = self._maximum(model, messages, sampling)
+            await self._budget.admit(maximum)
+            used = Usage()
+            try:
+                started = time.perf_counter()
+                reply, error = await self._generate(model, key, messages, sampling)
+                price = compute_price(self._config.models[model], reply.prompt_tokens, reply.tokens)
+                used = Usage(1, reply.prompt_tokens + reply.tokens, price)
+                record = ModelCall(
+                    key=key,
+                    role=slot,
+                    model=model,
+                    digest=digest,
+                    seed=sampling.seed,
+                    at=round(self._budget.seconds, 3),
+                    seconds=round(time.perf_counter() - started, 4),
+                    text=reply.text,
+                    prompt_tokens=reply.prompt_tokens,
+                    tokens=reply.tokens,
+                    money=price,
+                    stop=reply.stop,
+                    failure=str(error) if error else "",
+                )
+            finally:
+                await self._budget.settle(maximum, used)
+        self._pool.append(record)
+        if error is None:
+            self._failures_in_a_row[model] = 0
+            return reply
+        self._failures_in_a_row[model] += error.server_down
+        count = self._failures_in_a_row[model]
+        if count < self._config.evolving.max_failures:
+            raise error
+        raise ModelUnavailableError(
+            f"models.{model}: {count} calls in a row failed; the last error: {error}. No result is lost. Fix the "
+            "server, then run the same command again."
+        ) from error
+
+    async def _generate(
+        self, model: str, key: str, messages: Sequence[Message], sampling: Sampling
+    ) -> tuple[ModelReply, ModelCallError | None]:
+        """The reply, or an empty one and the error."""
+        client = self._clients[model]
+        try:
+            with HEARTBEAT.call("a reply", f"models.{model}", client.time_limit):
+                async with asyncio.timeout(self._budget.seconds_left):
+                    return await client.generate(messages, sampling, key), None
+        except ModelCallError as error:
+            return ModelReply("", sampling.seed), error
+        except TimeoutError as error:
+            raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
+
+    def _maximum(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
+        """Upper bound of the call's usage. The number of characters bounds the prompt tokens, except for the chat
+        template and for scripts with several tokens per character."""
+        characters = sum(len(message["content"]) for message in messages)
+        price = compute_price(self._config.models[model], characters, sampling.max_tokens)
+        return Usage(1, characters + sampling.max_tokens, price)
 
     async def ask(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read. key: what for, e.g. `p17.r2.b0.i1/verifier.0`.
 
         Raises:
-            EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
+            EvolutionStopped, ModelUnavailableError: as `call`.
         """
         if slot not in self.roles:
             return RoleResult()
@@ -105,7 +196,8 @@ class RoleCaller:
         tools = self._tools if isinstance(own, EvolvingToolRole) and own.tools else []
         messages = role.build(replace(view, tools="\n".join(map(describe_call, tools))))
         names, failure = [tool["name"] for tool in tools], ""
-        for number in range(self._asks + 1):
+        attempts = self._config.evolving.asks + 1
+        for number in range(attempts):
             try:
                 talk = await self.run_episode(
                     slot,
@@ -124,7 +216,7 @@ class RoleCaller:
                 return RoleResult(value, tuple(messages))
             else:
                 failure = f"the reply could not be read: {' '.join(talk.reply.text.split())[-120:]!r}"
-        return RoleResult(failure=f"{slot}: no result after {self._asks + 1} attempts; the last: {failure}")
+        return RoleResult(failure=f"{slot}: no result after {attempts} attempts; the last: {failure}")
 
     async def run_episode(
         self,
@@ -143,7 +235,7 @@ class RoleCaller:
             key: of the calls, followed by `turn0`, `turn1`, ...
             build: from the environment's first messages to the role's prompt.
         """
-        transcript, limit = Transcript(), self._env.episode_timeout
+        transcript, limit = Transcript(), self._config.env.episode_timeout
         for attempt in range(1, ATTEMPTS + 1):
             transcript, clock = Transcript(), TimeLimit(limit)
             try:
@@ -168,7 +260,7 @@ class RoleCaller:
     async def _take_turns(
         self, slot: str, branch: str, key: str, transcript: Transcript, environment: Environment, clock: TimeLimit
     ) -> None:
-        for turn in range(self._env.max_steps):
+        for turn in range(self._config.env.max_steps):
             transcript.reply = await self.call(slot, branch, f"{key}turn{turn}", transcript.messages)
             text = transcript.reply.text
             result = check_step(await self._environments.call(clock, environment, "step", text))
@@ -180,7 +272,7 @@ class RoleCaller:
                     transcript.failure = result.score.reason
                 return
             assert result.observation is not None
-            if turn + 1 < self._env.max_steps:
+            if turn + 1 < self._config.env.max_steps:
                 transcript.messages = [*transcript.messages, *result.observation.messages]
 
 

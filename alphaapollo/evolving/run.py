@@ -26,8 +26,6 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.candidates import CandidateMaker, Grader, digest_row
 from alphaapollo.evolving.loop import EvolutionLoop
-from alphaapollo.evolving.metrics import compute_round_metrics
-from alphaapollo.evolving.model_calls import ModelCaller
 from alphaapollo.evolving.model_clients import (
     ModelClient,
     ServerClient,
@@ -36,7 +34,7 @@ from alphaapollo.evolving.model_clients import (
     watch_engines,
 )
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.report import write_results
+from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment
 from alphaapollo.launch.resume import StartPoint, find_start_by_file
@@ -186,13 +184,7 @@ async def _start(
         budget = Budget(config.budget, pool.total, pool.seconds, prepared.folder / STOP)
         grader = Grader(rewards.score, prepared.has_truth, prepared.uses_reward)
         services = Services(grader.grade, config.env, toolbox)
-        roles = RoleCaller(
-            ModelCaller(pool, budget, clients, config.models, config.trainer.seed, evolving.max_failures),
-            config.all_roles,
-            config.data.max_response_length,
-            evolving.asks,
-            services,
-        )
+        roles = RoleCaller(config, pool, budget, clients, services)
         environment = get_environment_spec(config.env.env_name)
         yield EvolutionLoop(
             evolving,

@@ -15,7 +15,7 @@ from functools import partial
 from alphaapollo.algorithms.groups import keep_group
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.evaluation.generate_groups import generate_missing_groups
+from alphaapollo.evaluation.validation import generate_missing_groups
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun

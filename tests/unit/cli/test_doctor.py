@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.cli import doctor, machine_checks, network_checks
-from alphaapollo.cli.check_result import CheckResult, check_size
+from alphaapollo.cli import doctor
+from alphaapollo.cli.doctor import CheckResult, check_size
 from alphaapollo.utils.versions import declared, installed_version, unmet
 
 GIB = 2**30
@@ -46,28 +46,28 @@ def test_sizes_have_two_limits() -> None:
 
 
 def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
-    (found,) = machine_checks.shared_memory()
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    (found,) = doctor.shared_memory()
     assert (found.level, found.found) == ("fail", "64 MiB free in /dev/shm")
     assert "--shm-size" in found.todo
-    monkeypatch.setattr(machine_checks, "SHARED_MEMORY", Path("/nowhere"))
-    assert [one.level for one in machine_checks.shared_memory()] == ["fail"]
+    monkeypatch.setattr(doctor, "SHARED_MEMORY", Path("/nowhere"))
+    assert [one.level for one in doctor.shared_memory()] == ["fail"]
 
 
 def test_open_files_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
-    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda which: (256, 1024))
-    (found,) = machine_checks.limits()
+    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (256, 1024))
+    (found,) = doctor.limits()
     assert (found.level, found.todo.split(" before")[0]) == ("fail", "ulimit -n 1024")
     (tmp_path / "pids.max").write_text("512\n")
-    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda which: (-1, -1))
-    assert [one.level for one in machine_checks.limits()] == ["ok", "warn"]
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (-1, -1))
+    assert [one.level for one in doctor.limits()] == ["ok", "warn"]
 
 
 def test_a_container_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
+    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
-    (found,) = machine_checks.processors()
+    (found,) = doctor.processors()
     assert found.level == "warn"
     assert "this container may use 512 MiB" in found.found
 
@@ -76,15 +76,15 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     import torch
 
     listed = subprocess.CompletedProcess([], 0, "NVIDIA H200, 143771 MiB, 570.1\n" * 2)
-    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(machine_checks.subprocess, "run", lambda *args, **named: listed)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **named: listed)
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = machine_checks.gpus()
+    (found,) = doctor.gpus()
     assert found.level == "warn"
     assert found.found.startswith("2 x NVIDIA H200")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (found,) = machine_checks.gpus()
+    (found,) = doctor.gpus()
     assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
 
 
@@ -93,10 +93,10 @@ def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1)
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening.getsockname()[1]}")
-        assert [one.level for one in network_checks.ray()] == ["ok"]
-    assert [one.level for one in network_checks.ray()] == ["fail"]
+        assert [one.level for one in doctor.ray()] == ["ok"]
+    assert [one.level for one in doctor.ray()] == ["fail"]
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert [one.level for one in network_checks.ray()] == ["warn"]
+    assert [one.level for one in doctor.ray()] == ["warn"]
 
 
 def test_packages_against_what_is_declared() -> None:

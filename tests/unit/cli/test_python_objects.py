@@ -61,15 +61,15 @@ def keys(words: list[str]) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2].strip("'") for word in words}
 
 
-def test_a_reward_function_is_found_as_a_users_file_is(tmp_path: Path) -> None:
-    given = keys(PythonObjects(reward=likes_seven).write(tmp_path / "objects", "rl"))
+def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
+    given = keys(PythonObjects(reward=likes_seven).write(tmp_path / "objects"))
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
     assert load_reward_function(path, name)(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
 
 
-def test_what_it_needs_goes_along(tmp_path: Path) -> None:
+def test_reward_loads_without_its_module(tmp_path: Path) -> None:
     """The function and the names it uses work in a process that cannot import this file."""
-    given = keys(PythonObjects(reward=likes_seven).write(tmp_path, "rl"))
+    given = keys(PythonObjects(reward=likes_seven).write(tmp_path))
     code = f"""
 import sys
 from alphaapollo.rewards.custom import load_reward_function
@@ -86,7 +86,7 @@ assert "torch" not in sys.modules
 
 
 def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> None:
-    given = keys(PythonObjects(reward=likes_seven, environment=Riddle, tools=[double]).write(tmp_path, "rl"))
+    given = keys(PythonObjects(reward=likes_seven, environment=Riddle, tools=[double]).write(tmp_path))
     assert (given["env.env_name"], given["env.tools"]) == ("Riddle", "['double']")
     load_user_module(given["env.custom_module"], "env.custom_module")
     registered = get_environment_spec("Riddle")
@@ -96,12 +96,12 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
 
 
 def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
-    plain = keys(PythonObjects(estimator=my_advantages).write(tmp_path / "plain", "rl"))
+    plain = keys(PythonObjects(estimator=my_advantages).write(tmp_path / "plain"))
     assert plain["algorithm.adv_estimator"] == "my_advantages"
     load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("my_advantages").needs == ()
     declared = Estimator("with_values", my_advantages, needs=("values",))
-    given = keys(PythonObjects(estimator=declared).write(tmp_path / "declared", "rl"))
+    given = keys(PythonObjects(estimator=declared).write(tmp_path / "declared"))
     assert given["algorithm.adv_estimator"] == "with_values"
     load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("with_values").needs == ("values",)
@@ -109,24 +109,24 @@ def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
 
 def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
     both = {"verifier": Suspicious, "verifier_of_verifiers": Suspicious}
-    given = keys(PythonObjects(roles=both).write(tmp_path, "evolve"))
+    given = keys(PythonObjects(roles=both).write(tmp_path))
     assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
     assert make_role("Suspicious").read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
-def test_nothing_given_writes_nothing(tmp_path: Path) -> None:
-    assert PythonObjects().write(tmp_path / "objects", "rl") == []
+def test_no_objects_write_no_files(tmp_path: Path) -> None:
+    assert PythonObjects().write(tmp_path / "objects") == []
     assert not (tmp_path / "objects").exists()
 
 
 def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="reward cannot be sent to the processes of the run"):
-        PythonObjects(reward=lambda prompt, completion: float(lock.locked())).write(tmp_path, "rl")
+    with pytest.raises(ValueError, match="reward of the call cannot be sent to the processes of the run"):
+        PythonObjects(reward=lambda prompt, completion: float(lock.locked())).write(tmp_path)
 
 
-def test_which_modules_go_by_value() -> None:
+def test_modules_pickled_by_value() -> None:
     assert is_user_module(sys.modules[__name__])
     assert not is_user_module(sys.modules["json"])
     assert not is_user_module(sys.modules["pytest"])

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.cli import chat, run_folder, serve
+from alphaapollo.cli import chat, serve
 from alphaapollo.cli.main import main
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
+from alphaapollo.launch import run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
@@ -52,10 +53,10 @@ def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) ->
 
 
 def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newest = run_folder.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
-    monkeypatch.setattr(run_folder.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
+    newest = run_model.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
+    monkeypatch.setattr(run_model.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
     with pytest.raises(ValueError, match="could not be exported"):
-        run_folder.export_newest(newest)
+        run_model.export_newest(newest)
 
 
 class Counting:

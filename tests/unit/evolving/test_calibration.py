@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from alphaapollo.evolving.metrics import (
+from alphaapollo.evolving.pool import Judgement
+from alphaapollo.evolving.report import (
     ConfusionMatrix,
     area_under_curve,
     best_of_n,
@@ -12,7 +13,6 @@ from alphaapollo.evolving.metrics import (
     majority_of_k,
     roc_curve,
 )
-from alphaapollo.evolving.pool import Judgement
 
 COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
 VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, votes_against, right in COUNTS]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evolving.candidates import count_votes, get_majority_reports
+from alphaapollo.evolving.loop import rank_candidates, recall, select_finalists
 from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.roles import (
     ModelReply,
@@ -18,7 +19,6 @@ from alphaapollo.evolving.roles import (
     Verifier,
     VerifierReport,
 )
-from alphaapollo.evolving.selection import rank_candidates, recall, select_finalists
 from alphaapollo.types import Message
 
 

@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.cli.results import EvolvedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving.model_calls import ModelUnavailableError
+from alphaapollo.evolving.role_calls import ModelUnavailableError
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
 
