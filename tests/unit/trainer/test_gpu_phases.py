@@ -25,9 +25,9 @@ from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.trainer.publish import WeightPublisher
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -181,8 +181,7 @@ class Tokenizer:
     def find_problem(self, token_ids: list[int]) -> None:
         return None
 
-    def truncate(self, token_ids: list[int]) -> list[int]:
-        return token_ids
+    max_length = None
 
 
 class Profiler:
