@@ -146,17 +146,14 @@ def nested(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, An
     Names that users define, e.g. of `models`, may contain dots. Raises ConfigError for duplicates.
     """
     settings = json.loads(json.dumps(dict(settings), default=plain))  # paths to text, NumPy numbers to Python numbers
-    presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and _is_group(key)]
+    groups = {path.name for path in shipped_configs().iterdir() if path.is_dir()}
+    presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and key in groups]
     values: dict[str, Any] = {"defaults": [*presets, "_self_"]} if presets else {}
     chosen = {key for preset in presets for key in preset}
     for key, value in settings.items():
         if key not in chosen:
             _put(values, key.split("."), value, map_keys(schema))
     return values
-
-
-def _is_group(key: str) -> bool:
-    return key.isidentifier() and (shipped_configs() / key).is_dir()
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ USAGE = {
     "fish": "alphaapollo completion fish | source     in ~/.config/fish/config.fish",
 }
 
+OPTIONS = ("--config", "--cfg", "--help")
 BASH = """_alphaapollo() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} words=""
     if [[ $word == = ]]; then # value of a key: complete files
@@ -68,12 +69,7 @@ def _words() -> dict[str, list[str]]:
     from alphaapollo.config.keys import COMMANDS, accepted_keys
 
     found = {
-        subcommand.name: [
-            "--config",
-            "--cfg",
-            "--help",
-            *(f"{key}=" for key in accepted_keys(COMMANDS[subcommand.command])),
-        ]
+        subcommand.name: [*OPTIONS, *(f"{key}=" for key in accepted_keys(COMMANDS[subcommand.command]))]
         for subcommand in SUBCOMMANDS.values()
         if subcommand.command
     }

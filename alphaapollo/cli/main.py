@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = words
     if name not in SUBCOMMANDS:
-        print(f"error: {unknown_subcommand_error(name)}", file=sys.stderr)
+        hint = f"{did_you_mean(name, SUBCOMMANDS)} Known: {', '.join(SUBCOMMANDS)}."
+        print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
     subcommand = SUBCOMMANDS[name]
     if subcommand.command and any(word in HELP[:2] for word in rest):
@@ -58,12 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     run: Main = importlib.import_module(subcommand.main_module).main
     return run(subcommand.words(rest))
-
-
-def unknown_subcommand_error(name: str) -> str:
-    """Format the error for an unknown subcommand."""
-    hint = did_you_mean(name, SUBCOMMANDS)
-    return f"alphaapollo {name}: unknown subcommand.{hint} Known: {', '.join(SUBCOMMANDS)}."
 
 
 def overview() -> str:

@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def source_tree(*folders: Path) -> Path:
-    """Return the first folder with the example. Raises ValueError if there is none (installed packages have no
-    examples)."""
+    """Return the first folder with the example. Raises ValueError if there is none, as in an installed package."""
     for folder in folders:
         if (folder / SCRIPT).is_file():
             return folder

@@ -102,8 +102,7 @@ class EvolvedRun(LoggedRun):
 
     @property
     def report(self) -> dict[str, Any]:
-        """report.json: rounds, policy and verifiers, calibration, costs by role, failures, and why it ended early
-        (`halted`)."""
+        """report.json (docs/evolving.md#results); `halted` says why the run ended early."""
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 

@@ -27,8 +27,7 @@ def compute_price(model: ServedModel, tokens_read: int, tokens_written: int) -> 
 class Budget:
     """Admission control for model calls; belongs to one event loop.
 
-    A call is admitted with the maximum that it may use and settled with what it used. Calls in flight therefore
-    never exceed a limit.
+    A call is admitted with its maximum usage and settled with its usage, so calls in flight never exceed a limit.
 
     Args:
         limits: for all processes of the run together.

@@ -26,7 +26,6 @@ from alphaapollo.evolving.pool import FILE, Candidate, Pool
 
 By = Literal["truth", "votes"]
 Row = dict[str, Any]
-DATA_SOURCE = "evolving"
 
 
 def make_rows(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
@@ -79,7 +78,7 @@ def _to_judge(pool: Pool, candidate: Candidate) -> list[Row]:
 def _source(candidate: Candidate) -> Row:
     place = candidate.place
     return {
-        "data_source": DATA_SOURCE,
+        "data_source": "evolving",
         "extra_info": {"problem": place.problem, "round": place.round, "candidate": candidate.key},
     }
 
