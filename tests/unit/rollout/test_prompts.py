@@ -27,7 +27,7 @@ def test_too_long_prompt_is_an_environment_failure(truncation):
 
 def test_template_error_is_an_environment_failure():
     def refuse(content):
-        raise ValueError("the chat template refuses a chat with the roles ['tool']")
+        raise ValueError("the chat template rejects a chat with the roles ['tool']")
 
     with pytest.raises(EnvironmentFailure, match=r"rendering the observation: ValueError: .* refuses"):
         PromptRenderer(refuse, 2, "left")([{"role": "tool", "content": "a"}])
