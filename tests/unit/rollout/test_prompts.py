@@ -26,11 +26,11 @@ def test_too_long_prompt_is_an_environment_failure(truncation):
 
 
 def test_template_error_is_an_environment_failure():
-    def refuse(content):
+    def reject(content):
         raise ValueError("the chat template rejects a chat with the roles ['tool']")
 
-    with pytest.raises(EnvironmentFailure, match=r"rendering the observation: ValueError: .* refuses"):
-        PromptRenderer(refuse, 2, "left")([{"role": "tool", "content": "a"}])
+    with pytest.raises(EnvironmentFailure, match=r"rendering the observation: ValueError: .* rejects"):
+        PromptRenderer(reject, 2, "left")([{"role": "tool", "content": "a"}])
 
 
 def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list(monkeypatch):
