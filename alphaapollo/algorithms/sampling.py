@@ -66,10 +66,10 @@ def decode(
     tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
     cache = None
     for length in itertools.count(longest):
-        places = torch.arange(length, device=device)
-        mask = (places >= padding[:, None]).long()
+        columns = torch.arange(length, device=device)
+        mask = (columns >= padding[:, None]).long()
         positions = (
-            (places - padding[:, None]).clamp(min=0).minimum(last[:, None])
+            (columns - padding[:, None]).clamp(min=0).minimum(last[:, None])
         )  # finished rows continue and are ignored
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()

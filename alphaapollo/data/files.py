@@ -111,25 +111,25 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(str(values))
     if not isinstance(values, list):
         raise ValueError(f"{path}: contains a {type(values).__name__}; a .json file must hold a list of objects.")
-    may_have_halves = strict and SURROGATE_ESCAPE.search(text) is not None
-    return [_object(value, f"{path}, row {index}", may_have_halves) for index, value in enumerate(values)]
+    check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
+    return [_object(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
 
 
 def _row(line: str, place: str, strict: bool) -> DataRow | BadRow:
-    value, may_have_halves = _parse(line, place), strict and SURROGATE_ESCAPE.search(line) is not None
-    return value if isinstance(value, BadRow) else _object(value, place, may_have_halves)
+    value, check_surrogates = _parse(line, place), strict and SURROGATE_ESCAPE.search(line) is not None
+    return value if isinstance(value, BadRow) else _object(value, place, check_surrogates)
 
 
-def _object(value: Any, place: str, may_have_halves: bool) -> DataRow | BadRow:
-    """Check a parsed row. may_have_halves: the text has a surrogate escape, paired or unpaired."""
+def _object(value: Any, place: str, check_surrogates: bool) -> DataRow | BadRow:
+    """Check a parsed row. check_surrogates: whether it may contain unpaired surrogates."""
     if not isinstance(value, dict):
         return BadRow("not an object {...}", place, f"a {type(value).__name__}")
-    if may_have_halves:
+    if check_surrogates:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            half = f"\\u{ord(error.object[error.start]):04x}"
-            return BadRow("has half a surrogate pair, which is not a character", place, half)
+            surrogate = f"\\u{ord(error.object[error.start]):04x}"
+            return BadRow("has an unpaired surrogate, which is not a character", place, surrogate)
     return value
 
 

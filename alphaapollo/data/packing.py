@@ -57,13 +57,13 @@ def build_train_batch(
         for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
     steps = [_bundles(trajectories, members, whole_trajectories) for trajectories in mini_batches_of_trajectories]
-    dealt = [_deal(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
-    if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in dealt for part in parts):
+    split = [_split_step(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
+    if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in split for part in parts):
         prefixes = None
-        dealt = [_deal(bundles_of_rows, lengths, None, num_ranks, max_tokens) for bundles_of_rows in steps]
+        split = [_split_step(bundles_of_rows, lengths, None, num_ranks, max_tokens) for bundles_of_rows in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for parts, shares in dealt:
+    for parts, shares in split:
         costs = [[parts[i].costs for i in share] for share in shares]
         micros = equal_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
@@ -135,7 +135,7 @@ class _Part:
         return sum(self.costs)
 
 
-def _deal(
+def _split_step(
     bundles: list[list[int]], lengths: list[int], prefixes: Prefixes | None, num_ranks: int, max_tokens: int
 ) -> tuple[list[_Part], list[list[int]]]:
     """Parts of one optimizer step, and the parts of each rank. `bundles`: rows that must stay together.

@@ -96,7 +96,7 @@ def load_labelled(
     if len({answer.good[0] for answer in kept}) == 1:
         kind = "desirable" if kept[0].good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(file_list(files))}: all {len(kept)} answers are {kind}, so nothing tells good from bad. Give "
+            f"{', '.join(file_list(files))}: all {len(kept)} answers are {kind}, so there is nothing to compare. Give "
             f"rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )

@@ -25,7 +25,7 @@ TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, Arithmeti
 TOKENIZER_FIX = (
     "Save one beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
 )
-PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
+PLACEHOLDER = "\u2063action\u2063"  # placeholder of the sampled text when a template is rendered
 
 
 class Renderer:
@@ -88,7 +88,7 @@ class Renderer:
             rendered.encode()  # raises for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in messages]
-            raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
+            raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)
         return rendered
 

@@ -40,10 +40,10 @@ def clip_cov_candidates(
 
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """The `ratio` share of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
-    places = mask.bool().flatten().nonzero().squeeze(1)
-    order = covariance.flatten()[places].argsort(descending=True, stable=True)[: _token_count(ratio, mask)]
+    cells = mask.bool().flatten().nonzero().squeeze(1)
+    order = covariance.flatten()[cells].argsort(descending=True, stable=True)[: _token_count(ratio, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
-    top[places[order]] = True
+    top[cells[order]] = True
     return top.view_as(mask)
 
 

@@ -133,7 +133,7 @@ def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
 
 def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
     row = {"prompt": [USER], "response": "4", "label": True}
-    with pytest.raises(ValueError, match="all 2 answers are desirable, so nothing tells good from bad"):
+    with pytest.raises(ValueError, match="all 2 answers are desirable, so there is nothing to compare"):
         labelled(tmp_path, renderer, [row, row])
     with pytest.raises(ValueError, match="row 1: 'label' is 'good'"):
         labelled(tmp_path, renderer, [row, row | {"label": "good"}])

@@ -154,9 +154,13 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
         (
             "half.jsonl",
             b'{"prompt": "whole \\ud83d\\ude42"}\n{"prompt": "a \\ud83d b"}',
-            r"line 2: has half a surr.*\\ud83d",
+            r"line 2: has an unpaired surr.*\\ud83d",
         ),
-        ("half.json", b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]', "row 0: has half a surrogate"),
+        (
+            "half.json",
+            b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]',
+            "row 0: has an unpaired surrogate",
+        ),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, what):

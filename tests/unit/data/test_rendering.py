@@ -61,7 +61,7 @@ def test_a_chat_needs_a_template_and_a_text_does_not(make_tokenizer):
 
 def test_error_of_a_template_is_shown(make_tokenizer):
     renderer = Renderer(make_tokenizer(chat_template="{{ raise_exception('only users') }}"))
-    with pytest.raises(ValueError, match=r"refuses a chat with the roles \['user'\]: only users"):
+    with pytest.raises(ValueError, match=r"rejects a chat with the roles \['user'\]: only users"):
         renderer.prompt_ids(CHAT)
 
 

@@ -110,7 +110,7 @@ def test_thoughts_that_only_later_questions_remove_stay_between_calls():
         ("message.content ~ '\\n</tool_response>'", "'!'", "does not show the assistant's calls"),
         ("call.function.arguments | tojson", "''", "does not show the assistant's calls"),
         ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of its turn"),
-        ("call.function.arguments | tojson", "'{' + call.function.arguments", "refuses a chat"),
+        ("call.function.arguments | tojson", "'{' + call.function.arguments", "rejects a chat"),
     ],
 )
 def test_a_template_that_cannot_do_it_is_refused(old, new, says):
