@@ -206,13 +206,10 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
     async def release_weights(self) -> None:
         """Free the buffers of the last weight sync, after the engines have confirmed it, and offload the policy."""
         await self.ranks.call(lambda worker: worker.release_weights())
-        await self.offload()
 
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1. Offloads the policy afterwards."""
-        logprobs: list[float] = (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
-        await self.offload()
-        return logprobs
+        return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
 
 
 class CriticGroup(RLGroup["CriticWorker"]):
@@ -300,9 +297,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]:
         """Wait until each engine has all weights of this version, and return their digests. folder: shared memory from
         which the engine loads them first, written by a training rank on its node."""
-        if folder:
-            await self.ranks.call(lambda worker: worker.receive_weights(folder))
-        return await self.ranks.call(lambda worker: worker.confirm_weights(version))
+        return await self.ranks.call(lambda worker: worker.confirm_weights(version, folder))
 
     async def sleep(self) -> None:
         """Free the GPUs for the trainers until the next publish. No effect on a CPU."""

@@ -181,12 +181,14 @@ class RolloutWorker:
         await self.engine.resume()
         resume_time_limits()
 
-    async def receive_weights(self, folder: str) -> None:
-        """Load weights that a training rank wrote into this node's shared memory. Running requests must be paused."""
-        await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+        """Finish the weight update and return the digest of the engine's weights.
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
-        """Finish the weight update and return the digest that the engine holds."""
+        folder: weights that a training rank wrote into this node's shared memory, to be loaded first; empty: none.
+        Running requests must be paused.
+        """
+        if folder:
+            await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:

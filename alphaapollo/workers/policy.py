@@ -175,9 +175,10 @@ class PolicyWorker(TrainingWorker):
         return self.sender.send(scaled_adapter(model) if adapter else full_parameters(model, self.dtype), version)
 
     def release_weights(self) -> None:
-        """Free the last update after all engines have confirmed it."""
+        """Free the last update after all engines have confirmed it, and offload the policy."""
         if self.sender is not None:
             self.sender.release()
+        self.offload()
 
     def offload(self) -> None:
         if self.reference is not None:
@@ -189,12 +190,13 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
-        """Compute the log-prob of each token after the first, at temperature 1."""
+        """Compute the log-prob of each token after the first, at temperature 1. Offloads the policy afterwards."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1])
-        logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs
+        logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
         reshard(self.policy)
-        return logprobs.tolist()
+        self.offload()
+        return logprobs
 
     @torch.no_grad()
     def hard_reset(self) -> None:

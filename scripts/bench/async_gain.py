@@ -40,9 +40,9 @@ from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E4
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
+from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
-from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 
@@ -74,7 +74,7 @@ class FakeEngineWorker:
     async def resume(self) -> None:
         await self.engine.resume()
 
-    async def confirm_weights(self, version: int) -> Any:
+    async def confirm_weights(self, version: int, folder: str) -> Any:
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None: ...

@@ -25,10 +25,10 @@ from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import tune_memory
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.types import Prompt
-from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks

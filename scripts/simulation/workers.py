@@ -265,10 +265,7 @@ class FakeRollout:
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    def receive_weights(self, folder: str) -> None:
-        pass
-
-    def confirm_weights(self, version: int) -> WeightReceipt:
+    def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         self.version = version
         return WeightReceipt(version, "digest")
 

@@ -7,8 +7,8 @@ import pytest
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.trainer.publish import WeightPublisher
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 
@@ -35,7 +35,7 @@ class Engine:
     async def wake_cache(self) -> None:
         pass
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         return self.receipt
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -172,9 +172,9 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ho
         async def resume(self) -> None:
             calls.append("resume")
 
-        async def confirm_weights(self, version: int) -> WeightReceipt:
+        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
             calls.append("confirm")
-            return await super().confirm_weights(version)
+            return await super().confirm_weights(version, folder)
 
         async def log_probs(self, token_ids: list[int]) -> list[float]:
             calls.append("probe")

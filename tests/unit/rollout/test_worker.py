@@ -93,7 +93,7 @@ def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
 def test_fake_engine_is_selected_by_name_and_has_no_weights(model_folder, tmp_path):
     worker = make_worker(model_folder, tmp_path)
     assert isinstance(worker.engine, FakeEngine) and not worker.holds_weights
-    assert asyncio.run(worker.confirm_weights(2)) == WeightReceipt(2, "")
+    assert asyncio.run(worker.confirm_weights(2, "")) == WeightReceipt(2, "")
 
 
 def test_long_prompt_is_truncated_or_masked(model_folder, tmp_path):

@@ -31,7 +31,7 @@ given = dict(word.split("=", 1) for word in sys.argv if word.startswith("trainer
 project = given.get("trainer.project_name", "alphaapollo")
 folder = Path(given["trainer.output_dir"], project, given["trainer.experiment_name"])
 folder.mkdir(parents=True)
-(folder / "metrics.jsonl").write_text('{"step": 0}\\n{"step": 1, "reward/mean": 0.5}\\n')
+(folder / "metrics.jsonl").write_text('{"step": 0}\\n{"step": 1, "critic/score/mean": 0.5}\\n')
 """
 # In place of Slurm's srun: runs what follows the Ray command, on this machine.
 SRUN = """#!/usr/bin/env bash
@@ -40,7 +40,7 @@ case "$*" in
 *) while [ "$1" != -- ]; do shift; done; shift; PATH="{folder}:$PATH" "$@" ;;
 esac
 """
-LINES = [{"step": 1, "reward/mean": 0.5}]
+LINES = [{"step": 1, "critic/score/mean": 0.5}]
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ class Trainer:
 
     def probe(self, token_ids: list[int]) -> list[float]:
         self.gpu.work(self.role, "probe")
+        self.offload()
         return [-1.0]
 
     def send_weights(self, version: int) -> WeightUpdate:
@@ -96,6 +97,7 @@ class Trainer:
 
     def release_weights(self) -> None:
         self.gpu.calls.append(f"{self.role}.release")
+        self.offload()
 
     def hard_reset(self) -> None:
         self.gpu.work(self.role, "hard_reset")
@@ -152,10 +154,9 @@ class Engine:
         assert not self.gpu.trainers, f"weights wake into memory that {self.gpu.trainers} hold"
         self.gpu.engine.add("weights")
 
-    async def receive_weights(self, folder: str) -> None:
-        self.gpu.note("receive", "weights")
-
-    async def confirm_weights(self, version: int) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+        if folder:
+            self.gpu.note("receive", "weights")
         self.gpu.note("confirm", "weights")
         return WeightReceipt(version, "digest")
 
