@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import get_annotations
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -50,6 +51,8 @@ class Key:
     type: str
     default: Any
     meaning: str
+    declared_by: type[BaseModel] = BaseModel
+    """Class of the section, or the base class of it that declares the field."""
     markers: tuple[tuple[str, object], ...] = ()
     """Rules of the field and of the sections around it, from the outside in, each with the prefix of the section that
     declares it (`algorithm.`)."""
@@ -90,7 +93,8 @@ def _walk(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], 
             yield from _walk(value, f"{prefix}{name}.", markers)
         else:
             meaning = " ".join((field.description or "").split())
-            yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, markers)
+            owner = next(one for one in type(section).__mro__ if name in get_annotations(one))
+            yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, owner, markers)
 
 
 def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseModel]]:
