@@ -129,7 +129,7 @@ def _run(
         file = settings
         if isinstance(settings, Mapping):
             file = Path(scratch) / "settings.yaml"
-            file.write_text(yaml.safe_dump(nested(settings, schema), allow_unicode=True), encoding="utf-8")
+            file.write_text(yaml.safe_dump(nest_settings(settings, schema), allow_unicode=True), encoding="utf-8")
         words = [*(["--config", str(file)] if file is not None else []), *overrides]
         config = load_config(schema, name, words)
         folder = config.trainer.folder.absolute()
@@ -140,7 +140,7 @@ def _run(
     return folder, with_objects
 
 
-def nested(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
+def nest_settings(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
     """Convert `{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` to nested YAML: presets become `defaults`.
 
     Names that users define, e.g. of `models`, may contain dots. Raises ConfigError for duplicates.

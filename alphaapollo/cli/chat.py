@@ -172,11 +172,11 @@ def print_turns(env: Env, terminal: Terminal) -> Env:
     """Register the printed environment in this process and return a config section that selects it."""
     known = get_environment_spec(env.env_name)
 
-    async def ungraded(prompt: Prompt, text: str) -> Score:
+    async def skip_grading(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
     def factory(services: Services) -> Any:
-        return PrintedEnvironment(known.factory(replace(services, score=ungraded, config=env)), terminal)
+        return PrintedEnvironment(known.factory(replace(services, score=skip_grading, config=env)), terminal)
 
     name = f"printed {env.env_name}"
     register_environment(name, tools=known.tools)(factory)

@@ -71,9 +71,9 @@ def python() -> Iterator[CheckResult]:
 
 def packages() -> Iterator[CheckResult]:
     """Check installed packages against the declared dependencies."""
-    from alphaapollo.utils.versions import declared, installed_version, unmet, versions
+    from alphaapollo.utils.versions import declared_requirements, installed_version, unmet, versions
 
-    requirements = declared()
+    requirements = declared_requirements()
     problems = unmet(requirements)
     for problem in problems:
         yield CheckResult("packages", problem, "fail", "make setup (in a clone) installs the pinned versions")
@@ -115,7 +115,7 @@ def cgroup_number(name: str) -> float:
 
 def gpus() -> Iterator[CheckResult]:
     """Check that the driver lists GPUs and that torch computes on them."""
-    listed = _listed_gpus()
+    listed = _list_gpus()
     if listed is None:
         yield CheckResult("gpu", "none: runs train and generate on the CPU (trainer.device=auto)")
         return
@@ -138,7 +138,7 @@ def gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", f"{listed}; a matrix product on it is wrong", "fail", todo)
 
 
-def _listed_gpus() -> str | None:
+def _list_gpus() -> str | None:
     """Number, name, memory and driver; None without driver or GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

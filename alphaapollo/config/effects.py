@@ -40,7 +40,7 @@ def why_inactive(config: Section, key: Key, device: Device | None = None) -> str
         if (marker.key == "@device" and device is None) or marker.is_met(value):
             continue
         shown = full_name(section, marker.shown)
-        return marker.because or f"{shown} is {_in_words(value_of(config, shown))}"
+        return marker.because or f"{shown} is {_to_words(value_of(config, shown))}"
     return None
 
 
@@ -55,5 +55,5 @@ def full_name(section: str, key: str) -> str:
     return key[1:] if key.startswith("/") else section + key
 
 
-def _in_words(value: object) -> str:
+def _to_words(value: object) -> str:
     return "empty" if value in ("", [], {}) else format_value(value)

@@ -27,6 +27,7 @@ from alphaapollo.config.schema import (
 
 C = TypeVar("C", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
+SchemaClass = type[BaseModel]
 
 VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
 """verl's name of env.rollout.n. Both are accepted; a value above the default 1 wins."""
@@ -51,7 +52,7 @@ class Key:
     type: str
     default: Any
     meaning: str
-    declared_by: type[BaseModel] = BaseModel
+    declared_by: SchemaClass = BaseModel
     """Class of the section, or the base class of it that declares the field."""
     markers: tuple[tuple[str, object], ...] = ()
     """Rules of the field and of the sections around it, from the outside in, each with the prefix of the section that
@@ -170,10 +171,10 @@ def format_override(key: str, value: Any) -> str:
     >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
     "data.train_files=['a b.parquet','c=1.parquet']"
     """
-    return f"{key}={format_value(value, _quoted)}"
+    return f"{key}={format_value(value, _quote)}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote a text; Hydra treats backslashes literally except before a quote."""
     parts = text.split("'")
     doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]

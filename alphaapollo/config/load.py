@@ -134,13 +134,13 @@ def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
         raise ConfigError(list(dict.fromkeys(problems))) from None
 
 
-def known_values(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a saved configuration, without keys that only another version has."""
     found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
     for name, value in found.items():
         section = schema.model_fields[name].annotation
         if isinstance(section, type) and issubclass(section, BaseModel) and isinstance(value, Mapping):
-            found[name] = known_values(section, value)
+            found[name] = drop_unknown_keys(section, value)
     return found
 
 
@@ -294,7 +294,7 @@ def _compose(
             words = [_in_hydra_syntax(override, set(chosen), folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_in_one_line(error, name)) from None
+        raise ConfigError(_to_one_line(error, name)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -312,7 +312,7 @@ def _in_hydra_syntax(override: Override, chosen: set[str], folders: Sequence[Pat
     return f"++{word}"
 
 
-def _in_one_line(error: Exception, name: str) -> str:
+def _to_one_line(error: Exception, name: str) -> str:
     text = str(error).split("Config search path:")[0]
     where = "the file of --config" if name == OWN else f"{name}.yaml"
     return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{OWN})': ", "", text).split()).rstrip(".") + "."

@@ -43,14 +43,14 @@ class LoadBalancer:
         while self._waiting:
             samples, slot = self._waiting[0]
             if not slot.done():
-                engine = self._least_loaded()
+                engine = self._pick_least_loaded()
                 if self._load[engine] and self._load[engine] + samples > self._capacity:
                     return
                 self._add(engine, samples)
                 slot.set_result(engine)
             self._waiting.popleft()
 
-    def _least_loaded(self) -> int:
+    def _pick_least_loaded(self) -> int:
         while self._least[0][0] != self._load[self._least[0][1]]:
             heapq.heappop(self._least)
         return self._least[0][1]

@@ -136,7 +136,7 @@ class RayRanks(Ranks[W]):
 
     async def locate(self) -> list[ActorLocation]:
         """Wait until the actors' processes run, and return where."""
-        self._locations = await self._all([actor.location.remote() for actor in self.actors])
+        self._locations = await self._wait_for_all([actor.location.remote() for actor in self.actors])
         self.several_nodes = len({location.node for location in self._locations}) > 1
         self.where = [self._describe(location) for location in self._locations]
         return self._locations
@@ -155,7 +155,7 @@ class RayRanks(Ranks[W]):
             envs: environment variables of each process.
         """
         each = enumerate(zip(factories, envs, strict=True))
-        await self._all([self._start(rank, factory, cleanup, env) for rank, (factory, env) in each], "start")
+        await self._wait_for_all([self._start(rank, factory, cleanup, env) for rank, (factory, env) in each], "start")
 
     async def replace(
         self, rank: int, factory_at: Callable[[str], Callable[[], Awaitable[W] | W]], cleanup: list[str]
@@ -175,13 +175,13 @@ class RayRanks(Ranks[W]):
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code = pickle_function(function)
-        return await self._all([actor.call.remote(code) for actor in self.actors], call_name(function))
+        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], call_name(function))
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks that share rows share an object
         sent = {key: self._put(item) for key, item in distinct.items()}
         code = pickle_function(function)
-        return await self._all(
+        return await self._wait_for_all(
             [actor.call.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
             call_name(function),
         )
@@ -235,7 +235,7 @@ class RayRanks(Ranks[W]):
             return f"no stacks: {type(error).__name__}"
         return text
 
-    async def _all(self, pending: list[Any], what: str = "") -> list[Any]:
+    async def _wait_for_all(self, pending: list[Any], what: str = "") -> list[Any]:
         """Wait for all. The first failure ends the wait, because the other ranks may wait for the failed one for ever.
         If a rank died, others may fail first with a closed connection; then the death is raised."""
         results = await self._results(pending, what)

@@ -98,7 +98,7 @@ def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool
     ranks = []
     for rank, order in zip(batch.rank_batches, batch.row_order, strict=True):
         kept = keep[order]
-        ranks.append([_joined(rank.rows, one, kept, max_tokens, padded) for one in rank.mini_batches])
+        ranks.append([_join_micro_batches(rank.rows, one, kept, max_tokens, padded) for one in rank.mini_batches])
     counts = [max(1, *map(len, micros)) for micros in zip(*ranks, strict=True)]
     return [
         [MiniBatch(micros + [[]] * (count - len(micros))) for micros, count in zip(rank, counts, strict=True)]
@@ -106,7 +106,9 @@ def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool
     ]
 
 
-def _joined(rows: Rows, mini_batch: MiniBatch, kept: np.ndarray, max_tokens: int, padded: bool) -> list[list[int]]:
+def _join_micro_batches(
+    rows: Rows, mini_batch: MiniBatch, kept: np.ndarray, max_tokens: int, padded: bool
+) -> list[list[int]]:
     micros: list[list[int]] = []
     for micro in mini_batch.micro_batches:
         own = [position for position in micro if kept[position]]

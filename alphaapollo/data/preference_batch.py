@@ -48,7 +48,7 @@ def distribute_examples(
     sources = np.array([names.index(examples[owner].data_source) for owner in owners])
     kept = all(example.ref_logps is not None for example in examples)
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
-    unrelated = list(_unrelated(examples, num_ranks, max_tokens, padded, kept))
+    unrelated = list(_distribute_unrelated(examples, num_ranks, max_tokens, padded, kept))
     return [
         PreferenceBatch(
             rows=rank.rows,
@@ -100,7 +100,7 @@ def _distribute_rows(
     )
 
 
-def _unrelated(
+def _distribute_unrelated(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, kept: bool
 ) -> Iterator[tuple[RankBatch | None, np.ndarray | None]]:
     rows = [example.unrelated for example in examples if example.unrelated is not None]

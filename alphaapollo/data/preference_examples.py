@@ -125,11 +125,11 @@ def unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[R
         partner = other[index]
         while prompts[partner] == prompt:
             partner = other[partner]
-        rows.append(_joined(prompt, answers[partner], max_length))
+        rows.append(_join_answer(prompt, answers[partner], max_length))
     return rows
 
 
-def _joined(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
+def _join_answer(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
     start, end = answer.response_start, answer.response_start + max(1, max_length - len(prompt))
     ids = [*prompt, *answer.token_ids[start:end]]
     mask = [*[0] * len(prompt), *answer.action_mask[start:end]]

@@ -70,7 +70,7 @@ def _to_prompt(row: DataRow, prompt_key: str, chat: bool) -> Prompt:
         id=0,
         data_source=data_source or "",
         content=_content(row.get(prompt_key), prompt_key, chat),
-        ground_truth=_as_text(next((truth for truth in truths if truth is not None), None)),
+        ground_truth=_to_text(next((truth for truth in truths if truth is not None), None)),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
     )
@@ -119,7 +119,7 @@ def _metadata(value: Any) -> Any:
         raise ValueError(f"'metadata' is not valid JSON ({error}).") from error
 
 
-def _as_text(truth: Any) -> str | None:
+def _to_text(truth: Any) -> str | None:
     """Convert a ground truth to text; lists and dicts (several accepted answers) become JSON.
 
     Raises ValueError for bytes and NaN, which no answer can equal.

@@ -84,7 +84,9 @@ class ToolRenderer(Renderer):
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
-        return not self.text([QUESTION, calling, _with_id(answer, 0)], True).startswith(self.text([QUESTION]) + thought)
+        return not self.text([QUESTION, calling, _add_call_id(answer, 0)], True).startswith(
+            self.text([QUESTION]) + thought
+        )
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
@@ -127,7 +129,7 @@ class ToolRenderer(Renderer):
         if not answers:
             return super()._after_action(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
-        answered = [_with_id(answer, place) for place, answer in enumerate(answers)]
+        answered = [_add_call_id(answer, place) for place, answer in enumerate(answers)]
         chat = [QUESTION, _call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
         _, found, rest = self.text(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
@@ -147,7 +149,7 @@ def _call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> di
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _with_id(answer: Message, place: int) -> dict[str, Any]:
+def _add_call_id(answer: Message, place: int) -> dict[str, Any]:
     return {**answer, "tool_call_id": _call_id(place)}
 
 

@@ -45,8 +45,8 @@ class TagActionHandler:
         try:
             result = await self._tools.call_text(found.kind, found.content, session)
         except ToolFailedError as error:
-            return _tool_failed(error, found.kind, [])
-        return _called([_tag_message(result)], [(found.kind, result)], found.kept_chars)
+            return _tool_failure(error, found.kind, [])
+        return _call_result([_tag_message(result)], [(found.kind, result)], found.kept_chars)
 
 
 class ChatTemplateActionHandler:
@@ -67,8 +67,8 @@ class ChatTemplateActionHandler:
             try:
                 results.append((call.name, await self._tools.call(call.name, call.arguments, session)))
             except ToolFailedError as error:
-                return _tool_failed(error, call.name, results)
-        return _called([self._message(name, result) for name, result in results], results, None)
+                return _tool_failure(error, call.name, results)
+        return _call_result([self._message(name, result) for name, result in results], results, None)
 
     def _message(self, name: str, result: ToolResult) -> Message:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
@@ -92,7 +92,9 @@ def _tag_message(result: ToolResult) -> Message:
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
 
 
-def _called(messages: list[Message], results: Sequence[tuple[str, ToolResult]], kept_chars: int | None) -> StepResult:
+def _call_result(
+    messages: list[Message], results: Sequence[tuple[str, ToolResult]], kept_chars: int | None
+) -> StepResult:
     is_valid = all(result.status is not ToolStatus.REFUSED for _, result in results)
     return StepResult(
         Observation(messages), valid=is_valid, kept_chars=kept_chars, info={"tool_calls": _log_entries(results)}
@@ -104,7 +106,7 @@ def _unreadable(message: Message) -> StepResult:
     return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
 
 
-def _tool_failed(error: ToolFailedError, name: str, before: Sequence[tuple[str, ToolResult]]) -> StepResult:
+def _tool_failure(error: ToolFailedError, name: str, before: Sequence[tuple[str, ToolResult]]) -> StepResult:
     """End of an episode in which the tool `name` failed, after the calls `before` in the same turn."""
     failed = {"tool": name, "status": "failed", "seconds": 0.0}
     score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(error))

@@ -57,7 +57,7 @@ def _actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
         if end >= 0:
             content, position = text[position:end].strip(), end + len(f"</{kind}>")
             if kind != THINK:
-                yield Action(kind, content, _kept_chars(text, position))
+                yield Action(kind, content, _count_kept_chars(text, position))
         elif kind == THINK:
             return  # the rest is thought
         else:
@@ -72,8 +72,8 @@ def _first_word(text: str, position: int) -> Action | None:
             return None
         position = end + len(f"</{THINK}>")
     word = re.compile(r"\S+").match(text, position)
-    return Action("", word[0].strip(PUNCTUATION), _kept_chars(text, word.end())) if word else None
+    return Action("", word[0].strip(PUNCTUATION), _count_kept_chars(text, word.end())) if word else None
 
 
-def _kept_chars(text: str, end: int) -> int | None:
+def _count_kept_chars(text: str, end: int) -> int | None:
     return end if text[end:].strip() else None

@@ -73,13 +73,13 @@ class Summary:
 def sample_result(prompt: Prompt, trajectory: Trajectory, vote: bool = True) -> SampleResult:
     """Convert a trajectory. vote: also extract the answer."""
     text = trajectory.turns[-1].text if vote and trajectory.turns else ""
-    own = graded_result(
+    own = make_sample_result(
         prompt, trajectory.sample, text, trajectory.score, num_tokens=trajectory.num_tokens, end=trajectory.end
     )
     return own if own.outcome.failed else replace(own, reward=trajectory.reward, accuracy=trajectory.accuracy)
 
 
-def graded_result(
+def make_sample_result(
     prompt: Prompt,
     sample: int,
     text: str,
@@ -108,7 +108,7 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
     reward = math.nan if outcome.failed else float(record["reward"]) + steps
-    return graded_result(
+    return make_sample_result(
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
         turns[-1]["text"] if turns else "",

@@ -1,4 +1,4 @@
-"""Existing outputs, scored: rows with a prompt and one or several responses, graded_result in isolation.
+"""Existing outputs, scored: rows with a prompt and one or several responses, make_sample_result in isolation.
 
 Rows with one prompt, data source and ground truth are one problem, so a file may also have a row a response.
 """
@@ -16,7 +16,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evaluation.metrics import SampleResult, graded_result
+from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
@@ -78,14 +78,14 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
             "to the column with the responses."
         )
 
-    def with_responses(row: DataRow) -> tuple[DataRow, list[str]]:
+    def split_responses(row: DataRow) -> tuple[DataRow, list[str]]:
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
             raise ValueError(f"{column!r} is {repr(value)[:80]}; must be a string or a list of strings.")
         return row, responses
 
-    return convert_rows(path, rows, with_responses)
+    return convert_rows(path, rows, split_responses)
 
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
@@ -114,7 +114,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
                 async with slots:
                     score = await client.score(prompt, text)
                 counter.advance("")
-                return graded_result(prompt, sample, text, score), score
+                return make_sample_result(prompt, sample, text, score), score
 
             jobs = [
                 grade(problem.prompt, sample, text)

@@ -25,7 +25,7 @@ async def train(run: FinetuningRun) -> None:
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = with_prefix("train", task.metrics(stepped.sums) | stepped.metrics)
+        metrics = add_prefix("train", task.metrics(stepped.sums) | stepped.metrics)
         progress.validation = {}
         if due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val) if val else {}
@@ -49,12 +49,12 @@ async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict
     compute = run.plan.task.metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val.items()}
     names = dict.fromkeys(name for own in sums.values() for name in own)
-    metrics = with_prefix("val", compute({name: sum(own.get(name, 0.0) for own in sums.values()) for name in names}))
+    metrics = add_prefix("val", compute({name: sum(own.get(name, 0.0) for own in sums.values()) for name in names}))
     for source, own in sums.items() if len(sums) > 1 else ():
-        metrics |= {f"{name}/{source}": value for name, value in with_prefix("val", compute(own)).items()}
+        metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(own)).items()}
     return metrics
 
 
-def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Add a prefix to all names: `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

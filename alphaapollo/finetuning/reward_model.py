@@ -37,7 +37,7 @@ class RewardModelTask(PairTask):
     ) -> LoadedExamples[PreferenceExample]:
         read = load_pairs(files, renderer, self.config.data, max_samples)
         for pair in read.examples:
-            pair.rows = [scored_row(row, renderer) for row in pair.rows]
+            pair.rows = [render_scored_row(row, renderer) for row in pair.rows]
         return read
 
     def memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
@@ -67,7 +67,7 @@ def check_model(model: Model) -> None:
         reward_model_class(config, model.path)
 
 
-def scored_row(row: Row, renderer: Renderer) -> Row:
+def render_scored_row(row: Row, renderer: Renderer) -> Row:
     """Format a response as main_ppo does for a reward model. The mask marks the last token, where the score is read."""
     ids = renderer.with_turn_end(list(row.token_ids))
     return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))

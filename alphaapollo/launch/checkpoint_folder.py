@@ -202,7 +202,7 @@ def damage(checkpoint: Path) -> list[str]:
         return [problem for problem in pool.map(problem_of, written) if problem]
 
 
-def misnamed(checkpoint: Path) -> list[str]:
+def check_step_name(checkpoint: Path) -> list[str]:
     """A message if the checkpoint has the name of another iteration, because it was renamed or copied."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and step_of(checkpoint) != step

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.config.check import check
-from alphaapollo.config.load import convert, known_values
+from alphaapollo.config.load import convert, drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import critic_model
 from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
@@ -134,7 +134,7 @@ def _model_of(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
         raise ValueError(
             f"{run} has no config.yaml of main_ppo or of a fine-tuning run, which names its model. Export another run."
         )
-    model = convert(Model, known_values(Model, role["model"]))
+    model = convert(Model, drop_unknown_keys(Model, role["model"]))
     if asked.role == "critic" and isinstance(saved.get("critic"), dict):
-        model = critic_model(model, convert(Critic, known_values(Critic, saved["critic"])))
+        model = critic_model(model, convert(Critic, drop_unknown_keys(Critic, saved["critic"])))
     return model.model_copy(update={"path": asked.model_path}) if asked.model_path else model

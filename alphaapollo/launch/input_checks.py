@@ -34,7 +34,7 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.try_environment import try_reward
-from alphaapollo.launch.try_template import in_time, try_template
+from alphaapollo.launch.try_template import run_with_time_limit, try_template
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_gradable, is_judged
@@ -117,7 +117,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
     check_vocabulary(model, tokenizer, "model.path")
-    schemas = asyncio.run(_tools_offered(env))
+    schemas = asyncio.run(_list_tools(env))
     if env.action_format == "tags":
         renderer = Renderer(tokenizer, template_arguments)
         _check_history(env, renderer)
@@ -133,7 +133,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     return renderer
 
 
-async def _tools_offered(env: Env) -> list[dict[str, Any]]:
+async def _list_tools(env: Env) -> list[dict[str, Any]]:
     tools = await open_toolbox(env)
     if tools is None:
         return []
@@ -145,7 +145,7 @@ def _check_history(env: Env, renderer: Renderer) -> None:
     """ValueError: context=append with a chat template that rewrites earlier turns."""
     if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
         return
-    if in_time(lambda: renderer.rewrites_history):
+    if run_with_time_limit(lambda: renderer.rewrites_history):
         raise ValueError(
             "the chat template changes earlier answers (e.g. it drops their reasoning), so the model would be trained "
             "on chats that it never sees. Set env.context=memory (a new prompt every turn), or use a chat_template "

@@ -70,14 +70,14 @@ def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, 
         value = values.get(name, key.default)
         if format_value(value) == format_value(key.default) or name in secret or name in MACHINE_KEYS:
             continue
-        yield f"`{name}`", f"`{_shown_value(value)}`"
+        yield f"`{name}`", f"`{_shorten_value(value)}`"
 
 
-def _shown_value(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     if isinstance(value, str) and "/" in value:
         return shown(value)
     if isinstance(value, list):
-        return format_value([_shown_value(one) if isinstance(one, str) else one for one in value])
+        return format_value([_shorten_value(one) if isinstance(one, str) else one for one in value])
     return format_value(value)
 
 
@@ -86,7 +86,7 @@ def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
     for key, what in named.items():
         if values.get(key):
-            yield f"* {what}: {_shown_value(values[key])}"
+            yield f"* {what}: {_shorten_value(values[key])}"
     if command == "main_dpo":
         yield f"* loss: {values.get('preference.loss')}"
     if command == "main_ppo":

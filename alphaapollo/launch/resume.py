@@ -23,13 +23,13 @@ from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, Genera
 from alphaapollo.launch.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
+    check_step_name,
     damage,
-    misnamed,
     move_aside,
     read_progress,
     step_of,
 )
-from alphaapollo.observability.metrics_file import logged_steps
+from alphaapollo.observability.metrics_file import read_logged_steps
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
@@ -94,7 +94,7 @@ class StartPoint:
         checkpoints.remove_remains()
         if self.checkpoint:
             checkpoints.set_aside(self.step)
-        newest, number = _saved_files(self.folder)
+        newest, number = _find_saved_config(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
         elif self.changes:
@@ -144,7 +144,7 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     else:
         return StartPoint(folder)
     step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
-    logged = logged_steps(metrics)
+    logged = read_logged_steps(metrics)
     own = checkpoint.resolve().parents[1] == folder.resolve()
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
     lost = _lost(metrics, logged, step, every) if own else ""
@@ -176,7 +176,7 @@ def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
     if config.trainer.resume_mode == "disable" or not (candidates := _candidates(config)):
         return {}
     home = folder if _has_results(folder) else candidates[0].resolve().parents[1]
-    return read_saved(home) if _saved_files(home)[0] else {}
+    return read_saved(home) if _find_saved_config(home)[0] else {}
 
 
 def _candidates(config: Config | TuningConfig) -> list[Path]:
@@ -199,7 +199,7 @@ def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ..
     """The first checkpoint that is not damaged, and the problems of those before it."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (problems := damage(checkpoint) or misnamed(checkpoint)):
+        if not (problems := damage(checkpoint) or check_step_name(checkpoint)):
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
     if damaged:
@@ -213,21 +213,21 @@ def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfi
     folder = config.trainer.folder
     changes = find_changes(_read(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
-        raise ValueError(_other_run(folder, refused))
+        raise ValueError(_describe_other_run(folder, refused))
     return changes
 
 
 def check_same_command(config: EvalConfig) -> None:
     """For a command that starts from scratch each time. ValueError: the folder has a run of another command."""
     folder = config.trainer.folder
-    if _saved_files(folder)[0] is not None:
+    if _find_saved_config(folder)[0] is not None:
         _read(folder, type(config))
 
 
 def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
     """Changes since the run in `folder`; its checkpoint was given by path: it may be any run, so nothing is
     refused."""
-    if _saved_files(folder)[0] is None:
+    if _find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read(folder, type(config)), config)
     return [
@@ -237,7 +237,7 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
     ]
 
 
-def _other_run(folder: Path, refused: Sequence[Change]) -> str:
+def _describe_other_run(folder: Path, refused: Sequence[Change]) -> str:
     differences = ", ".join(f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
     whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
     another = (
@@ -261,7 +261,7 @@ def _listing(folder: Path) -> frozenset[str]:
     return frozenset(str(file.relative_to(folder)) for file in files)
 
 
-def _saved_files(folder: Path) -> tuple[Path | None, int]:
+def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     """The newest configuration in the folder, and its number: 0 for config.yaml."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
     if numbers:
@@ -281,7 +281,7 @@ def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
 
 def read_saved(folder: Path) -> dict[str, Any]:
     """The newest configuration in a run's folder, as plain values. ValueError: it cannot be read."""
-    path = _saved_files(folder)[0] or folder / "config.yaml"
+    path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -14,7 +14,7 @@ import yaml
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override
-from alphaapollo.config.load import known_values, load_config
+from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
 from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder
@@ -48,7 +48,7 @@ def find_newest(path: Path) -> RunModel:
         return RunModel(_home(path), path)
     whole = [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).completed()
     if not whole:
-        return _written_at_the_end(path)
+        return _final_model(path)
     checkpoint, model = whole[-1], path / "model"
     written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
     if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
@@ -63,7 +63,7 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
 
 
-def _written_at_the_end(run: Path) -> RunModel:
+def _final_model(run: Path) -> RunModel:
     model = run / "model"
     if is_model(model):
         return RunModel(run, model)
@@ -101,7 +101,7 @@ def settings_to_play(newest: RunModel) -> dict[str, Any]:
         "data": {name: data[name] for name in LENGTHS if name in data},
         "trainer": {"controller": "local"},
     }
-    return known_values(GenerationConfig, values)
+    return drop_unknown_keys(GenerationConfig, values)
 
 
 def load_run_model(run: str, words: Sequence[str]) -> tuple[RunModel, GenerationConfig]:

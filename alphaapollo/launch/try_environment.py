@@ -32,7 +32,7 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
-            first = await _try_reset(config, Services(_no_grader, config, tools, _no_reader), prompt)
+            first = await _try_reset(config, Services(_skip_grading, config, tools, _parse_nothing), prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
     finally:
         if tools is not None:
@@ -89,9 +89,9 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
         raise ValueError(f"{what}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
 
 
-def _no_reader(text: str) -> list[ToolCall]:
+def _parse_nothing(text: str) -> list[ToolCall]:
     raise RuntimeError("an environment reads calls in step, not in reset")
 
 
-async def _no_grader(prompt: Prompt, text: str) -> Score:
+async def _skip_grading(prompt: Prompt, text: str) -> Score:
     raise RuntimeError("an environment grades in step, not in reset")

@@ -69,7 +69,7 @@ def _attend_on_meta(kind: Attention, call: AttentionCall) -> Tensor:
     """Keep the tensors that a backend keeps."""
     call.check_supported(kind)
     if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
-        call = call.ungrouped()
+        call = call.repeat_key_value_heads()
         return explicit_attention(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
     output: Tensor = _FusedKernel.apply(call.query, call.key, call.value)
     return output

@@ -133,7 +133,7 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def adapters_disabled(model: nn.Module) -> Iterator[None]:
+def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Context in which the model computes without its adapters."""
     layers = lora_layers(model).values()
     for layer in layers:
@@ -146,7 +146,7 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_weight(layer: Any) -> Tensor:
+def merge_weight(layer: Any) -> Tensor:
     """Compute W + scale B A in float32, sharded like W (a collective, because A is gathered)."""
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
@@ -167,7 +167,7 @@ def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def scaled_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield adapter_tensors with the scale multiplied into B."""
     (scale,) = {layer.scaling[ADAPTER] for layer in lora_layers(model).values()}
     for name, tensor in adapter_tensors(model):

@@ -72,7 +72,7 @@ class MicroBatch:
         shape = len(self.rows), int(self.rows.response_lengths.max())
         return flat.new_zeros(shape[0] * shape[1]).index_copy(0, self.cells, flat).view(shape)
 
-    def without_dummy(self, flat: Tensor) -> Tensor:
+    def drop_dummy(self, flat: Tensor) -> Tensor:
         """Drop the dummy's entries from a computed flat column [n]."""
         return flat[: 0 if self.is_dummy else None]
 

@@ -27,7 +27,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         with writing("the metrics", self._path):
-            self._file.write(json.dumps(as_record(step, metrics), allow_nan=False) + "\n")
+            self._file.write(json.dumps(to_record(step, metrics), allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -54,7 +54,7 @@ def _cut_after(path: Path, step: int) -> list[str]:
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 
-def logged_steps(path: Path) -> list[int]:
+def read_logged_steps(path: Path) -> list[int]:
     """Steps that have a line. Raises ValueError if the file cannot be read."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -73,10 +73,10 @@ def _step_of(line: bytes) -> int | None:
         return None
 
 
-def as_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+def to_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Build a line of metrics.jsonl: the step, then every metric as a finite float or null.
 
-    >>> as_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
+    >>> to_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
     {'step': 3, 'critic/score/mean': 0.5, 'kl/mean': None}
     """
     record: dict[str, float | None] = {"step": step}

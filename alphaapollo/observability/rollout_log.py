@@ -91,7 +91,7 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
             try:
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=plain)
             except ValueError:  # nan or inf, which JSON lacks
-                line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
+                line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
             yield text[:-1] + f', "rows": {rows}}}\n'
@@ -148,9 +148,9 @@ def _row_record(row: Row) -> dict[str, Any]:
     }
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [_replace_nan(item) for item in value]
     return finite(value) if isinstance(value, float) else value

@@ -34,9 +34,9 @@ def find_letter(text: str) -> str | None:
     """Return the letter of the marked answer, else the one after the last "answer is", else of the last line."""
     marked = find_marked_answer(text)
     if marked is not None:
-        return read_letter(marked) or _find_stated(marked)
+        return read_letter(marked) or _find_stated_letter(marked)
     lines = text.strip().splitlines()
-    return _find_stated(text) or (read_letter(lines[-1]) if lines else None)
+    return _find_stated_letter(text) or (read_letter(lines[-1]) if lines else None)
 
 
 def read_letter(text: str) -> str | None:
@@ -45,7 +45,7 @@ def read_letter(text: str) -> str | None:
     return (found[1] or found[2] or found[3]).upper() if found else None
 
 
-def _find_stated(text: str) -> str | None:
+def _find_stated_letter(text: str) -> str | None:
     bare = LATEX.sub("", text)
     letters = [read_letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
     return next((found for found in reversed(letters) if found), None)

@@ -108,7 +108,7 @@ class MemoryContext:
         history_length: int,
         kind: MemoryType,
     ):
-        self._recall = getattr(environment, "recall", self._as_messages)
+        self._recall = getattr(environment, "recall", self._to_messages)
         self._render_prompt, self._fits = render_prompt, fits
         self._history_length, self._kind = history_length, kind
         self._first: list[Message] = []
@@ -138,7 +138,7 @@ class MemoryContext:
             messages = self._recall(steps)
         return check_messages(messages, "recall")
 
-    def _as_messages(self, steps: Sequence[Step]) -> list[Message]:
+    def _to_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
         return [*self._first, *(message for messages in past for message in messages)]
 

@@ -106,13 +106,18 @@ class EpisodeRunner:
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
-                score = _failed(f"env.episode_timeout={self.limits.seconds:g} s exceeded in turn {len(attempt.turns)}")
+                score = _failure_score(
+                    f"env.episode_timeout={self.limits.seconds:g} s exceeded in turn {len(attempt.turns)}"
+                )
                 break
             except PromptTooLong as failure:
-                end, score = EpisodeEnd.PROMPT_LIMIT, _failed(str(failure))
+                end, score = EpisodeEnd.PROMPT_LIMIT, _failure_score(str(failure))
                 break
             except EnvironmentFailure as failure:
-                end, score = EpisodeEnd.ENVIRONMENT_FAILED, _failed(f"{failure} (attempt {number} of {ATTEMPTS})")
+                end, score = (
+                    EpisodeEnd.ENVIRONMENT_FAILED,
+                    _failure_score(f"{failure} (attempt {number} of {ATTEMPTS})"),
+                )
         rows = attempt.rows(attempt.turns)
         check_rows(rows, attempt.turns, attempt.engine_prompts)
         for turn in attempt.turns:  # stored in the rows
@@ -200,5 +205,5 @@ class EpisodeRunner:
         turn.text = self.decode(ids[:count])
 
 
-def _failed(reason: str) -> Score:
+def _failure_score(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)

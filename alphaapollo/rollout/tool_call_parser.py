@@ -27,7 +27,9 @@ def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser
     Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse what the
     chat template writes. The error names parsers that do.
     """
-    parse_calls = _safe_parser(_of_vllm(parser, renderer) if parser else _of_tokenizer(renderer), renderer)
+    parse_calls = _safe_parser(
+        _make_vllm_parser(parser, renderer) if parser else _make_tokenizer_parser(renderer), renderer
+    )
     if problem := _find_mismatch(parse_calls, renderer):
         what = f"env.tool_parser={parser}" if parser else "the tokenizer's response_template"
         raise ValueError(f"{what} does not parse what the chat template writes: {problem}. {_choices(renderer)}")
@@ -81,7 +83,7 @@ def _find_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
     return "" if same else f"{written!r} became {calls or 'no call'}"
 
 
-def _of_tokenizer(renderer: ToolRenderer) -> Parse:
+def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
     if getattr(renderer.tokenizer, "response_template", None) is None:
         raise ValueError(
             "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
@@ -103,7 +105,7 @@ def _call(function: dict[str, Any]) -> ToolCall:
     return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
 
 
-def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
+def _make_vllm_parser(name: str, renderer: ToolRenderer) -> Parse:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
             f"env.tool_parser={name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a tokenizer with "
@@ -128,6 +130,6 @@ def _choices(renderer: ToolRenderer) -> str:
 
 def _parses_template(name: str, renderer: ToolRenderer) -> bool:
     try:
-        return not _find_mismatch(_safe_parser(_of_vllm(name, renderer), renderer), renderer)
+        return not _find_mismatch(_safe_parser(_make_vllm_parser(name, renderer), renderer), renderer)
     except ValueError:
         return False

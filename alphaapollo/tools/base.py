@@ -93,11 +93,11 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) 
     made = []
     for name in names:
         factory = tools.get(name)
-        made.append(factory(**_checked_settings(name, factory, settings.get(name, {}))))
+        made.append(factory(**_convert_settings(name, factory, settings.get(name, {}))))
     return made
 
 
-def _checked_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the settings to the types in the factory's signature."""
     known, key = inspect.signature(factory, eval_str=bool(settings)).parameters, f"env.tool_settings.{name}"
     if unknown := sorted(set(settings) - set(known)):

@@ -59,7 +59,7 @@ class McpClient:
     async def start(self) -> list[McpTool]:
         """Connect, and list the server's tools (ValueError: it cannot be reached)."""
         try:
-            connection = await self._connected()
+            connection = await self._get_connection()
         except ToolFailedError as error:
             raise ValueError(f"{error}. Check its {'command' if self._command else 'url'}.") from error
         return [McpTool(self, info) for info in connection.tools]
@@ -68,7 +68,7 @@ class McpClient:
         """Call a tool. Raises ToolFailedError if the server cannot be reached, dies, or sends an invalid answer."""
         from mcp import MCPError
 
-        connection = await self._connected()
+        connection = await self._get_connection()
         try:
             answer = await connection.client.call_tool(tool, arguments)
         except (MCPError, OSError, ValueError) as error:
@@ -86,7 +86,7 @@ class McpClient:
         if connection is not None:
             await connection.close()
 
-    async def _connected(self) -> _Connection:
+    async def _get_connection(self) -> _Connection:
         async with self._connect_lock:
             if self._connection is None:
                 connection = _Connection(self._command, self._url, self._environment)

@@ -15,7 +15,7 @@ from alphaapollo.observability.memory import resident_gib
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics import rollout_metrics, speed_metrics
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.replay.record import learn_recorded
+from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, collect
 from alphaapollo.trainer.step.in_flight import InFlightGroups, staleness_metrics
@@ -52,7 +52,7 @@ async def finish_iteration(
     metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
     metrics |= run.reference.take_metrics() if run.reference else {}
     run.rollout_log.write(step, collected.generated)
-    learned = await learn_recorded(run, step, collected.groups, timer)
+    learned = await learn_and_record(run, step, collected.groups, timer)
     metrics |= learned.metrics
     progress.kl_coef = learned.kl_coef
     with timer("publish"):

@@ -52,7 +52,7 @@ def rollout_metrics(
     )
 
 
-def _scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+def _select_scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [one for one in trajectories if not one.score.outcome.failed]
 
 
@@ -66,7 +66,7 @@ def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     for name, is_right in (("right", True), ("wrong", False)):
-        lengths = [one.num_tokens for one in _scored(every) if (one.accuracy >= CORRECT_ACCURACY) is is_right]
+        lengths = [one.num_tokens for one in _select_scored(every) if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
             metrics[f"response_length/{name}"] = float(np.mean(lengths))
     prompts = [len(one.turns[0].context_ids) for one in every if one.turns]
@@ -98,7 +98,7 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
-        scored = _scored(group.trajectories)
+        scored = _select_scored(group.trajectories)
         right = [one.accuracy >= CORRECT_ACCURACY for one in scored]
         rewards = [one.reward for one in scored]
         counts["all_right"] += bool(right) and all(right)
@@ -116,7 +116,7 @@ def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) ->
         score: prefix of the statistics of the total reward.
         name: prefix of the accuracy and the components.
     """
-    scored = _scored(trajectories)
+    scored = _select_scored(trajectories)
     if not scored:
         return {}
     rewards = np.array([one.reward for one in scored])
@@ -140,7 +140,7 @@ def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for source, own in sorted(by_source.items()) if len(by_source) > 1 else ():
         metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in own]))
-        if scored := _scored(own):
+        if scored := _select_scored(own):
             metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
             metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
     return metrics

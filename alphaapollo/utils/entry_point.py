@@ -36,7 +36,7 @@ def command(main: Main) -> Main:
 
     @wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:
-        if _in_event_loop():
+        if _is_in_event_loop():
             words = shlex.join([sys.executable, "-m", main.__module__, *(argv or [])])
             print(
                 "error: a run needs its own event loop, but one is already running here (a notebook?). Run it as a "
@@ -66,7 +66,7 @@ def print_redacted_traceback(kind: type[BaseException], error: BaseException, at
     print(redact("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
 
 
-def _in_event_loop() -> bool:
+def _is_in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -38,7 +38,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for path in _lock_files(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(path, folder))
+            stack.enter_context(_hold_lock(path, folder))
             stack.callback(path.unlink, missing_ok=True)  # while it is locked
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
@@ -49,7 +49,7 @@ def check_not_in_use(folder: Path) -> None:
     """Raise FolderInUseError if another process works in the folder, before its files are read. Locks nothing."""
     for path in _lock_files(folder):
         if path.exists():
-            with suppress(OSError), _locked(path, folder):  # another user's lock file: the run itself reports it
+            with suppress(OSError), _hold_lock(path, folder):  # another user's lock file: the run itself reports it
                 pass
 
 
@@ -59,7 +59,7 @@ def _lock_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
+def _hold_lock(path: Path, folder: Path) -> Iterator[None]:
     lock = FileLock(path, mode=0o644, fallback_to_soft=False)
     try:
         lock.acquire(timeout=TIMEOUT)

@@ -20,7 +20,7 @@ def installed_version(name: str) -> str | None:
     return None
 
 
-def declared() -> list[str]:
+def declared_requirements() -> list[str]:
     """Requirements of the installed project, as strings; empty if it is not installed."""
     try:
         return importlib.metadata.requires(PROJECT) or []

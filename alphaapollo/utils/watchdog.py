@@ -78,7 +78,7 @@ def remove_paths(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def mapped_shared_memory() -> list[Path]:
+def list_mapped_shared_memory() -> list[Path]:
     """Shared-memory files that this process has mapped and that still exist."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {Path(field[5]) for field in fields if len(field) == 6}
@@ -87,7 +87,7 @@ def mapped_shared_memory() -> list[Path]:
 
 def _wait_and_exit(pid: int, paths: list[Path], own_shared_memory: bool) -> None:
     wait_for_exit(pid)
-    remove_paths([*paths, *mapped_shared_memory()] if own_shared_memory else paths)
+    remove_paths([*paths, *list_mapped_shared_memory()] if own_shared_memory else paths)
     os._exit(1)
 
 

@@ -30,7 +30,7 @@ def owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.T
         yield tensor
 
 
-def held_digest(model: torch.nn.Module, packed: str) -> int:
+def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
     """Compute the digest of the weights that `model` computes with, as far as this rank counts them.
 
     A packed layer contributes the digest taken when it was packed (a future in its attribute `packed`). If it also kept

@@ -76,7 +76,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
         """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums = self._reduced_counts(batch), MetricSums(self.data_group)
+        counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         balancer = self.load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
@@ -94,14 +94,14 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
         """Compute the counts and sums that a step would report."""
-        counts, sums = self._reduced_counts(batch), MetricSums(self.data_group)
+        counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:
                 sums.add(self.loss(batch, positions, counts)[1])
         reshard(self.model)
         return counts | sums.reduce(self.device)
 
-    def _reduced_counts(self, batch: B) -> dict[str, float]:
+    def _reduce_counts(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.data_group)
         sums.add(self.counts(batch))
         return sums.reduce(self.device)

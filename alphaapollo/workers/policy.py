@@ -24,7 +24,7 @@ from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
 from alphaapollo.models.export.hf_folder import full_parameters
 from alphaapollo.models.flops import FlopsEstimator, peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
-from alphaapollo.models.lora import adapters_disabled, scaled_adapter
+from alphaapollo.models.lora import disable_adapters, scaled_adapter_tensors
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
 from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
@@ -172,7 +172,9 @@ class PolicyWorker(TrainingWorker):
         self.state.reload()
         model = self.policy.model
         adapter = self.engine_form == "adapter"
-        return self.sender.send(scaled_adapter(model) if adapter else full_parameters(model, self.dtype), version)
+        return self.sender.send(
+            scaled_adapter_tensors(model) if adapter else full_parameters(model, self.dtype), version
+        )
 
     def release_weights(self) -> None:
         """Free the last update after all engines have confirmed it, and offload the policy."""
@@ -243,7 +245,7 @@ class PolicyWorker(TrainingWorker):
             return
         assert self.config.lora_rank, "this worker has no reference"
         self.state.reload()
-        with adapters_disabled(self.policy):
+        with disable_adapters(self.policy):
             yield self.policy
 
     def _log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
@@ -265,7 +267,7 @@ class PolicyWorker(TrainingWorker):
         old = None
         if recorded is not None:
             old = stats.logprobs.detach()
-            recorded.add(positions, micro.without_dummy(old))
+            recorded.add(positions, micro.drop_dummy(old))
         matrices = policy_matrices(micro, stats, old)
         loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teacher_config)
         if balancer:

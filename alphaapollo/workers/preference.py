@@ -19,7 +19,7 @@ from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.lora import adapters_disabled, is_adapter
+from alphaapollo.models.lora import disable_adapters, is_adapter
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
@@ -127,7 +127,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         if self.reference is not None:
             yield self.reference
             return
-        with adapters_disabled(self.model):  # without LoRA: the model itself before its first step
+        with disable_adapters(self.model):  # without LoRA: the model itself before its first step
             assert self.config.lora_rank or not self.state.num_steps, "the model is no longer its own reference"
             yield self.model
 
@@ -137,7 +137,7 @@ def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)
     lengths = micro.to_matrix(micro.mask).sum(dim=1).double()
-    return micro.without_dummy(sums), micro.without_dummy(lengths)
+    return micro.drop_dummy(sums), micro.drop_dummy(lengths)
 
 
 def correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--update-share", type=float, default=0.5, help="update time as a share of generation time")
     args = parser.parse_args()
-    loop.learn_recorded = learn  # type: ignore[assignment]
+    loop.learn_and_record = learn  # type: ignore[assignment]
     table: dict[str, dict[str, float]] = {}
     for sigma in args.sigmas:
         base, _ = measure(args, sigma, None)

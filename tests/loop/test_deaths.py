@@ -107,8 +107,8 @@ loop.{part} = hold
 @pytest.mark.parametrize(
     ("words", "engine", "controller", "before", "named"),
     [
-        ("PolicyActor", "fake", "ray", "learn_recorded", "the policy worker of rank 0"),
-        ("EngineCore", "vllm", "local", "learn_recorded", "rollout engine 0: its core process died"),
+        ("PolicyActor", "fake", "ray", "learn_and_record", "the policy worker of rank 0"),
+        ("EngineCore", "vllm", "local", "learn_and_record", "rollout engine 0: its core process died"),
         ("RolloutActor", "fake", "ray", "collect", "the rollout worker of rank 0"),
         ("EngineCore", "vllm", "local", "collect", "rollout engine 0: its core process died"),
     ],

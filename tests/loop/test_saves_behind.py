@@ -96,14 +96,14 @@ part = loop.{part}
 async def pause(run, step, *rest):
     if step == 4:
         Path({mark!r}).touch()
-        await asyncio.sleep(2.0 if {part!r} == "learn_recorded" else 600)
+        await asyncio.sleep(2.0 if {part!r} == "learn_and_record" else 600)
     return await part(run, step, *rest)
 
 loop.{part} = pause
 """
 
 
-@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn_recorded", 4)])
+@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn_and_record", 4)])
 def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
     """SIGTERM in the fourth iteration, before and during its update. The resumed run equals an uninterrupted run."""
     whole = ppo.run(*SETTINGS, name="whole")

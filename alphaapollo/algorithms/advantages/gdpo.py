@@ -67,7 +67,7 @@ def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str
     }
 
 
-def _all_rewards(components: dict[str, Tensor]) -> list[str]:
+def _default_rewards(components: dict[str, Tensor]) -> list[str]:
     """Rewards that an empty algorithm.gdpo_rewards sums. Excludes `accuracy` if `task` exists: both measure
     correctness, which would count twice."""
     return sorted(name for name in components if not (name == "accuracy" and "task" in components))
@@ -75,7 +75,7 @@ def _all_rewards(components: dict[str, Tensor]) -> list[str]:
 
 def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
     """Names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
-    names = config.gdpo_rewards or _all_rewards(components)
+    names = config.gdpo_rewards or _default_rewards(components)
     in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
     required = list(dict.fromkeys(names + in_conditions))
     missing = [name for name in required if name not in components]

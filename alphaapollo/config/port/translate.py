@@ -39,7 +39,7 @@ def port(source: str, path: str, given: Iterable[str] = ()) -> str:
     pairs = {match[1]: match[2] for word in given if (match := WORD.fullmatch(word))}
     commands, notes = read_script(source, path, {name: value for name, value in pairs.items() if "." not in name})
     added = {key: value for key, value in pairs.items() if "." in key}
-    ported = "".join(line + "\n" for command in commands for line in _ported(command, added, Path(path)))
+    ported = "".join(line + "\n" for command in commands for line in _port_command(command, added, Path(path)))
     if not ported:
         raise ValueError(
             f"{path}: found no command that starts a program of verl, such as python3 -m verl.trainer.main_ppo. "
@@ -49,7 +49,7 @@ def port(source: str, path: str, given: Iterable[str] = ()) -> str:
     return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
 
 
-def _ported(command: Command, added: dict[str, str], script: Path) -> Iterator[str]:
+def _port_command(command: Command, added: dict[str, str], script: Path) -> Iterator[str]:
     """The lines of our command; none if it starts no program of verl."""
     line, words = command
     modules = [word for last, word in pairwise(words) if last == "-m" or word.endswith(".py")]
@@ -73,7 +73,7 @@ def _ported(command: Command, added: dict[str, str], script: Path) -> Iterator[s
     yield "arguments=("
     for word, comment in lines:
         comment = "# " + " ".join(UNKNOWN.sub(r"\1", comment).split()) if comment else ""
-        yield "    " + "  ".join(part for part in (_quoted(word), comment) if part)
+        yield "    " + "  ".join(part for part in (_quote(word), comment) if part)
     yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 
@@ -90,23 +90,23 @@ def translate(values: Values, program: str) -> Lines:
     """Our keys and values for verl's, and verl's defaults where ours differ."""
     schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
-        words, remark = _converted(key, value, values, program)
+        words, remark = _convert(key, value, values, program)
         if remark and not words:
             lines[f"# {key}"] = ("", f"{key}={value}: {remark}")
         for ours, text in words.items():
-            lines[ours] = _checked(ours, text, remark, schema)
+            lines[ours] = _check_value(ours, text, remark, schema)
             remark = ""
     tables = verl_tables()["main_ppo"]
     for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
         other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
-        words, _ = _converted(key, format_value(value), {**values, key: format_value(value)}, program)
+        words, _ = _convert(key, format_value(value), {**values, key: format_value(value)}, program)
         differs = words.get(key) != format_value(accepted_keys(schema)[key].default)
         if key not in values and differs and values.get(other, verl_default).lower() == needed:
             lines.setdefault(key, (f"{key}={words[key]}", "verl's default"))
     return lines
 
 
-def _converted(key: str, value: str, values: Values, program: str) -> Converted:
+def _convert(key: str, value: str, values: Values, program: str) -> Converted:
     schema, renamed_values = COMMANDS[program], verl_tables()["main_ppo"]["values"]
     if key in RULES and (program == "main_ppo" or key.startswith("trainer.")):
         return RULES[key](value, values)
@@ -123,7 +123,7 @@ def _converted(key: str, value: str, values: Values, program: str) -> Converted:
     return ({}, f"{ours} keeps its default") if value == "null" else ({ours: value}, f"was {key} {remark}".rstrip())
 
 
-def _checked(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
+def _check_value(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
     """The line, or only a comment if our key does not take a value of this type."""
     try:
         if not UNKNOWN.search(value):
@@ -134,7 +134,7 @@ def _checked(key: str, value: str, remark: str, schema: type[BaseModel]) -> tupl
     return f"{key}={value}", remark
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """A word for the shell, which fills in the unknown parts."""
     parts = UNKNOWN.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]

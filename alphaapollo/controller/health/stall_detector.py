@@ -112,7 +112,7 @@ def has_progress(before: RunSnapshot, now: RunSnapshot) -> bool:
 def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFinding:
     """Find what blocks the run, between two snapshots without progress."""
     awaited = now.awaited or [now.controller]
-    if stopped := _stopped(awaited) or _stopped(now.everyone):
+    if stopped := _find_stopped(awaited) or _find_stopped(now.everyone):
         return _finding(now, True, stopped, f"is {STOPPED}")
     if computing := _computing(before, now, awaited, device):
         return _finding(now, False, computing, "computes")
@@ -120,13 +120,13 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
         return _finding(now, True, silent, "does not answer")
     calls = [call for one in awaited if one.report for call in one.report.calls]
     limit = max((call.limit for call in calls if call.limit is not None), default=0.0)
-    if helpers := _stopped(awaited, is_required=False):
+    if helpers := _find_stopped(awaited, is_required=False):
         return _finding(now, True, helpers, "is stopped", limit)
     behind = _behind(awaited)
     return _finding(now, True, [(one, one.name) for one in behind], f"waits, {_describe_calls(behind[0], now)}", limit)
 
 
-def _stopped(among: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
+def _find_stopped(among: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
     return [
         (one, one.name_of(process))
         for one in among

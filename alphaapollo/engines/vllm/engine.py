@@ -126,7 +126,7 @@ class VllmEngine(Engine):
         if self._engine is None:
             raise EngineError(f"{self.spec.name} is not running")
         if self._core_death is not None and self._core_death.done():
-            raise self._died_error()
+            raise self._death_error()
         return self._engine
 
     # Calls fail as soon as the core dies, instead of waiting forever.
@@ -135,9 +135,9 @@ class VllmEngine(Engine):
         loop = asyncio.get_running_loop()
         self._core_death = loop.create_future()
         for process in self._cores():
-            loop.add_reader(process.sentinel, self._core_died, process.sentinel)
+            loop.add_reader(process.sentinel, self._on_core_death, process.sentinel)
 
-    def _core_died(self, sentinel: int) -> None:
+    def _on_core_death(self, sentinel: int) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         asyncio.get_running_loop().remove_reader(sentinel)
@@ -146,7 +146,7 @@ class VllmEngine(Engine):
             self._core_death.set_result(None)
             self._engine.output_processor.propagate_error(EngineDeadError())
 
-    def _died_error(self) -> EngineDied:
+    def _death_error(self) -> EngineDied:
         return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
     async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
@@ -156,7 +156,7 @@ class VllmEngine(Engine):
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
         if self._core_death.done():
             task.cancel()
-            raise self._died_error()
+            raise self._death_error()
         if error := task.exception():  # vLLM passes on the message without the exception type
             raise EngineError(f"{self.spec.name}: {error} Log: {self.spec.log_path}") from error
         return task.result()
@@ -213,7 +213,7 @@ class VllmEngine(Engine):
             answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
         except EngineDeadError as error:
-            raise self._died_error() from error
+            raise self._death_error() from error
         return outputs[-1]
 
     # weights

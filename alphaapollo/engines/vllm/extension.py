@@ -15,7 +15,7 @@ import torch
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, apply_patches
 from alphaapollo.engines.vllm.process import enter_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
-from alphaapollo.weight_sync.vllm_digest import adapter_digest, held_digest, tied_layers
+from alphaapollo.weight_sync.vllm_digest import adapter_digest, compute_loaded_digest, tied_layers
 
 
 class WorkerExtension:
@@ -29,7 +29,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         if repack:
             repack_tied(model)
-        return held_digest(model, PACKED_DIGEST)
+        return compute_loaded_digest(model, PACKED_DIGEST)
 
     def alphaapollo_confirm_adapter(self) -> int:
         """Return the digest of the adapter that this rank computes with."""

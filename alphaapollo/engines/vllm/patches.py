@@ -3,7 +3,7 @@
 record_packed_digest  digest of the weights that each packed CPU layer computes with
 repack_experts        reloaded expert weights are packed as well
 pad_single_row        a single row gets the same bits as in a larger batch
-untruncated_logprobs  log-probs after temperature, before top-p and top-k
+return_untruncated_logprobs  log-probs after temperature, before top-p and top-k
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def apply_patches() -> None:
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-    TopKTopPSampler.forward_native = untruncated_logprobs(TopKTopPSampler.forward_native)
+    TopKTopPSampler.forward_native = return_untruncated_logprobs(TopKTopPSampler.forward_native)
     if current_platform.is_cpu():
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts(process)
         utils.dispatch_cpu_unquantized_gemm = record_packed_digest(utils.dispatch_cpu_unquantized_gemm)
-        TopKTopPSampler.forward_cpu = untruncated_logprobs(TopKTopPSampler.forward_cpu)
+        TopKTopPSampler.forward_cpu = return_untruncated_logprobs(TopKTopPSampler.forward_cpu)
         if is_interpreted():
             from vllm.v1.worker.gpu.sample import sampler
 
@@ -44,7 +44,7 @@ def apply_patches() -> None:
     if not current_platform.is_cpu() or is_interpreted():
         from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-        Sampler._sample_random = untruncated_logits(Sampler._sample_random)
+        Sampler._sample_random = return_untruncated_logits(Sampler._sample_random)
 
 
 def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
@@ -82,15 +82,15 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     larger batch, so results would depend on the batch."""
 
     @functools.wraps(linear)
-    def at_least_two(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def pad_to_two_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if x.ndim == 2 and x.shape[0] == 1:
             return linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
         return linear(x, weight, bias)
 
-    return at_least_two
+    return pad_to_two_rows
 
 
-def untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
+def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return log-probs before top-p and top-k. For vLLM's V1 model runner, which returns them after top-p."""
 
     @functools.wraps(forward)
@@ -104,7 +104,7 @@ def untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
     return sample
 
 
-def untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
+def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
     """Return untruncated logits. For vLLM's V2 model runner, which computes log-probs from the returned logits."""
 
     @functools.wraps(sample_random)

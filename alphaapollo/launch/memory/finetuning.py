@@ -15,7 +15,7 @@ from alphaapollo.launch.memory.model import (
     frozen_slices,
     inference_of,
     largest_micro_batch,
-    trained_model,
+    plan_trained_model,
 )
 from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
 
@@ -61,7 +61,7 @@ def fit_finetuning(
 
 def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int) -> MemoryPlan:
     trainer, size = config.trainer, micro_batch(config, request)
-    trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
+    trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.reference and not trained.adapters and not trained.offload_policy:
         fixed += MemoryUsage(frozen_models=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))

@@ -143,7 +143,7 @@ class TrainedModel:
         }
 
 
-def trained_model(
+def plan_trained_model(
     model: Model,
     fsdp: Fsdp,
     device: Device,

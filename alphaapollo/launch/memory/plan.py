@@ -20,8 +20,8 @@ from alphaapollo.launch.memory.model import (
     frozen_slices,
     inference_of,
     largest_micro_batch,
+    plan_trained_model,
     sizes_of,
-    trained_model,
 )
 from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
@@ -132,11 +132,13 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
     its copies for checkpoints."""
     role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.full_kl
     against = make_divergence(config.teacher) if config.teacher.full_vocabulary else REVERSE if full_kl else None
-    policy = _trained(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
+    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
     trained = {"policy": policy}
     if _has_critic(config):
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
-        trained["critic"] = _trained(config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False)
+        trained["critic"] = _plan_trained_model(
+            config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False
+        )
     fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModel(), FrozenModel()
     if config.reward_model.enable:
         scorer = config.reward_model.model
@@ -182,7 +184,7 @@ def _teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsag
     return MemoryUsage(gathered_layers=width * sizes.root), layers
 
 
-def _trained(
+def _plan_trained_model(
     config: Config,
     device: Device,
     model: Model,
@@ -194,7 +196,7 @@ def _trained(
     """A model in training, with the keys and values of shared prompts, which attention copies for each sample, for
     prompts of the maximum length and responses of a quarter of theirs. steps: optimizer steps of an update."""
     rows, length = micro_batch(config)
-    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, against)
+    trained = plan_trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, against)
     trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained

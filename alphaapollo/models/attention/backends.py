@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.attention.shared_prompts import by_heads, causal_mask, padded_cells, tokens_of
+from alphaapollo.models.attention.shared_prompts import causal_mask, compute_padded_cells, gather_heads, tokens_of
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
 
@@ -90,7 +90,7 @@ class AttentionCall:
             sinks=None if self.sinks is None else self.sinks.chunk(sequence.size)[sequence.rank],
         )
 
-    def ungrouped(self) -> AttentionCall:
+    def repeat_key_value_heads(self) -> AttentionCall:
         """Repeat keys and values for every query head, for kernels that do not support grouped heads."""
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
@@ -105,7 +105,7 @@ class AttentionCall:
         if keys is None:
             return self.key, self.value
         index, heads = keys.index[None], self.key.shape[1]
-        return by_heads(tokens_of(self.key), index, heads), by_heads(tokens_of(self.value), index, heads)
+        return gather_heads(tokens_of(self.key), index, heads), gather_heads(tokens_of(self.value), index, heads)
 
     def check_supported(self, kind: Attention) -> None:
         """Raise ValueError if the layer needs features that the backend does not have."""
@@ -144,29 +144,29 @@ def attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[
     return forward
 
 
-def _padded(call: AttentionCall) -> Tensor:
+def _attend_padded(call: AttentionCall) -> Tensor:
     call = _for_sdpa(call)
     if call.packing is not None and call.packing.keys is not None:
-        return _padded_segments(call, call.packing)
+        return _attend_segments(call, call.packing)
     return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
 
 
-def _padded_segments(call: AttentionCall, packing: Packing) -> Tensor:
+def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
     """Attention of rows that share prefixes: prefixes first, then row remainders, each group padded to its longest."""
-    cells = padded_cells(packing, call.window)
+    cells = compute_padded_cells(packing, call.window)
     query, key, value = (tokens_of(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     prefixes = _causal(
         call,
-        by_heads(query, cells.prefixes, heads),
-        by_heads(key, cells.prefixes, kv_heads),
-        by_heads(value, cells.prefixes, kv_heads),
+        gather_heads(query, cells.prefixes, heads),
+        gather_heads(key, cells.prefixes, kv_heads),
+        gather_heads(value, cells.prefixes, kv_heads),
     )
     remainders = _attend(
         call,
-        by_heads(query, cells.remainders, heads),
-        by_heads(key, cells.keys, kv_heads),
-        by_heads(value, cells.keys, kv_heads),
+        gather_heads(query, cells.remainders, heads),
+        gather_heads(key, cells.keys, kv_heads),
+        gather_heads(value, cells.keys, kv_heads),
         cells.visible,
     )
     output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, remainders)])
@@ -186,7 +186,7 @@ def _varlen(call: AttentionCall) -> Tensor:
 
     call.check_supported("varlen")
     output = varlen_attn(
-        *_packed_arguments(call),
+        *_varlen_arguments(call),
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
         enable_gqa=call.is_gqa,
@@ -200,7 +200,7 @@ def _flash(call: AttentionCall) -> Tensor:
 
     call.check_supported("flash")
     output: Tensor = flash_attn_varlen_func(
-        *_packed_arguments(call),
+        *_varlen_arguments(call),
         softmax_scale=call.scaling,
         causal=True,
         window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
@@ -209,7 +209,7 @@ def _flash(call: AttentionCall) -> Tensor:
     return output[None]
 
 
-def _packed_arguments(call: AttentionCall) -> tuple[Any, ...]:
+def _varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
     """First arguments of varlen_attn and flash_attn_varlen_func: q, k, v, cu_seqlens and max_seqlen of q and k."""
     rows, (key, value) = call.rows, call.segment_keys()
     keys = rows.keys or rows
@@ -270,11 +270,15 @@ def _cap_scores(softcap: float) -> Callable[..., Tensor]:
 def _for_sdpa(call: AttentionCall) -> AttentionCall:
     """Ungroup heads if the scores are computed explicitly, or if SDPA would fall back to that: [heads, T, T]."""
     if call.softcap is not None or call.sinks is not None:
-        return call.ungrouped()
+        return call.repeat_key_value_heads()
     packing = call.packing
     longest = call.query.shape[2] if packing is None else max((packing.keys or packing).lengths)
     has_mask = (call.window is not None and call.window < longest) or (packing is not None and packing.keys is not None)
-    return call if sdpa_supports_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
+    return (
+        call
+        if sdpa_supports_groups(call.query.device.type, call.query.dtype, has_mask)
+        else call.repeat_key_value_heads()
+    )
 
 
 def sdpa_supports_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
@@ -332,7 +336,7 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
 
 
 BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
-    "padded": _padded,
+    "padded": _attend_padded,
     "sdpa": _sdpa,
     "varlen": _varlen,
     "flex": _flex,

@@ -25,7 +25,7 @@ class PaddedCells:
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
-def padded_cells(packing: Packing, window: int | None) -> PaddedCells:
+def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
     """Compute the cells of a micro-batch with shared prefixes. window: see AttentionCall."""
     assert packing.keys is not None, "rows without shared prefixes are padded when the batch is built"
     lengths, prefix_of = np.array(packing.lengths), np.array(packing.keys.prefixes)
@@ -67,7 +67,7 @@ def tokens_of(x: Tensor) -> Tensor:
     return x[0].transpose(0, 1).flatten(1)
 
 
-def by_heads(tokens: Tensor, cells: Tensor, heads: int) -> Tensor:
+def gather_heads(tokens: Tensor, cells: Tensor, heads: int) -> Tensor:
     """Gather the tokens [T, heads x d] at `cells` [b, w] -> [b, heads, w, d].
 
     F.embedding has a backward pass that is fast on a CPU and deterministic on a GPU.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merged_weight, plain_name, write_adapter
+from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merge_weight, plain_name, write_adapter
 from alphaapollo.models.sharding import full_tensor
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
         gathered = {}
         for name in names:
             if not is_adapter(name):
-                weight = merged_weight(adapted[name]) if name in adapted else parameters[name].detach()
+                weight = merge_weight(adapted[name]) if name in adapted else parameters[name].detach()
                 gathered[plain_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes

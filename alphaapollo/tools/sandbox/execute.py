@@ -70,12 +70,12 @@ def _compile(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
 
 
 def _report(error: BaseException) -> int:
-    ours = isinstance(error, SyntaxError | UnicodeError) and not _in_snippet(error.__traceback__)
+    ours = isinstance(error, SyntaxError | UnicodeError) and not _is_in_snippet(error.__traceback__)
     trace = None if ours else error.__traceback__ and error.__traceback__.tb_next
     code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
     traceback.print_exception(type(error), error, trace)
     return code
 
 
-def _in_snippet(trace: TracebackType | None) -> bool:
+def _is_in_snippet(trace: TracebackType | None) -> bool:
     return any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(trace))

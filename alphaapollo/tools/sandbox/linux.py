@@ -22,7 +22,7 @@ def machine() -> str:
     return platform.machine() if platform.system() == "Linux" else ""
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
@@ -31,19 +31,19 @@ def _checked(result: int) -> int:
 
 def syscall(number: int, *arguments: object) -> int:
     """Make one raw system call (OSError if the kernel refuses)."""
-    return _checked(_libc.syscall(ctypes.c_long(number), *arguments))
+    return _check_result(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
 def prctl(option: int, value: int) -> None:
     zero = ctypes.c_ulong(0)
-    _checked(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+    _check_result(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
 
 
 def set_capabilities(mask: int) -> None:
     """Keep only these capabilities, given as bits."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
+    _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
 
 
 def address_space() -> int:

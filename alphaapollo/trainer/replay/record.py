@@ -27,7 +27,7 @@ LIBRARIES = ("torch", "transformers", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-async def learn_recorded(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
     """Call `learn`; in an iteration of trainer.record_steps, record its inputs and its outcome."""
     if step not in (run.config.trainer.record_steps or ()):
         learned = await learn(run, step, groups, timer)

@@ -37,7 +37,9 @@ class Plan:
     needs_old_logprobs: bool  # on the driver, before the update
     greedy_baseline: bool  # one more greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
-    skips_still_rows: bool  # the policy's update leaves out rows without an advantage, because they change nothing
+    skips_rows_without_advantage: (
+        bool  # the policy's update leaves out rows without an advantage, because they change nothing
+    )
     reference_ahead: bool  # its log-probs are computed per group, while other groups are generated
     sampling: Sampling  # of training rollouts
     presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
@@ -100,7 +102,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
-        skips_still_rows=skips_still_rows(config, policy_loss),
+        skips_rows_without_advantage=skips_rows_without_advantage(config, policy_loss),
         reference_ahead=config.needs_ref_columns and ahead,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
@@ -112,7 +114,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     )
 
 
-def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
+def skips_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
     """Whether rows without an advantage can be left out of the update, because no term of its loss depends on them."""
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef

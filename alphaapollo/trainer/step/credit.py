@@ -70,21 +70,21 @@ class Credit:
     """Advantages of a batch, ready for the update."""
 
     columns: list[Columns[np.ndarray]]  # one per rank
-    moving: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
+    has_signal: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
     metrics: dict[str, float]
 
 
 def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> Credit:
     """Compute advantages and returns from the rewards of a batch, and pack them for each rank."""
-    rewards, metrics = _with_kl(batch, computed, settings)
+    rewards, metrics = _add_kl_penalty(batch, computed, settings)
     result, returns = _estimate(batch, computed, rewards, settings)
-    result, teacher_metrics = _with_teacher(result, batch, computed, settings.teacher)
+    result, teacher_metrics = _add_teacher_advantages(result, batch, computed, settings.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
     if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
         metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
     if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
-        shaped = batch.whole.join(batch.token_rewards).sum(-1)
+        shaped = batch.joined.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = length_penalty(
             batch.trajectories, shaped, invalid_action_cost(settings.actor)
         )
@@ -93,16 +93,16 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
     return Credit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
-def _with_kl(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
+def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
     """Token rewards [B, L] with the KL penalty, where it is part of the reward."""
     if not settings.algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
-    whole, kl_coef = batch.whole, settings.kl_coef
-    old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
-    joined = whole.join(batch.token_rewards)
-    shaped = kl_in_reward(joined, old, ref, whole.mask, kl_coef, settings.algorithm.kl_penalty)
-    return whole.split(shaped.token_rewards), {
+    trajectories, kl_coef = batch.joined, settings.kl_coef
+    old, ref = (trajectories.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+    joined = trajectories.join(batch.token_rewards)
+    shaped = kl_in_reward(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
+    return trajectories.split(shaped.token_rewards), {
         "actor/reward_kl_penalty_coeff": kl_coef,
         "actor/reward_kl_penalty_per_sequence": float(shaped.per_sequence),
         "actor/reward_kl_penalty": float(shaped.per_token),
@@ -130,7 +130,7 @@ def _estimate(
     return estimator(inputs, settings.algorithm), returns
 
 
-def _with_teacher(
+def _add_teacher_advantages(
     result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
     """Add the advantages from the teacher's log-probs of the sampled tokens."""

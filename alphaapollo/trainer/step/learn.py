@@ -69,7 +69,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             metrics |= await workers.critic.update(credit.columns, skip_bad)
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
-            kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
+            kept = credit.has_signal if plan.skips_rows_without_advantage else np.ones_like(credit.has_signal)
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)

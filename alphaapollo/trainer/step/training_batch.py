@@ -60,7 +60,7 @@ class Batch:
     rows: list[Row]
     layout: TrainBatch
     mask: Tensor  # [B, L] 1 on action tokens
-    whole: JoinedTrajectories  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
+    joined: JoinedTrajectories  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
     token_rewards: Tensor  # [B, L]
     group_ids: Tensor  # [B]
     trajectory_ids: Tensor  # [B], 0 .. N-1
@@ -112,30 +112,30 @@ def build_batch(
         padded=settings.padded,
         seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
         shuffle=actor.shuffle,
-        group_ids=_undivided_groups(group_of, actor, algorithm),
+        group_ids=_groups_of_mini_batches(group_of, actor, algorithm),
         whole_trajectories=policy_loss.needs_full_trajectories or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
         share_from=SHARE_FROM,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
-    whole = JoinedTrajectories.of(mask, owners)
+    joined = JoinedTrajectories.of(mask, owners)
     rewards = _turn_rewards(trajectories, mask, invalid_action_cost(actor))
     add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_length), mask, owners)
     weights = torch.zeros(3, len(members), dtype=torch.float64)
     horizon = actor.loss_scale_factor or float(settings.max_length)
-    lengths = [_loss_lengths(trajectories, whole, algorithm), whole.mask.sum(-1)]
+    lengths = [_loss_lengths(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
         own = owners[mini_batch].unique()
         weights[:, own] = _mini_batch_weights(lengths[0][own], lengths[1][own], group_of[own], actor, horizon)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.of(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    keys = draw_keys(whole, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
+    keys = draw_keys(joined, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
     return Batch(
         rows=rows,
         layout=layout,
         mask=mask,
-        whole=whole,
+        joined=joined,
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
@@ -149,13 +149,13 @@ def build_batch(
     )
 
 
-def draw_keys(whole: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
+def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
     """Draw a number in [0, 1) per action token, a function of its sample and its position there. [B, L]"""
-    keys, is_action = np.zeros(tuple(whole.mask.shape)), whole.mask.bool().numpy()
+    keys, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
     for row, own, one in zip(keys, is_action, trajectories, strict=True):
         generator = np.random.default_rng(derive_seed(run_seed, "choice", step, one.prompt_id, one.sample))
         row[own] = generator.random(own.sum())
-    return whole.split(torch.from_numpy(keys))
+    return joined.split(torch.from_numpy(keys))
 
 
 def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
@@ -212,7 +212,7 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
     return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
 
 
-def _undivided_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
+def _groups_of_mini_batches(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Group 0 .. G-1 of each trajectory [N], where a group must share a mini-batch because the estimator or the
     aggregation normalises over both; else None."""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
@@ -253,10 +253,10 @@ def _components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str,
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 
-def _loss_lengths(trajectories: Sequence[Trajectory], whole: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
+def _loss_lengths(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
     """Tokens of each trajectory in the loss [N]: its action tokens, or 0 if DAPO's overlong filter removes it."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
-    return overlong_filter(whole.mask.sum(-1, keepdim=True), cut).squeeze(-1)
+    return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
 
 def _mini_batch_weights(

@@ -11,7 +11,7 @@ import pytest
 
 import alphaapollo
 from alphaapollo.cli import api
-from alphaapollo.cli.api import nested
+from alphaapollo.cli.api import nest_settings
 from alphaapollo.cli.results import Evaluation, TrainedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
@@ -53,7 +53,7 @@ def test_dict_is_converted_to_nested_yaml(tmp_path: Path) -> None:
         "actor_rollout_ref": {"actor.optim": {"lr": 1}, "actor": {"optim.betas": (0.9, 0.95)}},
         "data.train_files": (tmp_path / "a.parquet",),
     }
-    assert nested(settings, Config) == {
+    assert nest_settings(settings, Config) == {
         "defaults": [{"algorithm": "dapo"}, "_self_"],
         "algorithm": {"lam": 0.5},
         "trainer": {"seed": 1, "experiment_name": "x", "nnodes": 2},
@@ -61,10 +61,10 @@ def test_dict_is_converted_to_nested_yaml(tmp_path: Path) -> None:
         "data": {"train_files": [str(tmp_path / "a.parquet")]},
     }
     served = {"models": {"qwen2.5": {"path": "m"}}}
-    assert nested(served, EvolvingConfig) == served, "a name of the user's may have dots"
+    assert nest_settings(served, EvolvingConfig) == served, "a name of the user's may have dots"
     for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
         with pytest.raises(ConfigError, match="Give it once"):
-            nested(twice, Config)
+            nest_settings(twice, Config)
 
 
 def test_keys_of_a_dict_win_over_its_preset_and_words_over_both(started: list[Any], tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.lora import (
-    adapters_disabled,
     check_targets,
+    disable_adapters,
     is_adapter,
     load_trainable_lm,
     lora_layers,
@@ -82,7 +82,7 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
         for layer in lora_layers(model).values():
             layer.lora_B["default"].weight.fill_(0.1)
         trained = model(ids).logits
-        with pytest.raises(RuntimeError), adapters_disabled(model):
+        with pytest.raises(RuntimeError), disable_adapters(model):
             assert torch.equal(model(ids).logits, base)
             raise RuntimeError
         assert torch.equal(model(ids).logits, trained) and not torch.equal(trained, base)

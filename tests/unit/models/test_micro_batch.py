@@ -69,7 +69,7 @@ def test_without_rows_there_is_a_dummy_of_weight_zero():
         assert micro.to_matrix(micro.mask).tolist() == [[0.0]]
         assert micro.columns.advantages.tolist() == micro.columns.loss_weights.tolist() == [0.0]
         assert micro.columns.trajectory_ids is None and micro.columns.values is None
-        assert micro.without_dummy(torch.ones(1)).shape == (0,)
+        assert micro.drop_dummy(torch.ones(1)).shape == (0,)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(np.float32, torch.float32), (np.float64, torch.float64)])
@@ -82,7 +82,7 @@ def test_columns_keep_their_values(dtype: type, expected: torch.dtype):
     assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
     assert micro.columns.returns.dtype == expected
     assert micro.columns.trajectory_ids.tolist() == [7, 7]
-    assert micro.without_dummy(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert micro.drop_dummy(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert micro.ends.local.tolist() == [3, 7]
 
 

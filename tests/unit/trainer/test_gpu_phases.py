@@ -227,7 +227,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             sampling=Sampling(8),
             greedy_baseline=False,
             shares_prompts=True,
-            skips_still_rows=False,
+            skips_rows_without_advantage=False,
         ),
         weights=WeightPublisher(workers.policy, workers.engines, [1, 2], 0.1),
         prompts=[Prompt(0, "test", "text")],

@@ -95,7 +95,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
         return UpdateResult({"actor/entropy": 0.5}, 0.0, tokens=100)
 
-    for name, fake in (("collect", collect), ("learn_recorded", learn)):
+    for name, fake in (("collect", collect), ("learn_and_record", learn)):
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
     calls: list[str] = []
 
     async def main() -> None:
-        allowed, learn = asyncio.Event(), loop.learn_recorded
+        allowed, learn = asyncio.Event(), loop.learn_and_record
 
         async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
             learned = await learn(run, step, groups, timer)
@@ -177,7 +177,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
                 calls.append("written")
                 return 1.0
 
-        monkeypatch.setattr(loop, "learn_recorded", learn_and_let)
+        monkeypatch.setattr(loop, "learn_and_record", learn_and_let)
         folder = CheckpointFolder(tmp_path, None)
         run.saving = saving = BackgroundCheckpoint(folder, {"policy": Policy()}, calls.append)
         async with saving.finish_on_exit():

@@ -120,7 +120,7 @@ def make_run(
 
     async def start_step(step: int | None, timer: Any) -> None: ...
 
-    monkeypatch.setattr(loop, "learn_recorded", learn)
+    monkeypatch.setattr(loop, "learn_and_record", learn)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),

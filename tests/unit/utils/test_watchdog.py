@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.watchdog import exit_with_process, mapped_shared_memory, remove_paths, wait_for_exit
+from alphaapollo.utils.watchdog import exit_with_process, list_mapped_shared_memory, remove_paths, wait_for_exit
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -56,7 +56,7 @@ def test_a_follower_dies_and_removes_what_is_left(tmp_path):
 def test_mapped_shared_memory_is_placed_as_requested():
     memory = shared_memory.SharedMemory(create=True, size=100)
     path = Path("/dev/shm") / memory.name
-    assert path in mapped_shared_memory()
+    assert path in list_mapped_shared_memory()
     leader = sleeper()
     process = start(leader.pid, [], memory=memory.name)
     leader.kill()

@@ -19,7 +19,7 @@ from alphaapollo.data.packing import keep_rows
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompts
-from alphaapollo.trainer.setup.plan import make_plan, skips_still_rows
+from alphaapollo.trainer.setup.plan import make_plan, skips_rows_without_advantage
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.unit.tiny import free_address
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
@@ -136,7 +136,7 @@ def test_moe_features_need_the_plain_layout(model_folder):
 def test_losses_that_can_skip_rows_without_advantage(actor: dict[str, Any], skips: bool):
     config = Config.model_validate({"actor_rollout_ref": {"actor": actor}})
     loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    assert skips_still_rows(config, loss) is skips
+    assert skips_rows_without_advantage(config, loss) is skips
 
 
 def test_skipped_rows_do_not_change_the_weights(model_folder):

@@ -2,7 +2,7 @@
 
 import torch
 
-from alphaapollo.engines.vllm.patches import pad_single_row, untruncated_logits, untruncated_logprobs
+from alphaapollo.engines.vllm.patches import pad_single_row, return_untruncated_logits, return_untruncated_logprobs
 from alphaapollo.weight_sync.vllm_digest import tied_layers
 
 
@@ -29,9 +29,9 @@ def sampler(self, logits, generators, k, p):
 def test_logprobs_are_taken_before_truncation():
     logits = torch.tensor([[1.0, 0.0]])
     expected = logits.log_softmax(-1)
-    sampled, logprobs = untruncated_logprobs(sampler)(None, logits.clone(), {}, torch.tensor([1]), None)
+    sampled, logprobs = return_untruncated_logprobs(sampler)(None, logits.clone(), {}, torch.tensor([1]), None)
     assert sampled.item() == 0 and torch.equal(logprobs, expected)
-    _, untouched = untruncated_logprobs(sampler)(None, logits.clone(), {}, None, None)
+    _, untouched = return_untruncated_logprobs(sampler)(None, logits.clone(), {}, None, None)
     assert untouched[0, 0] == 0.0  # unchanged
 
 
@@ -41,7 +41,7 @@ def test_logits_are_taken_before_truncation():
         return logits.argmax(-1), logits
 
     logits = torch.tensor([[1.0, 0.0]])
-    patched = untruncated_logits(sample_random)
+    patched = return_untruncated_logits(sample_random)
     assert torch.equal(patched(None, logits.clone(), None, None, None, torch.tensor([1]), None, False)[1], logits)
     assert patched(None, logits.clone(), None, None, None, None, None, False)[1][0, 1] == -torch.inf
 

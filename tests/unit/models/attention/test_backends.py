@@ -23,11 +23,11 @@ def make_call(**changes: Any) -> backends.AttentionCall:
 @pytest.mark.parametrize("window", [None, 2])
 def test_repeated_keys_and_values_compute_the_same(window: int | None):
     call = make_call(window=window)
-    ungrouped = call.ungrouped()
+    ungrouped = call.repeat_key_value_heads()
     assert ungrouped.key.shape == ungrouped.value.shape == (1, 4, 8, 6)
-    assert not ungrouped.is_gqa and ungrouped.ungrouped() is ungrouped
+    assert not ungrouped.is_gqa and ungrouped.repeat_key_value_heads() is ungrouped
     torch.testing.assert_close(backends._sdpa(ungrouped), backends._sdpa(call))
-    torch.testing.assert_close(backends._padded(ungrouped), backends._padded(call))
+    torch.testing.assert_close(backends._attend_padded(ungrouped), backends._attend_padded(call))
 
 
 @pytest.mark.parametrize(

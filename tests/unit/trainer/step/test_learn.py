@@ -65,7 +65,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
             padded=False,
             estimator=get_estimator("gae"),
             needs_old_logprobs=True,
-            skips_still_rows=True,
+            skips_rows_without_advantage=True,
         ),
         column_dtype="float32",
         shares_prompts=False,
