@@ -114,7 +114,9 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=256)
     parser.add_argument("--carry_rate", type=float, default=CARRY_RATE, help="share of carries in the warm-up data")
-    parser.add_argument("--wrong_carry_rate", type=float, default=0.0, help="share of wrong carries in the warm-up data")
+    parser.add_argument(
+        "--wrong_carry_rate", type=float, default=0.0, help="share of wrong carries in the warm-up data"
+    )
     args = parser.parse_args()
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
