@@ -25,11 +25,14 @@ def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
 
 
 def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The most similar known keys, then those with a similar last part (`lr`: `actor_rollout_ref.actor.optim.lr`)."""
+    """The most similar known keys. Those with the same last part come first (`lr`: `actor_rollout_ref.actor.optim.lr`),
+    those with a similar one last."""
     ends = {key: key.rpartition(".")[2] for key in known}
-    near = nearest(name.rpartition(".")[2], set(ends.values()), count)
-    like_end = [key for close in near for key, end in ends.items() if end == close]
-    return list(dict.fromkeys(nearest(name, like_end or ends, count) + like_end))[:count]
+    last = name.rpartition(".")[2]
+    if same_end := [key for key, end in ends.items() if end == last]:
+        return list(dict.fromkeys(nearest(name, same_end, count) + same_end))[:count]
+    like_end = [key for close in nearest(last, set(ends.values()), count) for key, end in ends.items() if end == close]
+    return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
 
 
 def validation_problems(schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]) -> Iterator[str]:
