@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import masked
 from alphaapollo.config.schema import AggregationMode
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import masked
 
 Cells = tuple[Tensor, Tensor]  # row and column of n cells of a matrix. int64 [n] each

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 
 
 def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "best_random", "best_worst"]) -> Tensor:

@@ -26,7 +26,7 @@ from alphaapollo.environments.base import (
 )
 from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.openai_client import make_connection_options
+from alphaapollo.rewards.openai_connection import make_connection_options
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
 from alphaapollo.utils.entry_point import command
 

@@ -5,25 +5,23 @@ the next iteration.
     (background)              the trainers write; then the driver's own state follows, and the folder is renamed
     metrics                   result of the last checkpoint, at the end of each iteration
     finish_on_exit            at the end of a run, wait for the checkpoint that is being written
-    run_and_save_on_signal    with trainer.save_on_signal: write a checkpoint before the run ends
 
 The loop calls `begin_update` before it changes the trainers' state and `end_update` after the iteration. If the copies
-do not fit into memory (launch/memory), the trainers return from `save` when they have written.
+do not fit into memory (launch/memory), the trainers return from `save` when they have written. save_on_signal.py saves
+the last iteration of a run that is interrupted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
-from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import writing
 
 FAILED_RUN_SECONDS = 30.0  # that a failed run waits for its checkpoint; its workers may hang
@@ -62,7 +60,7 @@ class BackgroundCheckpoint(Generic[P]):
         self._writing: asyncio.Task[float] | None = None
         self._step = 0  # of the last checkpoint
         self._seconds: float | None = None  # of a checkpoint completed since the last `metrics`
-        self._in_update, self._is_stopping = False, False
+        self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
         self._consistent: P | None = None  # progress at the last `end_update`
 
     async def save(self, progress: P) -> None:
@@ -85,44 +83,18 @@ class BackgroundCheckpoint(Generic[P]):
 
     def begin_update(self) -> None:
         """Mark the trainers' state as inconsistent: it is being changed or copied."""
-        self._in_update = True
+        self.in_update = True
 
     def end_update(self, progress: P) -> None:
         """Mark the trainers' state as that of complete iterations. CancelledError: the run got a signal to end."""
-        self._in_update, self._consistent = False, deepcopy(progress)
-        if self._is_stopping:
+        self.in_update, self._consistent = False, deepcopy(progress)
+        if self.is_stopping:
             raise asyncio.CancelledError
 
-    async def run_and_save_on_signal(self, loop: Coroutine[Any, Any, None]) -> None:
-        """Run the loop. If the run is cancelled by a signal, finish the current iteration if it has changed the
-        trainers, cancel it otherwise, and save the last complete iteration if no checkpoint has it. If a monitor
-        cancels the run, nothing is finished or saved."""
-        task = asyncio.ensure_future(loop)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            self._is_stopping, lost = True, CANCELLED_BY_MONITOR in error.args
-            if lost or not self._in_update:
-                task.cancel()
-            else:
-                self.notice("got a signal: finishing the current iteration first; a second signal ends the run at once")
-            await asyncio.wait([task])
-            if not lost:
-                await self._save_last(None if task.cancelled() else task.exception())
-            raise
-
-    async def _save_last(self, error: BaseException | None) -> None:
-        """Save the last complete iteration after the loop has ended. Errors are printed as notices, because the run
-        ends."""
-        try:
-            if error:
-                raise error
-            if self._consistent and self._consistent.step != self._step:
-                self.notice(f"got a signal: writing the checkpoint of iteration {self._consistent.step} first")
-                self._is_stopping = False
-                await self.save(self._consistent)
-        except FAILURES as failure:
-            self.notice(f"no checkpoint was written: {failure}")
+    @property
+    def unsaved(self) -> P | None:
+        """Progress of the last complete iteration, if no checkpoint has it."""
+        return self._consistent if self._consistent and self._consistent.step != self._step else None
 
     async def metrics(self) -> dict[str, float]:
         """Metrics of a checkpoint completed since the last call. Raises its error, e.g. a full disk."""

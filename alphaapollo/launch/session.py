@@ -18,6 +18,7 @@ from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.input_checks import local_paths, missing_cluster
 from alphaapollo.launch.resume import StartPoint, resume_hint
+from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.spans import SPANS
@@ -38,7 +39,7 @@ class Session:
         """Run the loop until its last checkpoint is complete."""
         async with saving.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal
-            await (saving.run_and_save_on_signal(loop) if on_signal else loop)
+            await (run_and_save_on_signal(saving, loop) if on_signal else loop)
 
     async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpoint[Any]) -> None:
         """Export the model if requested, otherwise print how to do it."""

@@ -11,7 +11,7 @@ import re
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import RewardFunction, failed_score, get_question
-from alphaapollo.rewards.openai_client import MALFORMED_RESPONSE_ERRORS, make_connection_options
+from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)

@@ -20,7 +20,7 @@ from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
 from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
-from alphaapollo.algorithms.groups import deviations, keep_group, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import deviations, keep_group, normalize_in_groups
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
 from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
 

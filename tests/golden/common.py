@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import fold_to_actions, masked
 from alphaapollo.config.schema import AggregationMode
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.result_checks import check_floats, check_type, require
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry

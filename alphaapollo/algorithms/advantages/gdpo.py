@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.groups import Groups, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, normalize_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.reward_shaping import condition_reward
 from alphaapollo.config.schema import Algorithm

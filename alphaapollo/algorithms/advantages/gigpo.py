@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 

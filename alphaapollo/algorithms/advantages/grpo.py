@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.groups import deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 

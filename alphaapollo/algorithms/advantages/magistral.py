@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.groups import deviations
+from alphaapollo.algorithms.group_statistics import deviations
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.config.schema import Algorithm
 
 

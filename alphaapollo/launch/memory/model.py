@@ -1,6 +1,6 @@
 """Memory of one model: bytes by kind at each moment of an update, calculated from its configuration.
 
-    config.json on the meta device -> sizes (models/activations.py) -> MemoryUsage of one training rank or engine
+    config.json on the meta device -> sizes (models/activation_memory.py) -> MemoryUsage of one training rank or engine
 
 FSDP2 as models/sharding.py sets it up: float32 slices, one layer gathered at a time and the next one prefetched, root
 (embedding, head, norms) gathered from the forward to the end of the backward pass, gradients reduced in float32.
@@ -19,7 +19,7 @@ from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention, chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.models.activations import (
+from alphaapollo.models.activation_memory import (
     Activations,
     ModelSizes,
     TrainingPass,

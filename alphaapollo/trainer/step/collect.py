@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from alphaapollo.algorithms.groups import keep_group
+from alphaapollo.algorithms.group_statistics import keep_group
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.evaluation.validation import generate_missing_groups

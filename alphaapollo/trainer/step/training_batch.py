@@ -16,7 +16,7 @@ from torch import Tensor
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.correction import needs_full_sequences
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss

@@ -14,7 +14,7 @@ from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.groups import Groups, deviations, keep_group
+from alphaapollo.algorithms.group_statistics import Groups, deviations, keep_group
 from alphaapollo.algorithms.kl import adaptive_kl_coef, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 
 SCORES = torch.tensor([0.0, 1.0, 1.0, 0.5, 7.0, 7.0], dtype=torch.float64)

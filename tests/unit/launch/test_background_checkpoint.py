@@ -13,6 +13,7 @@ from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch import background_checkpoint
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.trainer.progress import Progress
 
 
@@ -228,7 +229,7 @@ class SignalledLoop:
     async def end(self, by_monitor: bool = False) -> None:
         async def run() -> None:
             async with self.case.saving.finish_on_exit():
-                await self.case.saving.run_and_save_on_signal(self.loop())
+                await run_and_save_on_signal(self.case.saving, self.loop())
 
         task = asyncio.ensure_future(run())
         await self.held.wait()

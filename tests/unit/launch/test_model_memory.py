@@ -10,7 +10,7 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.memory.model import MemoryUsage, TrainedModel
 from alphaapollo.models import sharding
-from alphaapollo.models.activations import Activations, ModelSizes, load_meta, model_sizes
+from alphaapollo.models.activation_memory import Activations, ModelSizes, load_meta, model_sizes
 from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.tiny import run_ranks

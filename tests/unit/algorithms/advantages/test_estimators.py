@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.rloo import rloo
-from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)

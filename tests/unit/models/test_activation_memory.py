@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.activations import LiveBytes, TrainingPass, load_meta, measure_activations, model_sizes
+from alphaapollo.models.activation_memory import LiveBytes, TrainingPass, load_meta, measure_activations, model_sizes
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 

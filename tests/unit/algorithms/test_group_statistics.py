@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.groups import Groups, deviations, keep_group, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, deviations, keep_group, normalize_in_groups
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
