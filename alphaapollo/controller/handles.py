@@ -29,7 +29,7 @@ from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.verification import common_update
+from alphaapollo.weight_sync.verification import merge_updates
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -125,7 +125,7 @@ class TrainedGroup(ModelGroup[L]):
 
 async def wait_for_save(worker: TrainingWorker) -> float:
     """Seconds of the worker's last save, once it is written."""
-    return await asyncio.wrap_future(worker.written())
+    return await asyncio.wrap_future(worker.get_save_future())
 
 
 class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
@@ -151,9 +151,9 @@ class RLGroup(TrainedGroup[R]):
     """A model trained on rollouts, which gets its rows once per iteration. Columns (flat float32 arrays [sum
     responses]) are one per batch."""
 
-    async def sharing_problem(self) -> str | None:
+    async def find_sharing_error(self) -> str | None:
         """Why the model cannot compute a shared prompt once; None: it can."""
-        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
+        return (await self.ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send each rank its rows, once per iteration."""
@@ -191,9 +191,9 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         each = list(zip(columns, steps, strict=True))
         return (await self._call_each(lambda worker, own: worker.update(*own, skip_bad), each))[0]
 
-    async def old_log_probs(self) -> list[np.ndarray]:
+    async def get_old_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows that the last update used as the sampling policy's."""
-        return await self._call(lambda worker: worker.old_log_probs())
+        return await self._call(lambda worker: worker.get_old_log_probs())
 
     async def hard_reset(self) -> None:
         """Copy the policy to the reference and reset the optimizer."""
@@ -201,7 +201,7 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
 
     async def send_weights(self, version: int) -> WeightUpdate:
         """Publish the weights (a collective of all ranks). Returns the digest of what was sent."""
-        return common_update(await self.ranks.call(lambda worker: worker.send_weights(version)))
+        return merge_updates(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_weights(self) -> None:
         """Free the buffers of the last weight sync, after the engines have confirmed it, and offload the policy."""
@@ -288,7 +288,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def hold_weights(self) -> bool:
         """Whether the engines have weights; fake engines do not."""
-        return all(await self.ranks.call(lambda worker: worker.holds_weights))
+        return all(await self.ranks.call(lambda worker: worker.has_weights))
 
     async def log_probs(self, token_ids: list[int]) -> list[list[float]]:
         """Log-prob of each token after the first, from each engine."""

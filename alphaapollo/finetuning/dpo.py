@@ -17,7 +17,7 @@ from alphaapollo.algorithms.preference_losses import get_preference_loss, prefer
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_batch import distribute_scored_rows, scores_in_row_order
+from alphaapollo.data.preference_batch import collect_row_scores, distribute_scored_rows
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
@@ -40,19 +40,19 @@ class DpoTask(PairTask):
     def check(self, num_gpus: int) -> list[str]:
         config = self.config
         load_losses(config.preference)
-        return check(config, num_gpus, problems=find_problems(config), ineffective=ineffective_keys(config))
+        return check(config, num_gpus, problems=list_loss_errors(config), ineffective=list_ineffective_keys(config))
 
     def read(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        load = load_pairs if get_preference_loss(self.config.preference.loss).of_pairs else load_labelled
+        load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled
         return load(files, renderer, self.config.data, max_samples)
 
-    def memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
+    def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest for example in examples)
         return MemoryRequest(longest, rows=len(examples[0].rows), reference=self._needs_reference("live"))
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         return preference_metrics(sums) | pair_accuracies(sums) | {"tokens": sums["tokens"]}
 
     async def begin(self, run: FinetuningRun) -> None:
@@ -63,8 +63,8 @@ class DpoTask(PairTask):
         plan = run.plan
         ranks: Any = run.trainer.ranks  # of PreferenceWorker
         examples = [*plan.train.examples, *(example for own in plan.val.values() for example in own)]
-        parts = await ranks.call(lambda worker: worker.weights_digest())
-        digest = reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
+        parts = await ranks.call(lambda worker: worker.compute_weights_digest())
+        digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
         logps = read_reference(path, digest, run.console.notice)
         if logps is None:
@@ -82,14 +82,14 @@ class DpoTask(PairTask):
         ranks: Any = run.trainer.ranks
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
-            run.console.phase("reference", start, len(examples))
+            run.console.show_phase("reference", start, len(examples))
             some = examples[start : start + REFERENCE_BATCH]
             split = distribute_scored_rows(
                 some, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
-            parts.append(scores_in_row_order(split, columns[::shared]))
+            parts.append(collect_row_scores(split, columns[::shared]))
         return np.concatenate(parts)
 
 
@@ -99,7 +99,7 @@ def load_losses(preference: Preference) -> None:
         load_user_module(preference.custom_module, "preference.custom_module")
 
 
-def find_problems(config: DpoConfig) -> Iterator[str]:
+def list_loss_errors(config: DpoConfig) -> Iterator[str]:
     """Yield errors about the loss and its keys."""
     try:
         check_preference_loss(get_preference_loss(config.preference.loss), config.preference)
@@ -107,19 +107,19 @@ def find_problems(config: DpoConfig) -> Iterator[str]:
         yield f"preference.loss: {error}"
 
 
-def ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
+def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
     """List (key, reason) for keys without effect with the selected loss."""
     loss = get_preference_loss(config.preference.loss)
     others = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
     keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(others)]
     if not loss.needs_reference:
         keys.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
-    if loss.of_pairs:
+    if loss.is_pairwise:
         keys += [(f"data.{name}_key", f"preference.loss={loss.name} uses pairs") for name in ("response", "label")]
     return keys
 
 
-def reference_digest(examples: Iterable[PreferenceExample], weights: str, dtype: str) -> str:
+def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str, dtype: str) -> str:
     """Digest of everything that reference log-probs depend on: tokens, digest of the weights, dtype of the forward
     pass."""
     sha = hashlib.sha256(f"{weights} {dtype}".encode())

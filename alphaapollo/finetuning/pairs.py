@@ -27,7 +27,7 @@ class PairTask(FinetuningTask):
     async def begin(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if that is required and not supported."""
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
-        problem: str | None = (await ranks.call(lambda worker: worker.sharing.problem))[0]
+        problem: str | None = (await ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs the prompt of each response"
         wanted = self.config.data.use_prefix_grouper

@@ -8,7 +8,7 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_argument_warnings
 from alphaapollo.data.sources import LoadedExamples, source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.dpo import DpoTask
@@ -20,15 +20,15 @@ from alphaapollo.launch.input_checks import (
     check_experts,
     check_sequence_parallel,
     choose_kernels,
+    explain_missing_cluster,
     find_machine,
-    missing_cluster,
 )
 from alphaapollo.launch.memory.finetuning import fit_finetuning
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unmeasured_notice
 from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
 from alphaapollo.launch.resume import find_start
 from alphaapollo.models.folder_check import check_weights
-from alphaapollo.models.lora import check_targets
+from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import check_trackers
 
@@ -48,13 +48,13 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     check_trackers(config.trainer.logger)
     start = find_start(config)
     trainer, data = config.trainer, config.data
-    check_targets(config.model, "model")
+    check_target_modules(config.model, "model")
     check_experts(config.model, "model")
     check_weights(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
     check_sequence_parallel(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
-    train, val, more = _read(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
+    train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
     notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
@@ -65,9 +65,9 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         sequence_parallel=size,
     )
-    notices += unused_template_arguments(data.apply_chat_template_kwargs, tokenizer)
-    notices += filter(None, [missing_cluster(trainer)])
-    model, memory, unmeasured = _fit(task, config, train, placement, machine)
+    notices += unused_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
+    notices += filter(None, [explain_missing_cluster(trainer)])
+    model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_stream(config, train.sizes)
     plan = FinetuningPlan(
         task=task,
@@ -96,7 +96,7 @@ def make_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedS
     return MixedStream(sizes, data.source_weights, data.seed, data.shuffle)
 
 
-def _read(
+def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read training examples, and validation examples by source. Returns notices. Raises ValueError for an empty
@@ -114,24 +114,24 @@ def _read(
     if data.val_files:
         read = task.read(data.val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
-        sources = zip(source_names(data.val_files), read.by_source(), strict=True)
+        sources = zip(source_names(data.val_files), read.split_by_source(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
 
 
-def _fit(
+def _plan_memory(
     task: FinetuningTask, config: TuningConfig, train: LoadedExamples[Any], placement: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
     """Resolve the model and plan its memory. Returns a notice if it cannot be measured. Raises ValueError if it cannot
     fit."""
     device = placement.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
-    request = task.memory_request(train.examples)
+    request = task.make_memory_request(train.examples)
     try:
         model, memory = fit_finetuning(config, model, device, request, machine.memory_for(device), machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
-        return model, None, [unmeasured_notice(config.model.path, error, may_choose)]
+        return model, None, [format_unmeasured_notice(config.model.path, error, may_choose)]
     if memory.problem:
         raise ValueError(memory.problem)
     return model, memory, []

@@ -16,7 +16,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
 from alphaapollo.launch.memory.finetuning import MemoryRequest
-from alphaapollo.models.load import check_reward_model_family, is_causal_lm, load_config, reward_model_class
+from alphaapollo.models.load import check_reward_model_family, find_reward_model_class, is_causal_lm, load_config
 from alphaapollo.types import Row
 from alphaapollo.workers.reward_training import RewardTrainingWorker
 
@@ -40,10 +40,10 @@ class RewardModelTask(PairTask):
             pair.rows = [render_scored_row(row, renderer) for row in pair.rows]
         return read
 
-    def memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
+    def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         return MemoryRequest(max(example.longest for example in examples), rows=2, head=False)
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]
         chosen, rejected = sums["score_chosen"] / count, sums["score_rejected"] / count
         mean = (chosen + rejected) / 2
@@ -64,10 +64,10 @@ def check_model(model: Model) -> None:
     if is_causal_lm(config):
         check_reward_model_family(config, model.path)
     else:
-        reward_model_class(config, model.path)
+        find_reward_model_class(config, model.path)
 
 
 def render_scored_row(row: Row, renderer: Renderer) -> Row:
     """Format a response as main_ppo does for a reward model. The mask marks the last token, where the score is read."""
-    ids = renderer.with_turn_end(list(row.token_ids))
+    ids = renderer.append_turn_end(list(row.token_ids))
     return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from alphaapollo.config.check import check
 from alphaapollo.config.load import convert, drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
-from alphaapollo.launch.builders import critic_model
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
-from alphaapollo.launch.model_card import model_card
+from alphaapollo.launch.builders import make_critic_model
+from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
+from alphaapollo.launch.model_card import format_model_card
 from alphaapollo.launch.push_to_hub import check_push
 from alphaapollo.launch.resume import read_saved
 
@@ -46,12 +46,12 @@ def prepare(config: ExportConfig) -> ExportPlan:
     check(config)
     if config.push_to:
         check_push(config.push_to)
-    checkpoint = _checkpoint(Path(config.checkpoint).expanduser().resolve())
+    checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
     run = checkpoint.parents[1]
     saved = read_saved(run)
-    model = _model_of(saved, run, config)
+    model = _read_model(saved, run, config)
     kind: Kind = "reward model" if "bradley_terry" in saved else config.role
-    weights = _weights_of(checkpoint, kind)
+    weights = _find_weights(checkpoint, kind)
     own = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     asked = next(name for name in (config.dtype, model.dtype, own, "float32") if name in ("float32", "bfloat16"))
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
@@ -78,7 +78,7 @@ def write(export: ExportPlan) -> str:
     """
     import torch
 
-    from alphaapollo.models.export.verification import OUTPUTS
+    from alphaapollo.models.export.verification import OUTPUT_NAMES
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +88,11 @@ def write(export: ExportPlan) -> str:
     try:
         gap = export_checkpoint(str(export.weights), export.model, dtype, str(unverified), export.form, export.kind)
         proof = (
-            f"Plain transformers loads this folder; its {OUTPUTS[export.kind]} of a probe differ from the checkpoint's "
+            f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the checkpoint's "
             f"by {gap:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
-        card = model_card(export.saved, run, step, export.kind, export.model.path, proof)
+        card = format_model_card(export.saved, run, step, export.kind, export.model.path, proof)
         (unverified / "README.md").write_text(card, encoding="utf-8")
         unverified.rename(export.output)
     finally:
@@ -100,7 +100,7 @@ def write(export: ExportPlan) -> str:
     return proof
 
 
-def _weights_of(checkpoint: Path, kind: Kind) -> Path:
+def _find_weights(checkpoint: Path, kind: Kind) -> Path:
     names = ("critic",) if kind == "critic" else ("policy", "model")
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
@@ -114,20 +114,22 @@ def _weights_of(checkpoint: Path, kind: Kind) -> Path:
     return found
 
 
-def _checkpoint(path: Path) -> Path:
+def _find_checkpoint(path: Path) -> Path:
     """The checkpoint itself, or the newest one of a run."""
-    written = [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).completed()
+    written = (
+        [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    )
     if not written:
         raise ValueError(
             f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run that has one. Give a "
             "folder <run>/checkpoints/step_N, or a run."
         )
-    if problems := damage(written[-1]):
+    if problems := find_damage(written[-1]):
         raise ValueError(f"{written[-1]} is damaged: {', '.join(problems)}. Give another checkpoint.")
     return written[-1]
 
 
-def _model_of(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
+def _read_model(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
     """The section of the policy or the fine-tuned model. The other sections may be of another version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
@@ -136,5 +138,5 @@ def _model_of(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
         )
     model = convert(Model, drop_unknown_keys(Model, role["model"]))
     if asked.role == "critic" and isinstance(saved.get("critic"), dict):
-        model = critic_model(model, convert(Critic, drop_unknown_keys(Critic, saved["critic"])))
+        model = make_critic_model(model, convert(Critic, drop_unknown_keys(Critic, saved["critic"])))
     return model.model_copy(update={"path": asked.model_path}) if asked.model_path else model

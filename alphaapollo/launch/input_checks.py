@@ -52,7 +52,7 @@ def find_machine(trainer: AnyTrainer) -> Machine:
     return detect_machine()
 
 
-def missing_cluster(trainer: Training) -> str:
+def explain_missing_cluster(trainer: Training) -> str:
     """Why the run has fewer nodes than it needs; empty if a cluster is joined or one node is enough."""
     if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
@@ -62,7 +62,7 @@ def missing_cluster(trainer: Training) -> str:
     )
 
 
-def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
+def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
     """key -> local path that workers read, so that every node must have it. Only the driver reads data files."""
     found: dict[str, str] = {}
 
@@ -87,7 +87,9 @@ def find_environment(env: Env) -> EnvironmentSpec:
     return check_environment(env)
 
 
-def environment_notices(config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec) -> list[str]:
+def collect_environment_notices(
+    config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec
+) -> list[str]:
     """A notice for each key of rewards or tools that this environment does not use."""
     env, unused = config.env, []
     if not environment.graded and not environment.own_prompts:
@@ -218,13 +220,13 @@ def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
 def check_sequence_parallel(size: int, key: str, models: Mapping[str, Model]) -> None:
     """ValueError: `size` ranks, as set by `key`, cannot share the sequences of one of the models (by their keys)."""
     from alphaapollo.models.load import load_config  # imports torch
-    from alphaapollo.models.ulysses import check_splits
+    from alphaapollo.models.ulysses import check_sequence_parallel
 
     for name, model in models.items():
         if size > 1 and model.path:
             config = load_config(model)
             own_code = model.trust_remote_code and hasattr(config, "auto_map")
-            check_splits(config, f"{name}={model.path}", size, key, own_code)
+            check_sequence_parallel(config, f"{name}={model.path}", size, key, own_code)
 
 
 def read_prompts(

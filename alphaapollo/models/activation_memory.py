@@ -21,11 +21,11 @@ from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention.backends import AttentionCall, explicit_attention, register_backend
-from alphaapollo.models.decoder import decoder_layers, head_size
-from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, token_stats
+from alphaapollo.models.decoder import find_decoder_layers, get_head_size
+from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, compute_token_stats
 from alphaapollo.models.load import load_without_weights
-from alphaapollo.models.lora import target_names
-from alphaapollo.models.policy import logit_transform
+from alphaapollo.models.lora import resolve_target_modules
+from alphaapollo.models.policy import read_logit_transform
 from alphaapollo.models.sharding import MIN_UNIT
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class _FusedKernel(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def model_sizes(model: PreTrainedModel) -> ModelSizes:
+def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
     config = model.config.get_text_config()
-    layers = decoder_layers(model)
+    layers = find_decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     units = [count for count in counts if count >= MIN_UNIT]
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -106,14 +106,14 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         head=model.get_output_embeddings().weight.numel(),
         tied=bool(config.tie_word_embeddings),
         hidden_size=config.hidden_size,
-        kv_elements=2 * len(layers) * kv_heads * head_size(config),
+        kv_elements=2 * len(layers) * kv_heads * get_head_size(config),
         kv_heads=kv_heads,
     )
 
 
-def adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
+def count_adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
     """Number of parameters of all adapters: A [rank, in] and B [out, rank] of each adapted layer."""
-    targets = set(target_names(model, lora))
+    targets = set(resolve_target_modules(model, lora))
     layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
     return sum(lora.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
 
@@ -133,35 +133,37 @@ class TrainingPass:
 
 def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activations:
     """Measure a training pass. `model`: from load_meta, in the dtype of forward and backward."""
-    (first, peak), (second, _) = (_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2))
+    (first, peak), (second, _) = (
+        _measure_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2)
+    )
     layer = second - first
     parameter = next(model.parameters())
     hidden = training.rows * training.length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _head_peak(model, training) if training.need_head else 0
+    head = _measure_head_peak(model, training) if training.need_head else 0
     if training.adapters:
-        peak -= parameter.element_size() * model_sizes(model).unit
-    depth = len(decoder_layers(model))
+        peak -= parameter.element_size() * read_model_sizes(model).unit
+    depth = len(find_decoder_layers(model))
     if training.checkpointing:  # a layer keeps its input and is recomputed in the backward pass
         return Activations(kept=depth * hidden, layer=peak, head=head)
     return Activations(kept=depth * layer, layer=peak - layer, head=head)
 
 
-def inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
+def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
     """Peak bytes of a forward pass without gradients, hidden states included."""
     with torch.no_grad():
-        return _decoder_bytes(model, 1, num_tokens, 1)[1]
+        return _measure_decoder_bytes(model, 1, num_tokens, 1)[1]
 
 
-def _decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
+def _measure_decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
     """Bytes alive between forward and backward pass through the first layers, and the peak."""
     decoder = model.base_model
-    first = decoder_layers(model)[0]
+    first = find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
     name, layers = next((name, module) for name, module in lists.items() if module[0] is first)
     setattr(decoder, name, layers[:num_layers])
     positions = torch.zeros(1, length, dtype=torch.long, device="meta")
     size, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
-    with LiveBytes(model) as live:
+    with LiveByteCounter(model) as live:
         embeddings = torch.empty(rows, length, size, dtype=dtype, device="meta").requires_grad_()
         total = decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
         kept = live.now
@@ -172,13 +174,13 @@ def _decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: i
     return kept, live.peak
 
 
-def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
+def _measure_head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
     num_tokens, output = (
         training.rows * training.length,
         model.get_output_embeddings().requires_grad_(not training.adapters),
     )
-    head = LmHead(output.weight, output.bias, *logit_transform(model.config))
-    with LiveBytes(model) as live:
+    head = LmHead(output.weight, output.bias, *read_logit_transform(model.config))
+    with LiveByteCounter(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
         hidden = HeadInput(torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_(), head)
         targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
@@ -186,7 +188,7 @@ def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
         if training.divergence is not None:
             states = torch.empty(num_tokens, size, dtype=dtype, device="meta")
             frozen_model = DivergenceTarget(HeadInput(states, head), training.divergence)
-        stats = token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[training.device])
+        stats = compute_token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[training.device])
         total = stats.logprobs.sum()
         (total if stats.divergence is None else total + stats.divergence.sum()).backward()
     model.zero_grad()
@@ -194,7 +196,7 @@ def _head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
     return live.peak
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveByteCounter(TorchDispatchMode):
     """Count bytes of the storages that operations allocate, as long as they are alive. Parameters and buffers of the
     module `known` do not count."""
 
@@ -220,11 +222,11 @@ class LiveBytes(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key in self._alive:
             return
-        self._alive[key] = weakref.ref(storage, lambda _: self._drop(key, size))
+        self._alive[key] = weakref.ref(storage, lambda _: self._remove(key, size))
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def _drop(self, key: int, size: int) -> None:
+    def _remove(self, key: int, size: int) -> None:
         if self._alive.pop(key, None) is not None:
             self.now -= size
 

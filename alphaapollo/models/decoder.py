@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) -> Tensor:
+def compute_hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) -> Tensor:
     """Hidden states of this rank's tokens of `tokens`, after all layers. -> [m, H]"""
     arguments: dict[str, Any] = {"sequence": micro.sequence} if micro.sequence else {}
     if packing := micro.packing:
@@ -31,13 +31,13 @@ def hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) ->
     return states.flatten(0, 1).index_select(0, tokens.local)
 
 
-def head_size(config: PretrainedConfig) -> int:
+def get_head_size(config: PretrainedConfig) -> int:
     """Size of one attention head, from a text configuration."""
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return size
 
 
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+def find_decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Modules that FSDP gathers one at a time: those the model declares unsplittable, else its longest list."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]

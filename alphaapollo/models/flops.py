@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.models.decoder import head_size
+from alphaapollo.models.decoder import get_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
@@ -51,7 +51,7 @@ class FlopsEstimator:
     attention_width: int  # heads x head size
 
     @classmethod
-    def of(cls, model: Any) -> FlopsEstimator | None:
+    def from_model(cls, model: Any) -> FlopsEstimator | None:
         """Read the sizes of a model. With experts, active parameters count; None if their number is unknown."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
@@ -68,10 +68,10 @@ class FlopsEstimator:
 
         total = sum(active(name, parameter) for name, parameter in matrices.items())
         trained = sum(active(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad)
-        width = config.num_attention_heads * head_size(config)
+        width = config.num_attention_heads * get_head_size(config)
         return cls(total, trained, config.num_hidden_layers, width)
 
-    def training_flops(self, lengths: np.ndarray, prefix_lengths: np.ndarray | int = 0) -> float:
+    def estimate_training_flops(self, lengths: np.ndarray, prefix_lengths: np.ndarray | int = 0) -> float:
         """FLOPs of forward and backward over sequences of these lengths, after shared prefixes that are not recomputed.
 
         Per token, 4 for each parameter and 2 more if it is trained; causal attention takes 6 per layer, width and pair

@@ -59,7 +59,7 @@ class DivergenceTarget:
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
 
 
-def token_stats(
+def compute_token_stats(
     hidden: HeadInput,
     targets: Tensor,
     temperature: float,

@@ -12,7 +12,7 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import register_backend
 from alphaapollo.models.cpu.linear import use_onednn
-from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
@@ -60,7 +60,7 @@ def load_reward_model(
     Arguments and errors like load_causal_lm. Also raises ValueError for a model without a trained head of one score.
     """
     config = load_config(model)
-    loaded = _load(reward_model_class(config, model.path), config, model, attention, dtype, materialize)
+    loaded = _load(find_reward_model_class(config, model.path), config, model, attention, dtype, materialize)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Give a "
@@ -80,7 +80,7 @@ def load_or_init_reward_model(
     else:
         check_reward_model_family(config, model.path)
         config.num_labels = 1
-        config.pad_token_id = _pad_token(config, model)
+        config.pad_token_id = _find_pad_token(config, model)
         auto = "AutoModelForSequenceClassification"
         loaded = _load(auto, config, model, attention, dtype, materialize, new_weights={"score.weight"})
         if materialize:
@@ -111,7 +111,7 @@ def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
         )
 
 
-def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
+def _find_pad_token(config: PretrainedConfig, model: Model) -> int | None:
     """Padding token, which transformers' own forward pass uses to find the last token of a row."""
     from transformers import AutoTokenizer
 
@@ -123,7 +123,7 @@ def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def reward_model_class(config: PretrainedConfig, path: str) -> str:
+def find_reward_model_class(config: PretrainedConfig, path: str) -> str:
     """Auto class of a reward model, from config.json. Raises ValueError for other models."""
     names = getattr(config, "architectures", None) or []
     kinds = ("ForSequenceClassification", "ForTokenClassification")  # of the scores of all tokens the last is used
@@ -153,7 +153,9 @@ def load_config(model: Model) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(f"model.path={model.path}: its configuration cannot be read: {_first_line(error)}") from error
+        raise ValueError(
+            f"model.path={model.path}: its configuration cannot be read: {_get_first_line(error)}"
+        ) from error
 
 
 def _load(
@@ -192,14 +194,14 @@ def _load(
                 raise
             raise ValueError(  # e.g. a negative size
                 f"model.path={model.path}: no model can be built from its config.json: {type(error).__name__}: "
-                f"{_first_line(error)}"
+                f"{_get_first_line(error)}"
             ) from error
     loaded.eval()
     use_onednn(loaded)
     if model.use_liger is True:  # resolved, on a GPU
         apply_liger(loaded)
     if model.use_torch_compile:
-        for layer in decoder_layers(loaded):  # below FSDP's hooks; for any number of tokens
+        for layer in find_decoder_layers(loaded):  # below FSDP's hooks; for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
     return loaded
 
@@ -217,7 +219,7 @@ def _load_weights(
         loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"model.path={path}: its weights cannot be loaded: {_first_line(error)} Check for missing or truncated "
+            f"model.path={path}: its weights cannot be loaded: {_get_first_line(error)} Check for missing or truncated "
             "weight files."
         ) from error
     finally:
@@ -262,5 +264,5 @@ def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> Non
             module.training = True
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     return (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]

@@ -61,18 +61,18 @@ def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
     return dtype if model.lora_rank else torch.promote_types(dtype, torch.float32)
 
 
-def check_targets(model: Model, key: str) -> None:
+def check_target_modules(model: Model, key: str) -> None:
     """Raise ValueError if the model, the config section `key`, lacks some of `target_modules`, or they cannot have an
     adapter. Without LoRA the model is not read."""
     if not model.lora_rank:
         return
     try:
-        target_names(load_without_weights(model), model)
+        resolve_target_modules(load_without_weights(model), model)
     except ValueError as error:
         raise ValueError(f"{key}.{error}") from error
 
 
-def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
+def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     """Names (last part) of the layers that get an adapter: the configured ones, or all linear layers except the output
     head. Raises ValueError for names of other modules."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
@@ -98,7 +98,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     config = LoraConfig(
         r=lora.lora_rank,
         lora_alpha=lora.alpha,
-        target_modules=target_names(model, lora),
+        target_modules=resolve_target_modules(model, lora),
         task_type="CAUSAL_LM",
     )
     on_meta = next(model.parameters()).is_meta
@@ -118,12 +118,12 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def plain_name(name: str) -> str:
+def remove_adapter_name(name: str) -> str:
     """Parameter name in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
-def lora_layers(model: nn.Module) -> dict[str, Any]:
+def find_lora_layers(model: nn.Module) -> dict[str, Any]:
     """Layers with adapters, by the name of the adapted weight."""
     return {
         f"{name}.base_layer.weight": module
@@ -135,7 +135,7 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Context in which the model computes without its adapters."""
-    layers = lora_layers(model).values()
+    layers = find_lora_layers(model).values()
     for layer in layers:
         layer._disable_adapters = True  # peft's method also changes requires_grad, which FSDP has read
     try:
@@ -159,7 +159,7 @@ def merge_weight(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def gather_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield A and B gathered, float32, with the names in peft's files (a collective: every rank must exhaust it)."""
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -167,10 +167,10 @@ def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def scaled_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield adapter_tensors with the scale multiplied into B."""
-    (scale,) = {layer.scaling[ADAPTER] for layer in lora_layers(model).values()}
-    for name, tensor in adapter_tensors(model):
+def gather_scaled_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield gather_adapter_tensors with the scale multiplied into B."""
+    (scale,) = {layer.scaling[ADAPTER] for layer in find_lora_layers(model).values()}
+    for name, tensor in gather_adapter_tensors(model):
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
-from alphaapollo.models.ulysses import LocalTokens, SequenceGroup, local_positions
+from alphaapollo.models.ulysses import LocalTokens, SequenceGroup, find_local_positions
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -97,24 +97,26 @@ class MicroBatchBuilder:
         width = layout.token_ids.shape[1]
         part = self.sequence.part(width) if self.sequence else slice(None)
         responses = chosen.response_lengths
-        token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _counting(responses)
+        token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _concatenate_ranges(
+            responses
+        )
         states = self._find_tokens(layout, token_index - 1)
         targets = self._copy(chosen.token_ids[token_index])
-        cells = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _counting(responses)
-        experts = None if rows.routed_experts is None else _routed_experts(rows.routed_experts, chosen, layout)
+        cells = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
+        experts = None if rows.routed_experts is None else _lay_out_experts(rows.routed_experts, chosen, layout)
         return MicroBatch(
             token_ids=self._copy(layout.token_ids[:, part]),
             position_ids=self._copy(layout.position_ids[None, part]),
             is_real=self._copy(layout.is_real[:, part] & (not is_dummy)),
             routed_experts=None if experts is None else self._copy(experts[:, part]),
-            packing=self._packing(layout),
+            packing=self._make_packing(layout),
             states=states,
             ends=self._find_tokens(layout, chosen.token_offsets[1:] - 1),
             targets=targets if states.own is None else targets[states.own],
             cells=self._copy(cells),
             mask=self._copy(chosen.action_mask.astype(np.float32)),
             rollout_logprobs=self._copy(chosen.rollout_logprobs.astype(np.float32)),
-            columns=self._columns(columns or Columns(), rows, positions),
+            columns=self._copy_columns(columns or Columns(), rows, positions),
             rows=chosen,
             is_dummy=is_dummy,
             sequence=self.sequence,
@@ -131,10 +133,10 @@ class MicroBatchBuilder:
         flat = layout.flat[token_index]
         if self.sequence is None:
             return LocalTokens(self._copy(flat), None, len(flat))
-        local, own = local_positions(flat, layout.token_ids.shape[1], self.sequence.rank, self.sequence.size)
+        local, own = find_local_positions(flat, layout.token_ids.shape[1], self.sequence.rank, self.sequence.size)
         return LocalTokens(self._copy(local), self._copy(own), len(flat))
 
-    def _packing(self, layout: _Layout) -> Packing | None:
+    def _make_packing(self, layout: _Layout) -> Packing | None:
         lengths, prefixes, keys = layout.lengths, layout.prefixes, None
         if lengths is None:
             return None
@@ -147,11 +149,11 @@ class MicroBatchBuilder:
                 prefixes=prefixes.tolist(),
                 lengths=(before + lengths).tolist(),
                 cu_seqlens=self._copy(segment_offsets(before + lengths).astype(np.int32)),
-                index=self._copy(np.repeat(starts, sizes) + _counting(sizes)),
+                index=self._copy(np.repeat(starts, sizes) + _concatenate_ranges(sizes)),
             )
         return Packing(self._copy(offsets.astype(np.int32)), lengths.tolist(), keys)
 
-    def _columns(self, columns: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[Tensor]:
+    def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[Tensor]:
         """Columns as float32 (float64 stays), zeros for the dummy; trajectory ids stay integers and are left out if no
         rows share one."""
         given, copied = columns.select(rows, positions), {}
@@ -191,7 +193,7 @@ def _lay_out(rows: Rows, padded: bool, multiple: int) -> _Layout:
     needed = int(lengths.sum())
     width = -(-needed // multiple) * multiple
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
-    token_ids[0, flat], position_ids[flat] = rows.token_ids, _counting(rows.lengths)
+    token_ids[0, flat], position_ids[flat] = rows.token_ids, _concatenate_ranges(rows.lengths)
     if width > needed:
         lengths = np.append(lengths, width - needed)
         segments = None if segments is None else np.append(segments, len(segments))
@@ -203,14 +205,14 @@ def _share_prefixes(rows: Rows, prefixes: Prefixes) -> tuple[np.ndarray, np.ndar
     _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
     lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
     starts = segment_offsets(lengths)[:-1]
-    within = _counting(rows.lengths)  # position of each token in its row
+    within = _concatenate_ranges(rows.lengths)  # position of each token in its row
     before = np.repeat(prefixes.lengths, rows.lengths)
     remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
     flat = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
     return lengths, np.concatenate([np.arange(len(first)), family]), flat
 
 
-def _routed_experts(given: np.ndarray, chosen: Rows, layout: _Layout) -> np.ndarray:
+def _lay_out_experts(given: np.ndarray, chosen: Rows, layout: _Layout) -> np.ndarray:
     """Experts in the layout of token_ids, zeros for padding and the dummy. int32 instead of uint16, which torch hardly
     supports."""
     experts = np.zeros((layout.token_ids.size, *given.shape[1:]), np.int32 if given.dtype == np.uint16 else given.dtype)
@@ -233,7 +235,7 @@ def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefi
     )
 
 
-def _counting(lengths: np.ndarray) -> np.ndarray:
+def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:
     """0, 1, .. n_i - 1 for each length n_i, end to end."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)

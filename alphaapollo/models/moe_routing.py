@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class Routers:
 
     def __init__(self, model: PreTrainedModel, sizes: ExpertSizes):
         self.sizes = sizes
-        layers = decoder_layers(model)
+        layers = find_decoder_layers(model)
         self.num_layers = len(layers)
         self.needs_probabilities = False  # passes with gradients also collect what load_balancing_loss needs
         self.current: RoutingPass | None = None  # None: do not record or force the next forward pass
-        kinds = _router_classes(model)
+        kinds = _find_router_classes(model)
         found = [(i, one) for i, layer in enumerate(layers) for one in layer.modules() if isinstance(one, kinds)]
         if not all(_is_supported(router, sizes, model.config) for _, router in found):
             found = []
@@ -92,7 +92,7 @@ class Routers:
             router.forward = self._wrap_forward(router.forward, layer)
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Routers | None:
+    def wrap(cls, model: PreTrainedModel) -> Routers | None:
         """Wrap the routers of a model; None if it has none, or unsupported ones."""
         sizes = ExpertSizes.from_config(model.config)
         routers = cls(model, sizes) if sizes else None
@@ -123,8 +123,8 @@ class Routers:
             forced = None if current.forced is None else current.forced[:, layer].long()
             with _TopKOverride(self.sizes, forced) as override:
                 output = forward(*arguments, **keywords)
-            assert override.own is not None, "_is_supported has checked this"
-            current.record(layer, output[0], output[2], override.own)
+            assert override.router_choice is not None, "_is_supported has checked this"
+            current.record(layer, output[0], output[2], override.router_choice)
             return output
 
         return route
@@ -136,7 +136,7 @@ class _TopKOverride(TorchFunctionMode):
     def __init__(self, sizes: ExpertSizes, forced: Tensor | None):
         super().__init__()
         self.sizes, self.forced = sizes, forced
-        self.own: Tensor | None = None  # experts that topk would have returned
+        self.router_choice: Tensor | None = None  # experts that topk would have returned
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -145,7 +145,7 @@ class _TopKOverride(TorchFunctionMode):
         scores = args[0]
         if scores.shape[-1] != self.sizes.num_experts or result[1].shape[-1] != self.sizes.per_token:
             return result  # topk over groups of experts
-        self.own = result[1].reshape(-1, self.sizes.per_token)
+        self.router_choice = result[1].reshape(-1, self.sizes.per_token)
         if self.forced is None:
             return result
         forced = self.forced.view(result[1].shape)
@@ -170,7 +170,7 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
 def check_routers(model: Model, key: str, balance: bool) -> None:
     """Raise ValueError if a model lacks what `key` needs: routers and, with `balance`, a load-balancing loss."""
     loaded = load_without_weights(model)
-    if Routers.of(loaded) is None:
+    if Routers.wrap(loaded) is None:
         raise ValueError(
             f"{key}: {type(loaded).__name__} is not a mixture of experts with supported routers (docs/moe.md). Remove "
             "the key."
@@ -193,10 +193,10 @@ def _is_supported(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfi
             return False
     shapes = [tuple(one.shape) for one in output if isinstance(one, Tensor)] if isinstance(output, tuple) else []
     expected = [(3, sizes.num_experts), (3, sizes.per_token), (3, sizes.per_token)]
-    return override.own is not None and shapes == expected and not output[2].is_floating_point()
+    return override.router_choice is not None and shapes == expected and not output[2].is_floating_point()
 
 
-def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
+def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
     """Router classes, from the outputs that transformers records as router logits."""
     recorded: dict[str, Any] = {}
     for module in (model, model.base_model):

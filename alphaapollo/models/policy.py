@@ -19,8 +19,8 @@ from alphaapollo.algorithms import sampling
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import uses_own_backend
-from alphaapollo.models.decoder import decoder_layers, hidden_states
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
+from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
@@ -40,14 +40,14 @@ WARN_ABOVE = 0.1
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
-    forward_methods = ("head_input", "native_logprobs", "next_logits")
+    forward_methods = ("compute_head_input", "compute_native_logprobs", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.layers = decoder_layers(model)
+        self.layers = find_decoder_layers(model)
         self.model = model
-        self.scale, self.softcap = logit_transform(model.config)
-        self.routers = Routers.of(model)  # of a mixture of experts
+        self.scale, self.softcap = read_logit_transform(model.config)
+        self.routers = Routers.wrap(model)  # of a mixture of experts
 
     def forward(
         self,
@@ -57,8 +57,10 @@ class PolicyModel(FsdpRoot):
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Statistics [n] of the response tokens at `temperature`; `divergence_target` adds the divergence from it."""
-        hidden = PolicyModel.head_input(self, micro)  # without FSDP's hooks, which are on self.head_input
-        own = token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
+        hidden = PolicyModel.compute_head_input(
+            self, micro
+        )  # without FSDP's hooks, which are on self.compute_head_input
+        own = compute_token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
         if micro.sequence is None:
             return own
         present = {name: column for name, column in own._asdict().items() if column is not None}
@@ -66,21 +68,21 @@ class PolicyModel(FsdpRoot):
         # Clones instead of views, because FSDP hooks the output.
         return own._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
-    def logprobs_at(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
+    def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
         """Function that computes the log-probs of a micro-batch's response tokens, [n]."""
         return lambda micro: self(micro, temperature).logprobs
 
-    def head_input(self, micro: MicroBatch) -> HeadInput:
+    def compute_head_input(self, micro: MicroBatch) -> HeadInput:
         """States before each of this rank's response tokens, with the head that reads them."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
         routing = self.routers and self.routers.begin_pass(micro.is_real, micro.routed_experts)
-        states = hidden_states(self.model.base_model, micro, micro.states)
+        states = compute_hidden_states(self.model.base_model, micro, micro.states)
         if routing:
             routing.is_open = False
         return HeadInput(states, head)
 
-    def native_logprobs(self, token_ids: Tensor) -> Tensor:
+    def compute_native_logprobs(self, token_ids: Tensor) -> Tensor:
         """Log-probs of tokens 1 .. T-1 by the model's own forward pass with eager attention. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -130,7 +132,7 @@ def load_policy(
     return shard(policy, mesh, dtype, offload_policy)
 
 
-def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
+def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
     """(scale, softcap) that the model applies to the output of its head; see lm_head.LmHead."""
     text = config.get_text_config()
     scale = 1.0
@@ -152,7 +154,9 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     vocabulary = policy.model.config.get_text_config().vocab_size
     texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
     ours = policy(builder.build(make_rows(texts, [1, 1]), [0, 1]), 1.0).logprobs
-    native = torch.cat([policy.native_logprobs(torch.from_numpy(text)[None].to(builder.device)) for text in texts])
+    native = torch.cat(
+        [policy.compute_native_logprobs(torch.from_numpy(text)[None].to(builder.device)) for text in texts]
+    )
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(
@@ -168,7 +172,7 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     return mismatch
 
 
-def self_check_warnings(mismatch: float) -> list[str]:
+def make_self_check_warnings(mismatch: float) -> list[str]:
     """Warnings about a self-check that has passed."""
     if mismatch <= WARN_ABOVE:
         return []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from alphaapollo.models.decoder import decoder_layers, hidden_states
+from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.load import draw_head
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import FsdpRoot
@@ -25,7 +25,7 @@ class ValueModel(FsdpRoot):
 
     def __init__(self, model: PreTrainedModel, seed: int):
         super().__init__()
-        self.layers = decoder_layers(model)
+        self.layers = find_decoder_layers(model)
         self.model = model.base_model
         parameter = next(self.model.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -37,7 +37,7 @@ class ValueModel(FsdpRoot):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Value of the state before each response token, float32 (float64 stays) [n]."""
-        states = hidden_states(self.model, micro, micro.states)
+        states = compute_hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
         return gather(values.t(), micro.states, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
 
@@ -48,11 +48,11 @@ class ScoreModel(FsdpRoot):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.layers = decoder_layers(model)
+        self.layers = find_decoder_layers(model)
         self.model, self.score = model.base_model, model.score
         self.float32_modules = (self.score,)
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Score at the last token of each row, float32 [b]."""
-        scores: Tensor = self.score(hidden_states(self.model, micro, micro.ends).float())
+        scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.ends).float())
         return gather(scores.t(), micro.ends, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.utils.network import interface_to, take_held_port
+from alphaapollo.utils.network import find_interface, take_reserved_port
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -55,21 +55,21 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     the tensors, which `workers.process_group.join_ranks` has set.
 
     Args:
-        init_method: tcp://host:port, where rank 0 holds the port (`network.hold_port`), or file://path. Not used by a
+        init_method: tcp://host:port, where rank 0 holds the port (`network.reserve_port`), or file://path. Not used by a
             single rank.
     """
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
     url = urlsplit(init_method)
-    if interface := interface_to(url.hostname or ""):
+    if interface := find_interface(url.hostname or ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     rendezvous: dict[str, Any] = {"init_method": init_method}
     if world_size == 1:
         rendezvous = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     elif url.scheme == "tcp":
         assert url.hostname and url.port
-        is_first, listening = rank == 0, take_held_port(url.port) if rank == 0 else None
+        is_first, listening = rank == 0, take_reserved_port(url.port) if rank == 0 else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
             url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
         )

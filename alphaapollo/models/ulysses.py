@@ -49,7 +49,7 @@ class LocalTokens:
     count: int  # p
 
 
-def sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
+def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
     """Create this rank's group and the group of ranks that have every row once (None: all ranks). A collective."""
     if size == 1:
         return None, None
@@ -58,7 +58,7 @@ def sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
 
 
-def local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def find_local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Find a rank's tokens among those at `flat` positions of [b, width]: their positions in the rank's part
     [b, width / size], and their indices in `flat`."""
     rows, columns = np.divmod(flat, width)
@@ -67,7 +67,7 @@ def local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple
     return rows[own] * own_width + columns[own] % own_width, own
 
 
-def heads_of_all_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
+def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
     """Exchange [b, heads, T/s, d] -> [b, heads/s, T, d]. Heads are repeated if s does not divide their number:
     [b, lcm(heads, s)/s, T, d]."""
     repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
@@ -75,7 +75,7 @@ def heads_of_all_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
     return exchanged
 
 
-def tokens_of_all_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
+def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
     """Exchange [b, T, heads/s, d] -> [b, T/s, heads, d]."""
     exchanged: Tensor = _Exchange.apply(x, 1, 2, sequence)
     return exchanged
@@ -92,13 +92,13 @@ def gather(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -
     return gathered
 
 
-def stateful_layer_types(config: PretrainedConfig) -> set[str]:
+def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
     """Layer types in config.json that carry state along the sequence outside of attention."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_splits(config: PretrainedConfig, what: str, size: int, key: str, own_code: bool) -> None:
+def check_sequence_parallel(config: PretrainedConfig, what: str, size: int, key: str, own_code: bool) -> None:
     """Check that sequence parallelism works with a model. Raises ValueError.
 
     Args:
@@ -108,8 +108,8 @@ def check_splits(config: PretrainedConfig, what: str, size: int, key: str, own_c
     """
     text = config.get_text_config()
     heads, possible, problem = getattr(text, "num_attention_heads", 0), 1, ""
-    rope = set(_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
-    if stateful := stateful_layer_types(config):
+    rope = set(_find_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
+    if stateful := find_stateful_layer_types(config):
         problem = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
     elif own_code:
         problem = "has its own modeling code, and its attention cannot be split"
@@ -121,9 +121,9 @@ def check_splits(config: PretrainedConfig, what: str, size: int, key: str, own_c
         raise ValueError(f"{key}={size} is not supported: {what} {problem}. Set {key}={possible}.")
 
 
-def _rope_types(parameters: dict[str, Any]) -> list[str]:
+def _find_rope_types(parameters: dict[str, Any]) -> list[str]:
     """RoPE types of a model, which may have parameters for each layer type."""
-    nested = [_rope_types(value) for value in parameters.values() if isinstance(value, dict)]
+    nested = [_find_rope_types(value) for value in parameters.values() if isinstance(value, dict)]
     return [str(parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
 
 

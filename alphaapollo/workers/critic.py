@@ -11,7 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from alphaapollo.algorithms.aggregation import aggregate
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
@@ -21,7 +21,7 @@ from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.workers.columns import compute_column
-from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
@@ -82,8 +82,8 @@ class CriticWorker(TrainingWorker):
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step(skip_bad))
-        metrics = _normalize(sums.reduce(self.device), len(steps))
-        metrics |= optimizer_step_metrics(steps, self.critic.grad_clip)
+        metrics = _normalize_metrics(sums.reduce(self.device), len(steps))
+        metrics |= compute_optimizer_metrics(steps, self.critic.grad_clip)
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
 
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
@@ -100,17 +100,17 @@ class CriticWorker(TrainingWorker):
             {
                 "loss": loss,
                 "clip_fraction": clipped.sum(),
-                "values": masked(values, mask).sum(),
-                "values_square": masked(values, mask).square().sum(),
-                "returns": masked(returns, mask).sum(),
-                "returns_square": masked(returns, mask).square().sum(),
-                "errors_square": masked(values - returns, mask).square().sum(),
+                "values": apply_mask(values, mask).sum(),
+                "values_square": apply_mask(values, mask).square().sum(),
+                "returns": apply_mask(returns, mask).sum(),
+                "returns_square": apply_mask(returns, mask).square().sum(),
+                "errors_square": apply_mask(values - returns, mask).square().sum(),
                 "tokens": mask.sum(),
             }
         )
 
 
-def _normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:
+def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     """Turn sums over everything into means: the loss per optimizer step, the others per token."""
     tokens = max(1.0, sums["tokens"])
     variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2

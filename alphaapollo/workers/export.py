@@ -10,7 +10,7 @@ import torch
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export.hf_folder import export_critic, export_model
-from alphaapollo.models.export.verification import Kind, check_outputs, probe_tokens, transformers_outputs
+from alphaapollo.models.export.verification import Kind, check_outputs, compute_transformers_outputs, make_probe_tokens
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -33,13 +33,13 @@ def export_checkpoint(
         ValueError: the model cannot be loaded, the checkpoint is of another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
-    probe, expected = _write(folder, model, dtype, output, form, kind)
+    probe, expected = _write_folder(folder, model, dtype, output, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
-    return check_outputs(expected, transformers_outputs(Path(output), kind, probe, model), rounding)
+    return check_outputs(expected, compute_transformers_outputs(Path(output), kind, probe, model), rounding)
 
 
 @torch.no_grad()
-def _write(
+def _write_folder(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
     """Write the folder. Returns the tokens of the probe and the checkpoint's outputs; frees the model."""
@@ -59,7 +59,7 @@ def _write(
         else:
             export_model(output, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
-        probe = probe_tokens(config.vocab_size, config.pad_token_id)
+        probe = make_probe_tokens(config.vocab_size, config.pad_token_id)
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
         micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # all tokens but the first are its response
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)

@@ -2,7 +2,7 @@
 
     counts over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
 
-Each kind of fine-tuning is a subclass with `counts` and `loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `count` and `loss` (e.g. sft.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.data.batch import FinetuningStep, RankBatch
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.policy import check_logprobs, load_policy, self_check_warnings
+from alphaapollo.models.policy import check_logprobs, load_policy, make_self_check_warnings
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.metric_sums import MetricSums
@@ -55,7 +55,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.state = TrainState(self.model, config, optimizer_steps, "model", "optim")
 
     @abstractmethod
-    def counts(self, batch: B) -> dict[str, Tensor]:
+    def count(self, batch: B) -> dict[str, Tensor]:
         """Counts of this rank's batch, such as tokens or pairs, for the mean of the loss and for metrics."""
 
     @abstractmethod
@@ -71,13 +71,13 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
         model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
-        self.self_check_warnings = self_check_warnings(check_logprobs(model, self.builder, self.dtype))
+        self.self_check_warnings = make_self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
         """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
-        balancer = self.load_balancer(self.routers)
+        balancer = self.make_load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):
@@ -103,5 +103,5 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     def _reduce_counts(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.data_group)
-        sums.add(self.counts(batch))
+        sums.add(self.count(batch))
         return sums.reduce(self.device)

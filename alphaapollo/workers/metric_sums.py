@@ -45,7 +45,7 @@ class MetricSums:
         return reduced
 
 
-def optimizer_step_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
+def compute_optimizer_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
     """Metrics of the optimizer steps of one iteration. Norms do not include skipped steps."""
     norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
     return {

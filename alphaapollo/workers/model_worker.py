@@ -49,7 +49,7 @@ class ModelWorker:
 
 
 class TrainingWorker(ModelWorker):
-    """One rank with a model in training. Methods other than `written` and `memory` are collectives.
+    """One rank with a model in training. Methods other than `get_save_future` and `memory` are collectives.
 
     Args:
         saves_in_background: write checkpoints from a copy while training continues.
@@ -68,15 +68,16 @@ class TrainingWorker(ModelWorker):
         self.free_cache()
 
     def save(self, folder: str) -> None:
-        """Start a checkpoint of the current state. The worker may continue before the files are `written`.
+        """Start a checkpoint of the current state. The worker may continue before the files are written, see
+        `get_save_future`.
 
         Raises OSError e.g. if the disk is full, FloatingPointError if the weights are not finite.
         """
         self.writer.start([self.state.snapshot(folder)])
 
-    def written(self) -> Future[float]:
+    def get_save_future(self) -> Future[float]:
         """Future of the last save: seconds that writing took. Raises OSError, e.g. if the disk is full."""
-        return self.writer.written
+        return self.writer.save_future
 
     def load(self, folder: str) -> None:
         """Load a checkpoint written by any number of ranks."""
@@ -109,7 +110,7 @@ class TrainingWorker(ModelWorker):
         self.state.check_finite()
         export_model(folder, self.hf_model, self.config, self.dtype, form)
 
-    def load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
+    def make_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
         """Balancer of one update; None without experts."""
         if routers is None:
             return None

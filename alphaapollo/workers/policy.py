@@ -21,25 +21,25 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
-from alphaapollo.models.export.hf_folder import full_parameters
+from alphaapollo.models.export.hf_folder import gather_parameters
 from alphaapollo.models.flops import FlopsEstimator, peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
-from alphaapollo.models.lora import disable_adapters, scaled_adapter_tensors
+from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter_tensors
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
+from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, make_self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.offload import parameter_offloader
+from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
 from alphaapollo.workers.columns import ColumnBuilder, compute_column
-from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.policy_objective import normalize, policy_matrices, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, normalize, policy_objective
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import FrozenTeacher, distillation_metrics
+from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class PolicyWorker(TrainingWorker):
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
-        self.self_check_warnings = self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
-        logprobs = self.policy.logprobs_at(self.temperature)
+        self.self_check_warnings = make_self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
+        logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
         self.reference: PolicyModel | None = None
@@ -86,11 +86,11 @@ class PolicyWorker(TrainingWorker):
         if setup.needs_reference and not model.lora_rank:  # with LoRA the reference is the policy without adapters
             self.state.offload()  # while the reference is loaded
             self.reference = load_policy(model, self.mesh, self.dtype, ref_fsdp.offload_policy)
-        self.reference_parameters = parameter_offloader(self.reference, ref_fsdp.param_offload)
+        self.reference_parameters = make_parameter_offloader(self.reference, ref_fsdp.param_offload)
         self.teacher = None if setup.teacher_model is None else self._load_teacher(setup.teacher_model)
-        self.flops = FlopsEstimator.of(self.policy.model)
+        self.flops = FlopsEstimator.from_model(self.policy.model)
         self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
-        self.reference_was_reset = False
+        self.has_reset_reference = False
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
 
@@ -102,20 +102,20 @@ class PolicyWorker(TrainingWorker):
         """Compute log-probs of the response tokens at the rollouts' temperature. float32 [sum responses]"""
         self.state.reload()
         self.sharing.check_batch(self.batch)
-        return self._log_probs(self.policy, self.batch, self.batch.mini_batches)
+        return self._compute_column(self.policy, self.batch, self.batch.mini_batches)
 
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
         """Compute log-probs by the reference. batch: other rows than the loaded ones, which stay loaded."""
         batch = batch or self.batch
         with self._reference_model() as reference:
-            column = self._log_probs(reference, batch, batch.mini_batches)
+            column = self._compute_column(reference, batch, batch.mini_batches)
         self.reference_parameters.offload()
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
         """Compute log-probs by the teacher."""
         assert self.teacher is not None, "this worker has no teacher"
-        return self.teacher.log_probs(self.batch)
+        return self.teacher.compute_log_probs(self.batch)
 
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
@@ -137,10 +137,10 @@ class PolicyWorker(TrainingWorker):
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teacher_config.full_vocabulary:
             self.teacher.begin_phase(batch)
-        balancer = self.load_balancer(self.policy.routers)
+        balancer = self.make_load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
-            old = self._log_probs(self.policy, batch, mini_batches[1:])
+            old = self._compute_column(self.policy, batch, mini_batches[1:])
         started = time.perf_counter()
         done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
@@ -155,13 +155,13 @@ class PolicyWorker(TrainingWorker):
                     old = recorded.fetch(old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
-        metrics = normalize(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
+        metrics = normalize(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         metrics |= self.sharing.metrics() | (balancer.metrics() if balancer else {})
-        metrics |= self._utilization(mini_batches, time.perf_counter() - started)
+        metrics |= self._compute_utilization(mini_batches, time.perf_counter() - started)
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
-    def old_log_probs(self) -> np.ndarray:
+    def get_old_log_probs(self) -> np.ndarray:
         """Old log-probs of the last update, to measure the mismatch with the engine. float32 [sum responses]"""
         assert self.last_old_logprobs is not None, "update comes first"
         return self.last_old_logprobs
@@ -173,7 +173,7 @@ class PolicyWorker(TrainingWorker):
         model = self.policy.model
         adapter = self.engine_form == "adapter"
         return self.sender.send(
-            scaled_adapter_tensors(model) if adapter else full_parameters(model, self.dtype), version
+            gather_scaled_adapter_tensors(model) if adapter else gather_parameters(model, self.dtype), version
         )
 
     def release_weights(self) -> None:
@@ -210,20 +210,20 @@ class PolicyWorker(TrainingWorker):
         pairs = zip(self.reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
-        self.reference_was_reset = True
+        self.has_reset_reference = True
         self.state.reset_optimizer()
 
     def save(self, folder: str) -> None:
         parts = [self.state.snapshot(folder)]
-        if self.reference is not None and self.reference_was_reset:
+        if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
             parts.append(take_snapshot(f"{folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
     def load(self, folder: str) -> None:
         super().load(folder)
-        self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
-        if self.reference is not None and self.reference_was_reset:
+        self.has_reset_reference = self.reference is not None and Path(folder, "reference").is_dir()
+        if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
             load_snapshot(f"{folder}/reference", self.reference, None)
 
@@ -233,7 +233,7 @@ class PolicyWorker(TrainingWorker):
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
         fsdp = self.teacher_config.model.fsdp_config
         teacher = FrozenTeacher(model, fsdp, self.mesh, self.builder, self.temperature, vocabulary)
-        self.sharing.problem = self.sharing.problem or teacher.sharing.problem
+        self.sharing.unsupported_reason = self.sharing.unsupported_reason or teacher.sharing.unsupported_reason
         return teacher
 
     @contextmanager
@@ -248,9 +248,11 @@ class PolicyWorker(TrainingWorker):
         with disable_adapters(self.policy):
             yield self.policy
 
-    def _log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+    def _compute_column(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
-        return compute_column(model, model.logprobs_at(self.temperature), batch.rows, mini_batches, self.builder)
+        return compute_column(
+            model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
+        )
 
     def _accumulate(
         self,
@@ -262,34 +264,34 @@ class PolicyWorker(TrainingWorker):
     ) -> None:
         """Run forward and backward of one micro-batch. recorded: gets this pass's log-probs, used as the old ones."""
         micro = self.builder.build(self.batch.rows, positions, replace(columns, returns=None, values=None))
-        target = self._divergence_target(micro)
+        target = self._make_divergence_target(micro)
         stats = self.policy(micro, self.temperature, need_entropy=True, divergence_target=target)
         old = None
         if recorded is not None:
             old = stats.logprobs.detach()
             recorded.add(positions, micro.drop_dummy(old))
-        matrices = policy_matrices(micro, stats, old)
+        matrices = build_policy_matrices(micro, stats, old)
         loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teacher_config)
         if balancer:
             loss = loss + balancer.add_pass()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
-        sums.add(metrics | distillation_metrics(stats, micro.mask))
+        sums.add(metrics | sum_distillation_metrics(stats, micro.mask))
 
     @torch.no_grad()
-    def _divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
+    def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
         """The teacher, or the reference for a full KL; the configuration does not allow both."""
         if self.teacher is not None and self.teacher_config.full_vocabulary:
-            return self.teacher.divergence_target(micro, self.teacher_config)
+            return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.full_kl:
             return None
         with self._reference_model() as reference:
-            return DivergenceTarget(reference.head_input(micro), REVERSE)
+            return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
 
-    def _utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
+    def _compute_utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
         """Model FLOP/s utilization of an update, if the GPU's peak is known."""
         if self.peak_flops is None or self.flops is None:
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
-        flops = sum(self.flops.training_flops(*self.batch.rows.segments(micro)) for micro in micro_batches)
+        flops = sum(self.flops.estimate_training_flops(*self.batch.rows.segments(micro)) for micro in micro_batches)
         own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
         return {"perf/mfu/actor": own_flops / seconds / self.peak_flops}

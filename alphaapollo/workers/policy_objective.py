@@ -19,7 +19,7 @@ from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty
-from alphaapollo.algorithms.masked import log_ratio, masked, row_mean
+from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
 from alphaapollo.models.lm_head import TokenStats
@@ -38,7 +38,7 @@ class PolicyMatrices(PolicyLossInputs):
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
 
 
-def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
+def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
     """Build the matrices. Rows of one trajectory are concatenated.
 
     Args:
@@ -59,7 +59,7 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor |
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
     if columns.trajectory_ids is not None:
-        joined = JoinedTrajectories.of(mask, columns.trajectory_ids)
+        joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
         loss_weights, sequence_weights = joined.rows.first(loss_weights), joined.rows.first(sequence_weights)
@@ -94,7 +94,7 @@ def policy_objective(
             high=correction.high,
         )
         losses = losses * (rho if policy_loss.level == "token" else row_mean(rho, mask))
-        metrics = {"correction_weight": rho.sum(), "correction_dropped": masked((rho == 0).double(), mask).sum()}
+        metrics = {"correction_weight": rho.sum(), "correction_dropped": apply_mask((rho == 0).double(), mask).sum()}
     if policy_loss.level == "token":
         loss, prefix = aggregate(losses, mask, weights), ""
     else:
@@ -105,7 +105,7 @@ def policy_objective(
     metrics |= {
         "pg_loss": loss,
         "ratio_max": ratios.max().exp(),  # 0 without action tokens
-        "entropy": masked(matrices.entropy, mask).sum(),
+        "entropy": apply_mask(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
     }
     if actor.entropy_coeff > 0:
@@ -115,7 +115,7 @@ def policy_objective(
         kl = matrices.divergence if ref_logp is None else kl_penalty(matrices.logp, ref_logp, actor.kl_loss_type)
         assert kl is not None
         loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
-        metrics["ref_kl"] = masked(kl, mask).sum()
+        metrics["ref_kl"] = apply_mask(kl, mask).sum()
     if teacher.full_vocabulary:
         assert matrices.divergence is not None
         loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)

@@ -43,7 +43,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             load_user_module(self.preference.custom_module, "preference.custom_module")
         self.preference_loss = get_preference_loss(self.preference.loss)
         self.sharing = SharedPromptCheck(
-            self.model, self.model.logprobs_at(1.0), self.builder, self.dtype, FINETUNING_KEY
+            self.model, self.model.make_logprobs_function(1.0), self.builder, self.dtype, FINETUNING_KEY
         )
         self.reference: PolicyModel | None = None
         is_live = self.preference_loss.needs_reference and self.preference.reference == "live"
@@ -64,7 +64,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         reshard(self.model)
         return sums
 
-    def weights_digest(self) -> int:
+    def compute_weights_digest(self) -> int:
         """Digest of this rank's slices of the reference's weights, before the first step. The digests of all ranks add
         up to that of the model (modulo 2**64)."""
         if not self.has_first_copy():
@@ -72,34 +72,34 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         named = self.model.named_parameters()
         return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))
 
-    def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+    def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Pairs or single answers, trained tokens, and for KTO the sum of log-ratios of unrelated answers."""
-        compared = len(batch.rows) // (2 if self.preference_loss.of_pairs else 1)
+        compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
-        if self.preference_loss.of_pairs:
+        if self.preference_loss.is_pairwise:
             return counts
-        return counts | {"kl": self._unrelated_log_ratio(batch)}
+        return counts | {"kl": self._sum_unrelated_log_ratios(batch)}
 
     def loss(
         self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
         micro = self.builder.build(batch.rows, positions)
-        ref_logp = self._ref_logp(batch.ref_logps, micro, positions)
+        ref_logp = self._get_ref_logp(batch.ref_logps, micro, positions)
         logp, lengths = _sum_answers(micro, self.model(micro, 1.0).logprobs)
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
             good=torch.from_numpy(batch.good[positions]).to(self.device),
             ref_logp=ref_logp,
-            kl=None if self.preference_loss.of_pairs else torch.tensor(counts["kl"] / counts["compared"]),
+            kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )
         output = self.preference_loss(answers, self.preference)
-        metrics = output.metric_sums | correct_by_source(batch, positions, output.is_correct)
+        metrics = output.metric_sums | count_correct_by_source(batch, positions, output.is_correct)
         return output.losses.sum() / counts["compared"], metrics
 
     @torch.no_grad()
-    def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:
+    def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
         """Sum of log pi/ref over this rank's unrelated answers, those to other prompts (KTO)."""
         assert batch.unrelated is not None, "single answers come with unrelated ones"
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -107,13 +107,13 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             for positions in mini_batch.micro_batches:
                 micro = self.builder.build(batch.unrelated.rows, positions)
                 logp, _ = _sum_answers(micro, self.model(micro, 1.0).logprobs)
-                ref = self._ref_logp(batch.unrelated_ref_logps, micro, positions)
+                ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, positions)
                 assert ref is not None, "KTO has a reference"
                 total += (logp - ref).sum()
         reshard(self.model)
         return total
 
-    def _ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
+    def _get_ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
         """Reference log-probs of the rows of a micro-batch. [b]; None if the loss has no reference."""
         if not self.preference_loss.needs_reference:
             return None
@@ -140,7 +140,7 @@ def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
     return micro.drop_dummy(sums), micro.drop_dummy(lengths)
 
 
-def correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
+def count_correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
     """Count compared pairs (or single answers) and correct ones, also by data source if there are several.
 
     Args:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.models.sharding import join_process_group, make_mesh
-from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
+from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 
 NO_RENDEZVOUS = ""  # init_method of a single rank
 
@@ -41,7 +41,7 @@ def join_ranks(
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     mesh = make_mesh(placement.device, fsdp_size)
-    return mesh, *sequence_groups(placement.device, placement.sequence_parallel)
+    return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel)
 
 
 def leave_ranks() -> None:

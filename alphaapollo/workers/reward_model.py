@@ -11,7 +11,7 @@ from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import reshard, shard
-from alphaapollo.models.training.offload import parameter_offloader
+from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.workers.columns import compute_column
 from alphaapollo.workers.model_worker import ModelWorker
 from alphaapollo.workers.process_group import RankPlacement
@@ -25,7 +25,7 @@ class RewardModelWorker(ModelWorker):
         loaded = load_reward_model(model, chosen_attention(model), self.dtype, materialize=dist.get_rank() == 0)
         root = ScoreModel(loaded).requires_grad_(False)
         self.model = shard(root, self.mesh, self.dtype, fsdp.offload_policy)
-        self.parameters = parameter_offloader(self.model, fsdp.param_offload)
+        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:

@@ -16,7 +16,7 @@ from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
-from alphaapollo.workers.preference import correct_by_source
+from alphaapollo.workers.preference import count_correct_by_source
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
@@ -36,7 +36,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
-    def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+    def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
 
     def loss(
@@ -54,4 +54,4 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_rejected": rejected.sum(),
             "score_square": scores.double().square().sum(),
         }
-        return losses.sum() / counts["compared"], sums | correct_by_source(batch, positions, chosen > rejected)
+        return losses.sum() / counts["compared"], sums | count_correct_by_source(batch, positions, chosen > rejected)

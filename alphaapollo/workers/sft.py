@@ -19,7 +19,7 @@ from alphaapollo.workers.finetuning_worker import FinetuningWorker
 class SftWorker(FinetuningWorker[RankBatch]):
     """One rank of SFT. The action mask of a batch marks the trained tokens."""
 
-    def counts(self, batch: RankBatch) -> dict[str, Tensor]:
+    def count(self, batch: RankBatch) -> dict[str, Tensor]:
         return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
 
     def loss(

@@ -15,7 +15,7 @@ from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.attention.backends import uses_own_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.ulysses import stateful_layer_types
+from alphaapollo.models.ulysses import find_stateful_layer_types
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
@@ -45,37 +45,37 @@ class SharedPromptCheck:
         self.limit = LIMIT[dtype]
         self.mismatch: float | None = None  # of the first batch
         self._unreported: dict[str, float] = {}
-        self.problem: str | None = None  # why the model cannot use shared prompts
-        if stateful := stateful_layer_types(model.config):
-            self.problem = f"{self.name} has layers of type {', '.join(sorted(stateful))}, which carry state"
+        self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
+        if stateful := find_stateful_layer_types(model.config):
+            self.unsupported_reason = f"{self.name} has layers of type {', '.join(sorted(stateful))}, which carry state"
         elif not uses_own_backend(model):
-            self.problem = f"{self.name} has its own attention code"
+            self.unsupported_reason = f"{self.name} has its own attention code"
         else:
-            mismatch = self._measure(_example_rows(model.config.get_text_config().vocab_size), [0, 1])
+            mismatch = self._measure_mismatch(_make_example_rows(model.config.get_text_config().vocab_size), [0, 1])
             if not mismatch <= self.limit:
-                self.problem = self._describe(mismatch)
+                self.unsupported_reason = self._describe_mismatch(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
         """Compare both layouts on rows of the first batch that shares prompts. Raises ValueError if they differ."""
         if self.mismatch is None and batch.rows.prefixes is not None:
-            self.mismatch = self._measure(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
+            self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
             if not self.mismatch <= self.limit:
-                raise ValueError(f"{self.key}=true: {self._describe(self.mismatch)}. Set it to false.")
+                raise ValueError(f"{self.key}=true: {self._describe_mismatch(self.mismatch)}. Set it to false.")
 
     def metrics(self) -> dict[str, float]:
         """Mismatch of the first batch, returned once."""
         metrics, self._unreported = self._unreported, {}
         return metrics
 
-    def _describe(self, mismatch: float) -> str:
+    def _describe_mismatch(self, mismatch: float) -> str:
         return (
             f"with {self.name}, rows that share a prompt differ from separate rows by {mismatch:.2g} standard "
             f"deviations (rounding explains {self.limit:g})"
         )
 
     @torch.no_grad()
-    def _measure(self, rows: Rows, positions: Sequence[int]) -> float:
+    def _measure_mismatch(self, rows: Rows, positions: Sequence[int]) -> float:
         """Mean |difference| of both layouts, in standard deviations."""
         shared, plain = (
             self.compute(self.builder.build(layout, positions)).float()
@@ -86,7 +86,7 @@ class SharedPromptCheck:
         return float((shared - plain).abs().mean() / deviation)
 
 
-def _example_rows(vocabulary: int) -> Rows:
+def _make_example_rows(vocabulary: int) -> Rows:
     """Two rows with prompts of six and five tokens that share the first five."""
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary, np.append(prompt, [5, 9, 2]) % vocabulary]

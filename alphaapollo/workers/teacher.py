@@ -16,7 +16,7 @@ from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import check_logprobs, load_policy
 from alphaapollo.models.sharding import reshard
-from alphaapollo.models.training.offload import parameter_offloader
+from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.workers.columns import compute_column
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
@@ -42,26 +42,26 @@ class FrozenTeacher:
         dtype: torch.dtype = getattr(torch, model.dtype)
         self.model = load_policy(model, mesh, dtype, fsdp.offload_policy)
         check_logprobs(self.model, builder, dtype)
-        self.sharing = SharedPromptCheck(self.model, self._logprobs_of, builder, dtype)
-        self.parameters = parameter_offloader(self.model, fsdp.param_offload)
+        self.sharing = SharedPromptCheck(self.model, self._compute_logprobs, builder, dtype)
+        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
-    def log_probs(self, batch: RankBatch) -> np.ndarray:
+    def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens at the rollouts' temperature. Offloads. float32 [sum responses]"""
         self.begin_phase(batch)
-        column = compute_column(self.model, self._logprobs_of, batch.rows, batch.mini_batches, self.builder)
+        column = compute_column(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 
     def begin_phase(self, batch: RankBatch) -> None:
-        """Reload the parameters and check the batch, before scoring or an update with `divergence_target`."""
+        """Reload the parameters and check the batch, before scoring or an update with `make_divergence_target`."""
         self.parameters.reload()
         self.sharing.check_batch(batch)
 
     @torch.no_grad()
-    def divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
+    def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
         """Teacher's distributions for the policy's head to be compared with."""
-        hidden: HeadInput = self.model.head_input(replace(micro, routed_experts=None))
+        hidden: HeadInput = self.model.compute_head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
@@ -72,13 +72,13 @@ class FrozenTeacher:
         reshard(self.model)
         self.parameters.offload()
 
-    def _logprobs_of(self, micro: MicroBatch) -> Tensor:
+    def _compute_logprobs(self, micro: MicroBatch) -> Tensor:
         own = replace(micro, routed_experts=None)  # not the experts that the policy's engine chose
         logprobs: Tensor = self.model(own, self.temperature).logprobs
         return logprobs
 
 
-def distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
+def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
     """Sums over action tokens; mask [n]. Empty if the policy was not compared with a teacher's distributions."""
     if stats.reverse_kl is None:
         return {}

@@ -81,7 +81,7 @@ def save_and_update(worker: PolicyWorker, columns: Columns, side: str) -> dict[s
     saved = time.perf_counter()
     worker.update(columns)
     updated = time.perf_counter()
-    writing = worker.written().result()
+    writing = worker.get_save_future().result()
     if side == "background":
         write_progress(folder, {})
         checkpoints.finish(folder)

@@ -67,10 +67,10 @@ def update_seconds(
         with kit.clock() as seconds:
             worker.update(columns)
         ours += seconds
-    size = FlopsEstimator.of(worker.policy.model)
+    size = FlopsEstimator.from_model(worker.policy.model)
     peak = peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
     if peak and size:
-        figures["mfu"] = size.training_flops(batch.rows.lengths) / min(ours) / peak
+        figures["mfu"] = size.estimate_training_flops(batch.rows.lengths) / min(ours) / peak
     worker.close()
     del worker
     gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from alphaapollo.utils.versions import installed_version
+from alphaapollo.utils.versions import find_version
 from scripts.gpu_check.kit import Kit, relative
 
 REQUIRED = ("torch", "transformers", "numpy", "pydantic", "safetensors")
@@ -17,7 +17,7 @@ def run(kit: Kit) -> dict[str, Any]:
 
     figures: dict[str, Any] = {"device": kit.device, "python": platform.python_version()}
     for name in (*REQUIRED, *OPTIONAL):
-        figures[name] = installed_version(name) or "none"
+        figures[name] = find_version(name) or "none"
     absent = [name for name in REQUIRED if figures[name] == "none"]
     assert not absent, f"not installed: {', '.join(absent)}"
     import alphaapollo.workers.policy  # noqa: F401

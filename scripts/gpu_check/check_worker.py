@@ -100,7 +100,7 @@ def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, fold
         worker.offload()
         if name == "saved":
             worker.update(columns)
-        worker.written().result()
+        worker.get_save_future().result()
     worker.load(str(folder / "saved"))
     assert np.abs(worker.compute_log_probs() - after).max() < 1e-6, "a loaded checkpoint gives different log-probs"
     worker.export(str(folder / "exported"))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
-from alphaapollo.controller.ranks import resolve
+from alphaapollo.controller.ranks import await_if_needed
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.types import (
@@ -83,7 +83,7 @@ class Network:
     async def answer(self, call: Callable[[], Any]) -> Any:
         """Result of a worker's method after its latency."""
         await asyncio.sleep(self.latencies.hop)
-        value = await resolve(call())
+        value = await await_if_needed(call())
         with self.clock.elsewhere():
             packed = pickle.dumps(value, protocol=5)
         self.received += len(packed)
@@ -142,8 +142,8 @@ class SimulatedRanks(RayRanks[Any]):
 
     def __init__(self, role: str, network: Network, workers: Sequence[Any]):
         self.role, self.size = role, len(workers)
-        self.where: list[str] = []
-        self.several_nodes = True
+        self.process_names: list[str] = []
+        self.has_several_nodes = True
         self.network = network
         self.actors = [Actor(network, worker) for worker in workers]
 
@@ -171,7 +171,7 @@ class FakePolicy:
         await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
         return {"actor/pg_loss": float(columns.advantages.sum()), "actor/entropy": 0.5}
 
-    def old_log_probs(self) -> np.ndarray:
+    def get_old_log_probs(self) -> np.ndarray:
         return self.batch.rows.rollout_logprobs
 
     async def send_weights(self, version: int) -> WeightUpdate:
@@ -194,7 +194,7 @@ class FakePolicy:
 class FakeRollout:
     """Fake rollout worker: groups have random tokens and take as long as their longest sample."""
 
-    holds_weights = True
+    has_weights = True
 
     def __init__(self, latencies: Latencies, clock: Clock):
         self.latencies, self.clock = latencies, clock

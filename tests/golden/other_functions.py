@@ -11,10 +11,10 @@ from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.masked import clamp_symmetric, masked, masked_mean, row_mean
+from alphaapollo.algorithms.masked import apply_mask, clamp_symmetric, masked_mean, row_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
 Kind = Literal[
@@ -39,7 +39,7 @@ def kl_loss(
     agg_kw: AggKw = None,
 ) -> Results:
     """With kind `full`, logp and ref_logp are logits [B, L, V]."""
-    token_kl = masked(kl_per_token(logp, ref_logp, kind, logp_sg, log_clamp, value_clamp), mask)
+    token_kl = apply_mask(kl_per_token(logp, ref_logp, kind, logp_sg, log_clamp, value_clamp), mask)
     return {"loss": coef * aggregated(token_kl, mask, agg, agg_kw), "token_kl": token_kl}
 
 
@@ -56,11 +56,11 @@ def kl_per_token(
     held = logp.detach() if logp_sg is None else logp_sg
     d = (held if kind.endswith("+") else logp) - ref_logp
     value = clamp_symmetric(
-        kl.kl_estimate(clamp_symmetric(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp
+        kl.estimate_kl(clamp_symmetric(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp
     )
     if not kind.endswith("+"):
         return value
-    return kl.kl_estimate(logp - ref_logp, "k2") - kl.kl_estimate(held - ref_logp, "k2") + value
+    return kl.estimate_kl(logp - ref_logp, "k2") - kl.estimate_kl(held - ref_logp, "k2") + value
 
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
@@ -77,7 +77,7 @@ def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenSt
     if ref_logits is not None:
         other = DivergenceTarget(HeadInput(ref_logits.reshape(-1, size), head), REVERSE)
     hidden = HeadInput(logits.reshape(-1, size), head)
-    return token_stats(hidden, targets, 1.0, need_entropy=True, divergence_target=other)
+    return compute_token_stats(hidden, targets, 1.0, need_entropy=True, divergence_target=other)
 
 
 def entropy_loss(
@@ -85,7 +85,7 @@ def entropy_loss(
 ) -> Results:
     entropy = over_vocabulary(logits).entropy
     assert entropy is not None
-    per_token = masked(entropy.view(mask.shape), mask)
+    per_token = apply_mask(entropy.view(mask.shape), mask)
     return {"loss": -coef * aggregated(per_token, mask, agg, agg_kw), "entropy": per_token}
 
 

@@ -14,7 +14,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.rollout.context import append_context_rows
+from alphaapollo.rollout.context import build_append_rows
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
 
@@ -47,14 +47,14 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
         turns.append(Turn(context, completion, ""))
         seen += completion.token_ids
     await engine.close()
-    (row,) = append_context_rows(turns)
+    (row,) = build_append_rows(turns)
     assert row.token_ids == seen and row.routed_experts is not None and len(row.routed_experts) == len(seen)
     return row
 
 
 def share_of_others(model: Any, row: Row, device: Device) -> float:
     """Share of the engine's expert choices that transformers would not make. The last token was never computed."""
-    routers = Routers.of(model)
+    routers = Routers.wrap(model)
     assert routers is not None and row.routed_experts is not None
     experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
     now = routers.begin_pass(torch.ones(len(experts), dtype=torch.bool, device=device), experts)

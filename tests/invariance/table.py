@@ -23,7 +23,7 @@ from alphaapollo.data.batch import take_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.metric_sums import MAX_SUFFIX
-from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, policy_objective
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta
@@ -104,7 +104,7 @@ def policy_step(
     """Loss of a mini-batch. Adds to `metrics`."""
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
-        matrices = policy_matrices(micro, table.stats(theta, tokens))
+        matrices = build_policy_matrices(micro, table.stats(theta, tokens))
         one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
         total = total + one
         for name, value in sums.items():

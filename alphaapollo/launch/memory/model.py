@@ -23,11 +23,11 @@ from alphaapollo.models.activation_memory import (
     Activations,
     ModelSizes,
     TrainingPass,
-    adapter_parameters,
-    inference_bytes,
+    count_adapter_parameters,
     load_meta,
     measure_activations,
-    model_sizes,
+    measure_inference_bytes,
+    read_model_sizes,
 )
 
 FLOAT32 = 4
@@ -74,10 +74,10 @@ class TrainedModel:
     activations: Activations
     shards: int  # ranks that share one copy
     dtype_bytes: int  # of forward and backward
-    whole_gradients: bool = False  # unsharded float32 until the optimizer step (no reduction per micro-batch)
+    unsharded_gradients: bool = False  # unsharded float32 until the optimizer step (no reduction per micro-batch)
     offload_weights: bool = False  # slices are in host memory between the model's phases
     offload_optimizer: bool = False  # the optimizer's state is in host memory between a phase and the next step
-    one_step: bool = False  # an update has one optimizer step
+    has_one_step: bool = False  # an update has one optimizer step
     adapters: int = 0  # LoRA: trained parameters over a frozen base in the compute dtype; 0: all are trained
     offload_policy: bool = False  # slices and optimizer stay in host memory; layers are copied one at a time
 
@@ -91,7 +91,7 @@ class TrainedModel:
         """Bytes of this rank's weights that are not trained."""
         return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.adapters else 0
 
-    def after_step(self) -> MemoryUsage:
+    def usage_after_step(self) -> MemoryUsage:
         """In the model's phase, after an optimizer step."""
         if self.offload_policy:
             return MemoryUsage()
@@ -99,7 +99,7 @@ class TrainedModel:
 
     def idle(self) -> MemoryUsage:
         """Between the model's phases."""
-        usage = self.after_step()
+        usage = self.usage_after_step()
         return replace(
             usage,
             weights=0 if self.offload_weights else usage.weights,
@@ -113,19 +113,19 @@ class TrainedModel:
     def checkpoint_bytes(self) -> int:
         return (FLOAT32 + ADAM) * self.slices
 
-    def updating(self) -> dict[str, MemoryUsage]:
+    def plan_update(self) -> dict[str, MemoryUsage]:
         """Moments of an update."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
         root, unit = sizes.root, sizes.unit
-        step, reduction = self.after_step(), FLOAT32
+        step, reduction = self.usage_after_step(), FLOAT32
         if not self.offload_policy:
             step += MemoryUsage(gradients=FLOAT32 * self.slices)
-        own = replace(step, optimizer=0) if self.offload_optimizer and self.one_step else step
+        own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_step else step
         if self.adapters:
             own += MemoryUsage(gathered_layers=width * (root + 2 * unit), activations=share.kept)
             head, layer = MemoryUsage(logits=share.head), MemoryUsage(activations=share.layer)
             return {"head": own + head, "layer": own + layer, "step": step}
-        if self.whole_gradients:
+        if self.unsharded_gradients:
             own, reduction = own + MemoryUsage(gradients=FLOAT32 * sizes.parameters), 0
         head = MemoryUsage(gathered_layers=width * root, activations=share.kept, logits=share.head)
         layer = MemoryUsage(
@@ -164,17 +164,17 @@ def plan_trained_model(
     rows, length = micro_batch
     checkpointing = model.enable_gradient_checkpointing is True
     return TrainedModel(
-        sizes=sizes_of(model),
+        sizes=load_sizes(model),
         activations=_measure(
             _identity(model),
             measure_activations,
             TrainingPass(rows, length, checkpointing, device, head, against, adapts),
         ),
         shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
-        dtype_bytes=bytes_of(model.dtype),
-        whole_gradients=not fsdp.sync_each_micro_batch,
+        dtype_bytes=get_dtype_bytes(model.dtype),
+        unsharded_gradients=not fsdp.sync_each_micro_batch,
         offload_optimizer=fsdp.optimizer_offload and on_gpu,
-        adapters=adapter_parameters(_meta(_identity(model)), model) if adapts else 0,
+        adapters=count_adapter_parameters(_meta(_identity(model)), model) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
 
@@ -203,32 +203,32 @@ class FrozenModel:
     idle: MemoryUsage = MemoryUsage()  # between its phases
 
 
-def frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModel:
+def plan_frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModel:
     """A frozen model that `shards` ranks share."""
     on_gpu = device == "cuda"
     if fsdp.offload_policy and on_gpu:
         return FrozenModel()
-    loaded = MemoryUsage(frozen_models=frozen_slices(sizes_of(model), shards, bytes_of(model.dtype)))
+    loaded = MemoryUsage(frozen_models=count_frozen_bytes(load_sizes(model), shards, get_dtype_bytes(model.dtype)))
     return FrozenModel(loaded, MemoryUsage() if fsdp.param_offload and on_gpu else loaded)
 
 
-def frozen_slices(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
+def count_frozen_bytes(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
     """Bytes of a frozen model on one rank."""
     return dtype_bytes * -(-sizes.parameters // shards)
 
 
-def bytes_of(dtype: str) -> int:
+def get_dtype_bytes(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
 
 
-def sizes_of(model: Model) -> ModelSizes:
-    sizes: ModelSizes = _measure(_identity(model), model_sizes)
+def load_sizes(model: Model) -> ModelSizes:
+    sizes: ModelSizes = _measure(_identity(model), read_model_sizes)
     return sizes
 
 
-def inference_of(model: Model, num_tokens: int) -> int:
+def measure_inference(model: Model, num_tokens: int) -> int:
     """Bytes of the largest forward pass without gradients."""
-    return int(_measure(_identity(model), inference_bytes, num_tokens))
+    return int(_measure(_identity(model), measure_inference_bytes, num_tokens))
 
 
 Identity = tuple[str, bool, str, Attention]  # of a model on the meta device: path, trust_remote_code, dtype, attention

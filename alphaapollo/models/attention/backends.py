@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.attention.shared_prompts import causal_mask, compute_padded_cells, gather_heads, tokens_of
+from alphaapollo.models.attention.shared_prompts import causal_mask, compute_padded_cells, flatten_heads, gather_heads
 from alphaapollo.models.micro_batch import Packing
-from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
+from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,7 @@ def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor]
     from transformers import AttentionInterface
 
     name = f"{NAME}{kind}" if compute is None else f"{NAME}meta_{kind}"
-    AttentionInterface.register(name, attention_interface(compute or BACKENDS[kind]))
+    AttentionInterface.register(name, make_attention_interface(compute or BACKENDS[kind]))
     return name
 
 
@@ -72,7 +72,7 @@ class AttentionCall:
         return self.query.shape[1] != self.key.shape[1]
 
     @property
-    def rows(self) -> Packing:
+    def packed_rows(self) -> Packing:
         if self.packing is None:
             raise ValueError(
                 f"{self.layer} does not pass the boundaries of packed rows to attention, so tokens would attend to "
@@ -84,9 +84,9 @@ class AttentionCall:
         """Exchange this rank's part of the tokens for its part of the heads (a collective)."""
         return replace(
             self,
-            query=heads_of_all_tokens(self.query, sequence),
-            key=heads_of_all_tokens(self.key, sequence),
-            value=heads_of_all_tokens(self.value, sequence),
+            query=exchange_tokens_for_heads(self.query, sequence),
+            key=exchange_tokens_for_heads(self.key, sequence),
+            value=exchange_tokens_for_heads(self.value, sequence),
             sinks=None if self.sinks is None else self.sinks.chunk(sequence.size)[sequence.rank],
         )
 
@@ -99,13 +99,15 @@ class AttentionCall:
             self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
         )
 
-    def segment_keys(self) -> tuple[Tensor, Tensor]:
+    def gather_segment_keys(self) -> tuple[Tensor, Tensor]:
         """Keys and values that each segment attends to, segment after segment. [1, kv heads, sum, d]"""
-        keys = self.rows.keys
+        keys = self.packed_rows.keys
         if keys is None:
             return self.key, self.value
         index, heads = keys.index[None], self.key.shape[1]
-        return gather_heads(tokens_of(self.key), index, heads), gather_heads(tokens_of(self.value), index, heads)
+        return gather_heads(flatten_heads(self.key), index, heads), gather_heads(
+            flatten_heads(self.value), index, heads
+        )
 
     def check_supported(self, kind: Attention) -> None:
         """Raise ValueError if the layer needs features that the backend does not have."""
@@ -117,7 +119,7 @@ class AttentionCall:
             )
 
 
-def attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
+def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
     """Wrap `compute` in the signature of transformers' attention functions. Dropout is not applied."""
 
     @torch.compiler.disable  # kernels that depend on Python lists of lengths: nothing to fuse
@@ -139,24 +141,24 @@ def attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[
         call = AttentionCall(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
         if sequence is None:
             return compute(call), None
-        return tokens_of_all_heads(compute(call.split_by_heads(sequence)), sequence), None
+        return exchange_heads_for_tokens(compute(call.split_by_heads(sequence)), sequence), None
 
     return forward
 
 
 def _attend_padded(call: AttentionCall) -> Tensor:
-    call = _for_sdpa(call)
+    call = _prepare_for_sdpa(call)
     if call.packing is not None and call.packing.keys is not None:
         return _attend_segments(call, call.packing)
-    return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
+    return _attend_causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
 
 
 def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
     """Attention of rows that share prefixes: prefixes first, then row remainders, each group padded to its longest."""
     cells = compute_padded_cells(packing, call.window)
-    query, key, value = (tokens_of(x) for x in (call.query, call.key, call.value))
+    query, key, value = (flatten_heads(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
-    prefixes = _causal(
+    prefixes = _attend_causal(
         call,
         gather_heads(query, cells.prefixes, heads),
         gather_heads(key, cells.prefixes, kv_heads),
@@ -173,20 +175,20 @@ def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
     return F.embedding(cells.back, output).unflatten(1, (heads, -1))[None]
 
 
-def _sdpa(call: AttentionCall) -> Tensor:
-    call = _for_sdpa(call)
-    lengths, key_lengths = call.rows.lengths, (call.rows.keys or call.rows).lengths
-    key, value = call.segment_keys()
+def _attend_sdpa(call: AttentionCall) -> Tensor:
+    call = _prepare_for_sdpa(call)
+    lengths, key_lengths = call.packed_rows.lengths, (call.packed_rows.keys or call.packed_rows).lengths
+    key, value = call.gather_segment_keys()
     rows = zip(call.query.split(lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
-    return torch.cat([_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
+    return torch.cat([_attend_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
 
 
-def _varlen(call: AttentionCall) -> Tensor:
+def _attend_varlen(call: AttentionCall) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     call.check_supported("varlen")
     output = varlen_attn(
-        *_varlen_arguments(call),
+        *_make_varlen_arguments(call),
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
         enable_gqa=call.is_gqa,
@@ -195,12 +197,12 @@ def _varlen(call: AttentionCall) -> Tensor:
     return output[None]
 
 
-def _flash(call: AttentionCall) -> Tensor:
+def _attend_flash(call: AttentionCall) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
     call.check_supported("flash")
     output: Tensor = flash_attn_varlen_func(
-        *_varlen_arguments(call),
+        *_make_varlen_arguments(call),
         softmax_scale=call.scaling,
         causal=True,
         window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
@@ -209,22 +211,22 @@ def _flash(call: AttentionCall) -> Tensor:
     return output[None]
 
 
-def _varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
+def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
     """First arguments of varlen_attn and flash_attn_varlen_func: q, k, v, cu_seqlens and max_seqlen of q and k."""
-    rows, (key, value) = call.rows, call.segment_keys()
+    rows, (key, value) = call.packed_rows, call.gather_segment_keys()
     keys = rows.keys or rows
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
     return *tensors, rows.cu_seqlens, keys.cu_seqlens, max(rows.lengths), max(keys.lengths)
 
 
-def _flex(call: AttentionCall) -> Tensor:
+def _attend_flex(call: AttentionCall) -> Tensor:
     call.check_supported("flex")
-    output = _flex_function(call.query.device.type)(
+    output = _load_flex_kernel(call.query.device.type)(
         call.query,
         call.key,
         call.value,
-        score_mod=None if call.softcap is None else _cap_scores(call.softcap),
-        block_mask=_block_mask(call.rows, call.window),
+        score_mod=None if call.softcap is None else _make_score_cap(call.softcap),
+        block_mask=_make_block_mask(call.packed_rows, call.window),
         scale=call.scaling,
         enable_gqa=call.is_gqa,
     )
@@ -232,7 +234,7 @@ def _flex(call: AttentionCall) -> Tensor:
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
-def _block_mask(rows: Packing, window: int | None) -> Any:
+def _make_block_mask(rows: Packing, window: int | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     device, width = rows.cu_seqlens.device, sum(rows.lengths)
@@ -252,7 +254,7 @@ def _block_mask(rows: Packing, window: int | None) -> Any:
 
 
 @lru_cache
-def _flex_function(device: str) -> Callable[..., Any]:
+def _load_flex_kernel(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     compute: Callable[..., Any] = flex_attention
@@ -260,14 +262,14 @@ def _flex_function(device: str) -> Callable[..., Any]:
 
 
 @lru_cache
-def _cap_scores(softcap: float) -> Callable[..., Tensor]:
+def _make_score_cap(softcap: float) -> Callable[..., Tensor]:
     def cap(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
     return cap
 
 
-def _for_sdpa(call: AttentionCall) -> AttentionCall:
+def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
     """Ungroup heads if the scores are computed explicitly, or if SDPA would fall back to that: [heads, T, T]."""
     if call.softcap is not None or call.sinks is not None:
         return call.repeat_key_value_heads()
@@ -287,7 +289,7 @@ def sdpa_supports_groups(device: str, dtype: torch.dtype, has_mask: bool) -> boo
     return device != "cuda" or (dtype != torch.float32 and not has_mask)
 
 
-def _causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention of rows of one length; queries are the last T of S tokens. [b, heads, T, d], keys and values
     [b, heads, S, d] -> [b, heads, T, d]"""
     width, num_keys = query.shape[2], key.shape[2]
@@ -337,8 +339,8 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
 
 BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
     "padded": _attend_padded,
-    "sdpa": _sdpa,
-    "varlen": _varlen,
-    "flex": _flex,
-    "flash": _flash,
+    "sdpa": _attend_sdpa,
+    "varlen": _attend_varlen,
+    "flex": _attend_flex,
+    "flash": _attend_flash,
 }

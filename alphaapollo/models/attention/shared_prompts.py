@@ -33,15 +33,18 @@ def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
     own = np.arange(len(lengths))
     prefixes, remainders = own[prefix_of == own], own[prefix_of != own]
     before = lengths[prefix_of[remainders]]
-    first, last = _cells(starts[prefixes], lengths[prefixes]), _cells(starts[remainders], lengths[remainders])
-    ahead = _cells(starts[prefix_of[remainders]], before)
+    first, last = (
+        _pad_segments(starts[prefixes], lengths[prefixes]),
+        _pad_segments(starts[remainders], lengths[remainders]),
+    )
+    ahead = _pad_segments(starts[prefix_of[remainders]], before)
     query, key = np.arange(last.shape[1]), np.arange(ahead.shape[1])
-    in_prefix = np.broadcast_to((key < before[:, None])[:, None], (len(remainders), len(query), len(key)))
+    is_prefix_visible = np.broadcast_to((key < before[:, None])[:, None], (len(remainders), len(query), len(key)))
     distance = query[:, None] - query
-    in_own = np.broadcast_to(distance >= 0, (len(remainders), *distance.shape))
+    is_remainder_visible = np.broadcast_to(distance >= 0, (len(remainders), *distance.shape))
     if window is not None:
-        in_prefix = in_prefix & (before[:, None, None] + query[:, None] - key < window)
-        in_own = in_own & (distance < window)
+        is_prefix_visible = is_prefix_visible & (before[:, None, None] + query[:, None] - key < window)
+        is_remainder_visible = is_remainder_visible & (distance < window)
     cells = np.concatenate([first.ravel(), last.ravel()])
     back = np.empty(lengths.sum(), dtype=np.int64)
     back[cells[::-1]] = np.arange(len(cells))[::-1]  # of repeated cells the first, which is not padding
@@ -50,7 +53,7 @@ def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
         prefixes=torch.from_numpy(first).to(device),
         remainders=torch.from_numpy(last).to(device),
         keys=torch.from_numpy(np.concatenate([ahead, last], axis=1)).to(device),
-        visible=torch.from_numpy(np.concatenate([in_prefix, in_own], axis=2)[:, None]).to(device),
+        visible=torch.from_numpy(np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)[:, None]).to(device),
         back=torch.from_numpy(back).to(device),
     )
 
@@ -62,7 +65,7 @@ def causal_mask(width: int, num_keys: int, window: int | None, device: torch.dev
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
-def tokens_of(x: Tensor) -> Tensor:
+def flatten_heads(x: Tensor) -> Tensor:
     """Reshape [1, heads, T, d] -> [T, heads x d]."""
     return x[0].transpose(0, 1).flatten(1)
 
@@ -75,6 +78,6 @@ def gather_heads(tokens: Tensor, cells: Tensor, heads: int) -> Tensor:
     return F.embedding(cells, tokens).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def _cells(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _pad_segments(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Flat positions of segments, padded with the last token of each. [n], [n] -> [n, longest]"""
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)

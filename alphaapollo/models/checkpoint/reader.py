@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-DESCRIPTIONS = [kind for kind in vars(described).values() if getattr(kind, "__module__", "") == described.__name__]
+METADATA_TYPES = [
+    kind for kind in vars(dcp_metadata).values() if getattr(kind, "__module__", "") == dcp_metadata.__name__
+]
 METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind for kind in (*DESCRIPTIONS, _StorageInfo, torch.Size, pathlib.PosixPath)
+    (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
 GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
 """For the state of numpy's generator, an array."""
@@ -43,11 +45,11 @@ def read_generators(file: Path) -> dict[str, Any]:
 
 
 class _Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> described.Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata: described.Metadata = _Unpickler(file).load()
+            metadata: dcp_metadata.Metadata = _Unpickler(file).load()
         if metadata.storage_meta is None:
-            metadata.storage_meta = described.StorageMeta()
+            metadata.storage_meta = dcp_metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -57,15 +59,15 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in METADATA_CLASSES:
             return METADATA_CLASSES[module, name]
         if (module, name) == ("builtins", "getattr"):
-            return _memory_format
+            return _get_memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong to a checkpoint.")
 
 
-def _memory_format(kind: Any, name: str) -> Any:
+def _get_memory_format(kind: Any, name: str) -> Any:
     """Replacement for getattr, which Python before 3.11.4 uses to pickle enum members."""
-    if kind is not described._MEM_FORMAT_ENCODING:
+    if kind is not dcp_metadata._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"it refers to builtins.getattr of {kind}, which does not belong to a checkpoint.")
     return kind[name]
 

@@ -51,7 +51,7 @@ class Snapshot:
 
 def take_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, values: dict[str, Any]) -> Snapshot:
     """Take the current state of a model (a collective). `optimizer`: None for a frozen model."""
-    return Snapshot(folder, _tensors(model, optimizer), _generators(), values)
+    return Snapshot(folder, _collect_tensors(model, optimizer), _get_generator_states(), values)
 
 
 def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
@@ -71,7 +71,7 @@ def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         free = shutil.disk_usage(existing).free / 2**20
         raise OSError(
-            f"cannot write the checkpoint {path}: {_reason(error)} ({free:.0f} MiB free). Free disk space "
+            f"cannot write the checkpoint {path}: {_describe_error(error)} ({free:.0f} MiB free). Free disk space "
             "and run the same command again; it resumes from the last complete checkpoint."
         ) from error
 
@@ -85,7 +85,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
     """
     path = Path(folder)
     reshard(model)
-    tensors = _tensors(model, optimizer)
+    tensors = _collect_tensors(model, optimizer)
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         read_tensors(tensors, path / "model")
@@ -93,7 +93,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         generators = read_generators(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, CheckpointException, UnpicklingError) as error:
         raise ValueError(
-            f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another checkpoint."
+            f"the checkpoint {folder} cannot be read: {_describe_error(error)} Resume from another checkpoint."
         ) from error
     options = StateDictOptions(strict=False)  # frozen parameters are not in it; read_tensors has found the others
     if optimizer is None:
@@ -107,18 +107,18 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
             options=options,
         )
     if generators:
-        _set_generators(generators)
+        _set_generator_states(generators)
     return state
 
 
-def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+def _collect_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
-        return {"model": _saved_parameters(model, get_model_state_dict(model))}
+        return {"model": _select_saved_parameters(model, get_model_state_dict(model))}
     if not optimizer.state:
         get_state_dict(model, optimizer)  # creates the state by a step with zero gradients, which must not count
         reset_optimizer(optimizer)
     parameters, states = get_state_dict(model, optimizer)
-    return {"model": _saved_parameters(model, parameters), "optimizer": states}
+    return {"model": _select_saved_parameters(model, parameters), "optimizer": states}
 
 
 def reset_optimizer(optimizer: Optimizer) -> None:
@@ -128,21 +128,21 @@ def reset_optimizer(optimizer: Optimizer) -> None:
             value.zero_()
 
 
-def _saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
+def _select_saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
     """The trained parameters of a partly trained model (LoRA), else all."""
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     is_partial = any(trained.values()) and not all(trained.values())
     return {name: tensors[name] for name in sorted(trained) if trained[name]} if is_partial else tensors
 
 
-def _generators() -> dict[str, Any]:
+def _get_generator_states() -> dict[str, Any]:
     states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def _set_generators(states: dict[str, Any]) -> None:
+def _set_generator_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
@@ -150,9 +150,9 @@ def _set_generators(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """First failure of a rank, as one line."""
     if isinstance(error, CheckpointException) and error.failures:
         cause = next(iter(error.failures.values()))[0]
-        return _reason(cause)
+        return _describe_error(cause)
     return str(error).strip().split("\n")[0] or type(error).__name__

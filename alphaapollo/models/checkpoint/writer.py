@@ -1,7 +1,7 @@
 """Background checkpoint writer: it copies the state into host memory, and a thread writes the copy.
 
     start: copy --> training continues
-             `-- thread: write files --> `written` is done
+             `-- thread: write files --> `save_future` is done
 
 The thread's collectives use a process group of their own, so that they do not mix with those of training.
 """
@@ -36,18 +36,20 @@ class CheckpointWriter:
         self._stager = DefaultStager(
             StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
         )
-        self.written: Future[float] = Future()  # seconds that the last one took, or OSError, e.g. if the disk is full
-        self.written.set_result(0.0)
+        self.save_future: Future[float] = (
+            Future()
+        )  # seconds that the last one took, or OSError, e.g. if the disk is full
+        self.save_future.set_result(0.0)
 
     def start(self, parts: Sequence[Snapshot]) -> None:
         """Write the parts of a checkpoint (a collective). The previous one must be complete."""
-        assert self.written.done(), "one checkpoint at a time"
+        assert self.save_future.done(), "one checkpoint at a time"
         if self._thread:
             copied = [replace(part, tensors=cast("dict[str, Any]", self._stager.stage(part.tensors))) for part in parts]
-            self.written = self._thread.submit(self._write, copied)
+            self.save_future = self._thread.submit(self._write, copied)
         else:
-            self.written = Future()
-            self.written.set_result(self._write(parts))
+            self.save_future = Future()
+            self.save_future.set_result(self._write(parts))
 
     def close(self) -> None:
         """Stop the thread after the last checkpoint."""

@@ -14,8 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
-from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merge_weight, plain_name, write_adapter
+from alphaapollo.models.decoder import find_decoder_layers
+from alphaapollo.models.lora import (
+    find_lora_layers,
+    gather_adapter_tensors,
+    is_adapter,
+    merge_weight,
+    remove_adapter_name,
+    write_adapter,
+)
 from alphaapollo.models.sharding import full_tensor
 
 if TYPE_CHECKING:
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters, cast to `dtype` and gathered layer by layer (a collective: every rank must exhaust it).
 
     Names are those of a checkpoint, which may differ from the model's (transformers fuses the experts of a layer into
@@ -33,14 +40,14 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    adapted = lora_layers(model)
-    for names in _names_by_layer(model):
+    adapted = find_lora_layers(model)
+    for names in _group_names_by_layer(model):
         parameters = dict(model.named_parameters())
         gathered = {}
         for name in names:
             if not is_adapter(name):
                 weight = merge_weight(adapted[name]) if name in adapted else parameters[name].detach()
-                gathered[plain_name(name)] = full_tensor(weight.to(dtype))
+                gathered[remove_adapter_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
@@ -58,16 +65,16 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
     final = Path(folder)
     partial = final.with_name(f".writing_{final.name}")
     is_writer = dist.get_rank() == 0
-    with _os_errors(folder):
+    with _raise_os_errors(folder):
         if is_writer:
             shutil.rmtree(partial, ignore_errors=True)
         if form == "adapter":
-            adapter = {name: tensor.cpu() for name, tensor in adapter_tensors(model)}
+            adapter = {name: tensor.cpu() for name, tensor in gather_adapter_tensors(model)}
             if is_writer:
                 write_adapter(partial, model, adapter, source.path)
         else:
             tensors = {}
-            for name, tensor in full_parameters(model, dtype):
+            for name, tensor in gather_parameters(model, dtype):
                 if is_writer:
                     tensors[name] = tensor.cpu()
             if is_writer:
@@ -97,16 +104,16 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
     if kind is None:
         raise ValueError(f"transformers has no token classifier for {config.model_type}, so its critic has no format.")
     config.num_labels, config.architectures = 1, [kind.__name__]
-    with _os_errors(folder):
+    with _raise_os_errors(folder):
         prefix = kind.base_model_prefix
-        tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in full_parameters(critic.model, dtype)}
+        tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
         _write_folder(Path(folder), tensors, config, dtype, source)
 
 
 @contextmanager
-def _os_errors(folder: str) -> Iterator[None]:
+def _raise_os_errors(folder: str) -> Iterator[None]:
     """Context in which failures to write are OSErrors that name the folder."""
     from safetensors import SafetensorError
 
@@ -133,9 +140,9 @@ def _write_folder(
     AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code).save_pretrained(folder)
 
 
-def _names_by_layer(model: PreTrainedModel) -> list[list[str]]:
+def _group_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
     """Parameter names, one list per decoder layer and one for the other parameters."""
-    layers = {id(layer) for layer in decoder_layers(model)}
+    layers = {id(layer) for layer in find_decoder_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     groups: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():

@@ -11,18 +11,18 @@ from alphaapollo.config.schema import Model
 from alphaapollo.utils.seeds import derive_seed
 
 Kind = Literal["policy", "reward model", "critic"]
-AUTO: dict[Kind, str] = {
+AUTO_CLASSES: dict[Kind, str] = {
     "policy": "AutoModelForCausalLM",
     "reward model": "AutoModelForSequenceClassification",
     "critic": "AutoModelForTokenClassification",
 }
-OUTPUTS: dict[Kind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
+OUTPUT_NAMES: dict[Kind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
 PROBE_TOKENS = 64
 TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 """Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
 
 
-def probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
+def make_probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
     """Tokens of the probe, determined by the vocabulary size. The last is not `pad`, which classifiers ignore."""
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
     tokens = [int(token) for token in torch.randint(vocabulary, (PROBE_TOKENS,), generator=generator)]
@@ -32,7 +32,7 @@ def probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
 
 
 @torch.no_grad()
-def transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
+def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
     """Compute outputs of the folder with transformers alone, in float32; adapters are loaded on their base model.
 
     Returns a policy's log-probs of all tokens but the first [T - 1], a critic's values of all but the last [T - 1], or
@@ -40,7 +40,7 @@ def transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source:
     """
     import transformers
 
-    auto = getattr(transformers, AUTO[kind])
+    auto = getattr(transformers, AUTO_CLASSES[kind])
     loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
     logits = loaded(input_ids=torch.tensor([token_ids])).logits[0].float()
     if kind == "policy":

@@ -49,7 +49,7 @@ class TensorOffloader:
         self._copies = copies
 
 
-def parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
+def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
     """Offloader of a sharded model's parameters, disabled if they are not on a GPU (no GPU, or FSDP's CPU offload)."""
     parameters = list(model.parameters()) if model else []
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))

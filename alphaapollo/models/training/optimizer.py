@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.sharding import local_tensor, shard_group
+from alphaapollo.models.sharding import get_shard_group, local_tensor
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
@@ -60,7 +60,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     gradients = [local_tensor(one) for one in slices]
     total = torch.nn.utils.get_total_norm(gradients)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
-    dist.all_reduce(square, group=shard_group(slices[0]))
+    dist.all_reduce(square, group=get_shard_group(slices[0]))
     norm = math.sqrt(square.item())
     if max_norm < norm < math.inf:
         for gradient in gradients:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
 from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, reset_optimizer, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
+from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
 from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ class TrainState:
         self.name, self.optim_key = name, optim_key
         fsdp = config.fsdp_config
         self.optimizer = make_optimizer(module, config.optim)
-        self.parameters = parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
+        self.parameters = make_parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
         on_gpu = next(module.parameters()).is_cuda
-        self.moments = TensorOffloader(self._moments, fsdp.optimizer_offload and on_gpu)
+        self.moments = TensorOffloader(self._iterate_moments, fsdp.optimizer_offload and on_gpu)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.num_steps = 0  # made so far
         self._num_skipped = 0  # in a row
@@ -151,6 +151,6 @@ class TrainState:
         self.parameters.reload()
         self.moments.reload()
 
-    def _moments(self) -> Iterator[Tensor]:
+    def _iterate_moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if value.ndim > 0)

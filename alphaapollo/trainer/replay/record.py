@@ -15,7 +15,7 @@ import numpy as np
 from alphaapollo.config.load import save_config
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
 from alphaapollo.trainer.run_state import Learner, TrainingRun
@@ -41,7 +41,7 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
         write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
         run.console.notice(f"the inputs of iteration {step} are saved to {folder}; {hint}")
         raise
-    with timer("record"), writing("the recording", folder):
+    with timer("record"), explain_write_errors("the recording", folder):
         write_outcome(folder, await measure_outcome(run, step, learned))
     run.console.notice(f"iteration {step} is recorded; {hint}")
     return replace(learned, batch=None, credit=None)
@@ -63,7 +63,7 @@ async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGrou
         machine=describe_machine(),
     )
     folder = recordings.begin(step)
-    with writing("the recording", folder):
+    with explain_write_errors("the recording", folder):
         await run.saving.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
         await asyncio.to_thread(write_inputs, folder, info, groups)
@@ -77,7 +77,7 @@ async def measure_outcome(run: Learner, step: int, learned: UpdateResult) -> Lea
     if learned.batch and learned.credit:
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
         if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
-            found["old_logprobs"] = list(await run.workers.policy.old_log_probs())  # those of the update
+            found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # those of the update
         acted = learned.batch.mask.numpy() != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}
         columns = {name: learned.batch.layout.to_matrix(parts)[acted] for name, parts in computed.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_argument_warnings
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
@@ -26,15 +26,15 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_grades, try_resets
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.models.load import load_config
-from alphaapollo.models.lora import check_targets
+from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.step.reward_model_scorer import (
     COMPONENT,
     RewardModelTokenizer,
     has_reward_function,
+    make_reward_model_settings,
     make_reward_model_tokenizer,
-    reward_model_settings,
 )
 from alphaapollo.trainer.step.training_batch import check_length_budgets
 from alphaapollo.types import Prompt, Score
@@ -71,7 +71,7 @@ def read_inputs(config: Config) -> Inputs:
     prompts, notices = read(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
         notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
-    notices += unused_template_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
+    notices += unused_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
@@ -83,8 +83,8 @@ def read_inputs(config: Config) -> Inputs:
     has_function, more = _check_rewards(config, everything)
     notices += more
     notices += asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
-    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size)
-    notices += _length_notices(config, goal, len(prompts))
+    goal = Goal.from_schedule(trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size)
+    notices += _list_length_notices(config, goal, len(prompts))
     uses_reward_model = config.reward_model.enable
     return Inputs(
         prompts,
@@ -98,11 +98,15 @@ def read_inputs(config: Config) -> Inputs:
 
 
 def _check_models(config: Config) -> None:
-    model, rollout, models = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, _trained_models(config)
+    model, rollout, models = (
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.rollout,
+        _list_trained_models(config),
+    )
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
-    check_targets(model, "actor_rollout_ref.model")
+    check_target_modules(model, "actor_rollout_ref.model")
     check_experts(model, "actor_rollout_ref.model", rollout.router_replay)
-    check_targets(critic_model(model, config.critic), "critic.model")
+    check_target_modules(critic_model(model, config.critic), "critic.model")
     for name, trained in models.items():
         check_weights(trained, name)
     check_lengths(model, rollout, config.data)
@@ -111,7 +115,7 @@ def _check_models(config: Config) -> None:
     check_sequence_parallel(size, f"actor_rollout_ref.actor.{key}", models)
 
 
-def _trained_models(config: Config) -> dict[str, Model]:
+def _list_trained_models(config: Config) -> dict[str, Model]:
     """Models that the training ranks compute, by the keys of their paths."""
     policy = config.actor_rollout_ref.model
     models = {"actor_rollout_ref.model.path": policy}
@@ -120,11 +124,11 @@ def _trained_models(config: Config) -> dict[str, Model]:
     if config.teacher.divergence:
         models[TEACHER] = teacher_model(policy, config.teacher)
     if config.reward_model.enable:
-        models["reward_model.model.path"] = reward_model_settings(config.reward_model, policy)
+        models["reward_model.model.path"] = make_reward_model_settings(config.reward_model, policy)
     return models
 
 
-def _length_notices(config: Config, goal: Goal, num_prompts: int) -> Iterator[str]:
+def _list_length_notices(config: Config, goal: Goal, num_prompts: int) -> Iterator[str]:
     size, trainer = config.data.train_batch_size, config.trainer
     if size > num_prompts:
         yield f"data.train_batch_size={size}: the {num_prompts} prompts are used several times per iteration."
@@ -160,7 +164,7 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
     Args:
         tried: scores of answers to the prompt; empty: some are computed here.
     """
-    wanted = dict(_named_components(config))
+    wanted = dict(_list_named_components(config))
     if not wanted or config.env.custom_module:
         return
     tried = tried or await try_grades(prompt, config.reward, config.custom_reward_function)
@@ -179,7 +183,7 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
             )
 
 
-def _named_components(config: Config) -> Iterator[tuple[str, str]]:
+def _list_named_components(config: Config) -> Iterator[tuple[str, str]]:
     """Name of a component, and the key that names it."""
     algorithm = config.algorithm
     if "components" in get_estimator(algorithm.adv_estimator).needs:

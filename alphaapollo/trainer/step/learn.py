@@ -63,13 +63,13 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     lost = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, len(batch.trajectories))
     with timer("update"):
-        run.console.phase("update", 0, 1)
+        run.console.show_phase("update", 0, 1)
         skip_bad = config.trainer.on_bad_step == "skip"
         if workers.critic:
             metrics |= await workers.critic.update(credit.columns, skip_bad)
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
-            kept = credit.has_signal if plan.skips_rows_without_advantage else np.ones_like(credit.has_signal)
+            kept = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
@@ -77,7 +77,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
-        run.console.phase("update", 1, 1)
+        run.console.show_phase("update", 1, 1)
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
@@ -133,7 +133,7 @@ async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> 
     """Metrics of the log-prob mismatch between engine and trainer. computed: bool [B], rows with trainer log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
-    columns = await run.workers.policy.old_log_probs()
+    columns = await run.workers.policy.get_old_log_probs()
     rows = [rank.rows for rank in batch.layout.rank_batches]
     lengths = np.concatenate([own.response_lengths for own in rows])
     order = np.concatenate(batch.layout.row_order)

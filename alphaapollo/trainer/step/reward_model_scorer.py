@@ -15,8 +15,8 @@ from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.models.load import load_config, reward_model_class
-from alphaapollo.rewards.base import failed_score
+from alphaapollo.models.load import find_reward_model_class, load_config
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.types import Message, Prompt, Row, Score, Trajectory, TrajectoryGroup
@@ -51,14 +51,16 @@ class RewardModelTokenizer:
 
     def encode(self, trajectory: Trajectory) -> list[int]:
         if self.shares_tokens:
-            return self.renderer.with_turn_end(list(trajectory.rows[-1].token_ids))
+            return self.renderer.append_turn_end(list(trajectory.rows[-1].token_ids))
         asked, answer = trajectory.first_observation, trajectory.turns[-1].text
         assert asked is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
         if isinstance(asked, str):
             return self.renderer.encode([asked + answer], add_special_tokens=True)[0]
-        return self.renderer.encode([self.renderer.text(_add_answer(asked, answer), add_generation_prompt=False)])[0]
+        return self.renderer.encode(
+            [self.renderer.render_chat(_add_answer(asked, answer), add_generation_prompt=False)]
+        )[0]
 
-    def find_problem(self, token_ids: list[int]) -> str | None:
+    def find_input_error(self, token_ids: list[int]) -> str | None:
         """Why the reward model cannot score these tokens."""
         if len(token_ids) < 2:
             return "there is no text to score"
@@ -83,20 +85,20 @@ class RewardModelScorer:
     _scored: int = field(default=0, init=False)
     _truncated: int = field(default=0, init=False)
 
-    async def add_to(self, groups: Iterable[TrajectoryGroup]) -> None:
+    async def score_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Score every trajectory that has not failed, greedy baselines included, in place."""
         members = [one for group in groups for one in (*group.trajectories, group.baseline) if one is not None]
         members = [one for one in members if not one.score.outcome.failed]
         readable: dict[int, list[int]] = {}
         for index, token_ids in enumerate(await asyncio.to_thread(self.tokenizer.encode_all, members)):
-            if problem := self.tokenizer.find_problem(token_ids):
-                members[index].score = failed_score(problem)
+            if problem := self.tokenizer.find_input_error(token_ids):
+                members[index].score = make_failed_score(problem)
             else:
                 limit = self.tokenizer.max_length
                 readable[index] = token_ids if limit is None else token_ids[-limit:]
                 self._truncated += len(readable[index]) < len(token_ids)
         self._scored += len(readable)
-        values = await self._compute(list(readable.values()))
+        values = await self._compute_scores(list(readable.values()))
         for index, value in zip(readable, values, strict=True):
             one = members[index]
             own = replace(one.score, components={"accuracy": one.accuracy} | one.score.components)
@@ -108,7 +110,7 @@ class RewardModelScorer:
         self._scored = self._truncated = 0
         return {"reward_model/truncated": share}
 
-    async def _compute(self, texts: list[list[int]]) -> list[float]:
+    async def _compute_scores(self, texts: list[list[int]]) -> list[float]:
         """Scores of the texts. Their response is the last token, where the score is read."""
         if not texts:
             return []
@@ -130,10 +132,10 @@ def add_model_score(score: Score, value: float, weight: float, required: Iterabl
     value, or a component of that name, makes the score a failure.
     """
     if not math.isfinite(value):
-        return failed_score(f"the reward model's score is {value}")
+        return make_failed_score(f"the reward model's score is {value}")
     parts = score.components
     if COMPONENT in parts:
-        return failed_score(f"the reward function also returns a component named {COMPONENT}; rename it")
+        return make_failed_score(f"the reward function also returns a component named {COMPONENT}; rename it")
     unmet = [name for name in required if parts.get(name, math.inf) <= 0]
     reward = 0.0 if unmet else score.reward + weight * value
     if alone:
@@ -163,7 +165,7 @@ def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt])
     return False
 
 
-def reward_model_settings(config: RewardModel, policy: Model) -> Model:
+def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
     """How to load the reward model: with the policy's arithmetic and attention."""
     own = config.model
     changes = {"path": own.path, "trust_remote_code": own.trust_remote_code, "enable_gradient_checkpointing": False}
@@ -175,9 +177,9 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
 
     Raises ValueError if the folder has no reward model, or if its chats cannot be rendered.
     """
-    model = reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
+    model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     found = load_config(model)
-    reward_model_class(found, model.path)
+    find_reward_model_class(found, model.path)
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))
     text = found.get_text_config()
     highest = max(renderer.tokenizer.get_vocab().values())
@@ -186,7 +188,7 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
             f"reward_model.model.path={model.path}: its tokenizer has token {highest}, but the model has only "
             f"{text.vocab_size}. Use the tokenizer that it was trained with."
         )
-    shares = shares_tokens(policy, renderer)
+    shares = can_share_tokens(policy, renderer)
     if not shares:
         _check_chats(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
@@ -198,7 +200,7 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
     return RewardModelTokenizer(renderer, shares, positions if limit is None else limit, text.vocab_size)
 
 
-def shares_tokens(policy: Renderer, own: Renderer) -> bool:
+def can_share_tokens(policy: Renderer, own: Renderer) -> bool:
     """Whether every token id of the policy means the same to the reward model, and it has no other chat template."""
     known = own.tokenizer.get_vocab()
     same_ids = all(known.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
@@ -219,7 +221,7 @@ def _check_chats(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) 
     if chats and not renderer.tokenizer.chat_template:
         raise ValueError(f"{reason}its tokenizer has no chat template. Save the one it was trained with beside it.")
     for content in chats.values():  # one chat per sequence of roles: templates refuse some
-        renderer.text(_add_answer(content, "!"), add_generation_prompt=False)
+        renderer.render_chat(_add_answer(content, "!"), add_generation_prompt=False)
 
 
 def _add_answer(asked: Iterable[Message], answer: str) -> list[Message]:

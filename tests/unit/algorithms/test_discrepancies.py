@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.advantages.gpg import gpg_alpha
+from alphaapollo.algorithms.advantages.gpg import gpg_scale
 from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.group_statistics import Groups, deviations, keep_group
-from alphaapollo.algorithms.kl import adaptive_kl_coef, kl_in_reward, kl_penalty
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
+from alphaapollo.algorithms.kl import adaptive_kl_coef, kl_penalty, subtract_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.reward_shaping import add_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, compute_token_stats
 
 
 def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
@@ -49,7 +49,7 @@ def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
     batch = one_token_batch([reward] * 8, [0] * 8, torch.float32)
     for name in ("grpo", "dr_grpo", "rloo", "opo", "gpg", "magistral", "reinforce_plus_plus_baseline", "grpo_passk"):
         assert not advantages(name, batch).any()
-    assert not keep_group([reward] * 3)
+    assert not has_variance([reward] * 3)
 
 
 def test_d2_outcome_on_a_masked_token_is_kept():
@@ -73,7 +73,7 @@ def test_d2_outcome_on_a_masked_token_is_kept():
 @pytest.mark.parametrize(("second", "alpha"), [([1.0, 0, 0, 0], 1.0), ([1.0, 1, 1, 1], 2.0)])
 def test_d3_gpg_counts_groups_without_variance(second: list[float], alpha: float):
     scores = torch.tensor([1.0, 0, 0, 0, *second])
-    assert gpg_alpha(scores, Groups.of(torch.arange(8) // 4)) == alpha
+    assert gpg_scale(scores, Groups.from_ids(torch.arange(8) // 4)) == alpha
 
 
 def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
@@ -182,7 +182,7 @@ def test_d15_slic_is_not_the_hinge_of_rso():
 def test_d16_magistral_divides_by_the_spread_of_centred_rewards():
     # two prompts of very different difficulty, the same spread inside: only that spread counts
     scores = torch.tensor([0.0, 2.0, 100.0, 102.0], dtype=torch.float64)
-    centered = deviations(scores, Groups.of(torch.tensor([0, 0, 1, 1])))
+    centered = center_in_groups(scores, Groups.from_ids(torch.tensor([0, 0, 1, 1])))
     got = magistral(centered, [torch.arange(4)], ddof=0)
     assert got.tolist() == [-1.0, 1.0, -1.0, 1.0]
 
@@ -206,7 +206,7 @@ def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
 
 def test_d18_full_kl_is_available():
     hidden = HeadInput(torch.eye(2), LmHead(torch.tensor([[1.0, 0.0], [0.0, 2.0]])))
-    stats = token_stats(hidden, torch.tensor([0, 1]), 1.0, divergence_target=DivergenceTarget(hidden, REVERSE))
+    stats = compute_token_stats(hidden, torch.tensor([0, 1]), 1.0, divergence_target=DivergenceTarget(hidden, REVERSE))
     assert stats.divergence is not None
     assert stats.divergence.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
@@ -214,7 +214,7 @@ def test_d18_full_kl_is_available():
 def test_d19_kl_control_uses_the_kl_per_sequence():
     # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
     ones = torch.ones(1, 4)
-    shaped = kl_in_reward(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
+    shaped = subtract_kl(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
     assert shaped.per_sequence == 8.0
     assert adaptive_kl_coef(0.1, shaped.per_sequence.item(), 1, target=6.0, horizon=100.0) > 0.1
 

@@ -16,7 +16,7 @@ from alphaapollo.weight_sync.verification import WeightSyncError
 class Engine:
     """A rollout worker that generates nothing, slowly for large ids, and counts its concurrent samples."""
 
-    holds_weights = True
+    has_weights = True
     running: int = 0
     most: int = 0
     receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
@@ -153,7 +153,11 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
         for group, more in ((policy, ["ef"]), (critic, [])):
             await group.load_batch(["a", "b"])
             assert await group.update(["c", "d"], *more) == 0
-        columns = [await policy.compute_log_probs(), await policy.compute_ref_log_probs(), await policy.old_log_probs()]
+        columns = [
+            await policy.compute_log_probs(),
+            await policy.compute_ref_log_probs(),
+            await policy.get_old_log_probs(),
+        ]
         return [*columns, await critic.compute_values(), await reward.compute_scores(["e", "f"])]
 
     assert asyncio.run(use()) == [[0, 2]] * 5
@@ -161,8 +165,8 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
     assert ranks.got == [list("aabb"), with_steps, list("aabb"), list("ccdd"), list("eeff")]
 
 
-@pytest.mark.parametrize("holds_weights", [True, False])
-def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(holds_weights: bool) -> None:
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(has_weights: bool) -> None:
     calls: list[str] = []
 
     class Recorder(Engine):
@@ -181,9 +185,9 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ho
             return await super().log_probs(token_ids)
 
     engine = Recorder()
-    engine.holds_weights = holds_weights
+    engine.has_weights = has_weights
     asyncio.run(replace(publisher(engine), in_flight=True).publish(1))
-    assert calls == ["pause", "confirm", "resume", *["probe"] * holds_weights]
+    assert calls == ["pause", "confirm", "resume", *["probe"] * has_weights]
     calls.clear()
     asyncio.run(publisher(engine).publish(1))
-    assert calls == ["confirm", *["probe"] * holds_weights]
+    assert calls == ["confirm", *["probe"] * has_weights]

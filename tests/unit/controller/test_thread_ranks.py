@@ -29,7 +29,7 @@ class Worker:
         assert self.let.wait(10)
         return batch, skip_bad
 
-    def written(self) -> Future[float]:
+    def get_save_future(self) -> Future[float]:
         return self.saved
 
     def close(self) -> None:

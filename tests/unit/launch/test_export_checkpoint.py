@@ -12,7 +12,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
 from alphaapollo.launch import push_to_hub as push_module
-from alphaapollo.launch.checkpoint_folder import seal, write_progress
+from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.export_checkpoint import prepare
 from alphaapollo.models import sharding
 from alphaapollo.trainer.main_export import main
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = str(save_model("qwen3", tmp_path_factory.mktemp("qwen3")))
     run_ranks(train, 2, model, str(folder))
     write_progress(folder / "checkpoints/step_000002", {"step": 2})
-    seal(folder / "checkpoints/step_000002")
+    write_manifest(folder / "checkpoints/step_000002")
     save_config(SftConfig(model={"path": model}), folder / "config.yaml")
     return folder
 
@@ -69,7 +69,7 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
     checkpoint = tmp_path / "ppo/checkpoints/step_000002"
     shutil.copytree(run / "checkpoints/step_000002/model", checkpoint / "policy")
     write_progress(checkpoint, {"step": 2})
-    seal(checkpoint)
+    write_manifest(checkpoint)
     role = {"model": {"path": "gone/elsewhere", "dtype": "bfloat16"}}
     save_config(Config(actor_rollout_ref=role), tmp_path / "ppo/config.yaml")
     export = prepare(
@@ -90,7 +90,7 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run/checkpoints/step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
-    seal(checkpoint)
+    write_manifest(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning run"):
         prepare(ExportConfig(checkpoint=str(checkpoint)))
@@ -99,8 +99,10 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
 def test_what_computes_otherwise_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = export_worker.transformers_outputs
-    monkeypatch.setattr(export_worker, "transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)])
+    right = export_worker.compute_transformers_outputs
+    monkeypatch.setattr(
+        export_worker, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
+    )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
     assert "differ from the checkpoint's by 5.0e-01" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +115,7 @@ def train_critic(rank: int, num_ranks: int, address: str, model: str, folder: st
     for parameter in worker.model.parameters():
         parameter.data.mul_(1.25)
     worker.save(folder)
-    worker.written().result()
+    worker.get_save_future().result()
     worker.close()
 
 
@@ -126,7 +128,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     checkpoint = run / "checkpoints/step_000002"
     run_ranks(train_critic, 2, model, str(checkpoint / "critic"))
     write_progress(checkpoint, {"step": 2})
-    seal(checkpoint)
+    write_manifest(checkpoint)
     save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
     with pytest.raises(ValueError, match="has no policy"):
         prepare(ExportConfig(checkpoint=str(run)))

@@ -10,8 +10,8 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.memory.model import MemoryUsage, TrainedModel
 from alphaapollo.models import sharding
-from alphaapollo.models.activation_memory import Activations, ModelSizes, load_meta, model_sizes
-from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.activation_memory import Activations, ModelSizes, load_meta, read_model_sizes
+from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.tiny import run_ranks
 
@@ -29,7 +29,7 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
     sharding._scatter = lambda *_: None  # the model has no data
     model = load_meta(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
-    layers = decoder_layers(model)
+    layers = find_decoder_layers(model)
     sharding.shard(policy, sharding.make_mesh("cpu"), torch.bfloat16, False)
     assert all(isinstance(layer, FSDPModule) for layer in layers)
     held = sum(parameter.to_local().numel() for parameter in policy.parameters())
@@ -43,7 +43,7 @@ def test_slices_match_fsdp(name: str, world_size: int):
     """Weights, gradients and the two moments of published models over simulated ranks; FSDP2 gives the first ranks
     whole rows, so at most a row of each parameter more."""
     ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size)
-    sizes = model_sizes(load_meta(Model(path=str(PUBLISHED / name)), torch.bfloat16))
+    sizes = read_model_sizes(load_meta(Model(path=str(PUBLISHED / name)), torch.bfloat16))
     trained = TrainedModel(sizes, NOTHING, world_size, 2)
     assert (sizes.unit, sizes.root) == (unit, root)
     assert trained.slices == pytest.approx(held, rel=1e-3)
@@ -58,7 +58,7 @@ SIZES = ModelSizes(
 def test_moments_of_an_update():
     trained = TrainedModel(SIZES, Activations(kept=7000, layer=500, head=900), shards=4, dtype_bytes=2)
     own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
-    assert trained.updating() == {
+    assert trained.plan_update() == {
         "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),
         "layer": MemoryUsage(**own, gathered_layers=2 * 400 + 400, activations=7500, logits=300),
         "root": MemoryUsage(**own, gathered_layers=8 * 200 + 200),
@@ -69,11 +69,11 @@ def test_moments_of_an_update():
 def test_offload_keys_reduce_the_usage():
     def held(**how: bool) -> tuple[int, int, int]:
         trained = TrainedModel(SIZES, NOTHING, 1, 2, **how)
-        return trained.idle().total, trained.updating()["head"].total, trained.host_bytes()
+        return trained.idle().total, trained.plan_update()["head"].total, trained.host_bytes()
 
     assert held() == (12_000, 16_400, 0)
     assert held(offload_optimizer=True) == (4000, 16_400, 8000)
-    assert held(offload_optimizer=True, one_step=True) == (4000, 8400, 8000)
+    assert held(offload_optimizer=True, has_one_step=True) == (4000, 8400, 8000)
     assert held(offload_optimizer=True, offload_weights=True) == (0, 16_400, 12_000)
     assert held(offload_policy=True) == (0, 400, 12_000)
-    assert held(whole_gradients=True) == (12_000, 20_400, 0)
+    assert held(unsharded_gradients=True) == (12_000, 20_400, 0)

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.activation_memory import LiveBytes, TrainingPass, load_meta, measure_activations, model_sizes
+from alphaapollo.models.activation_memory import (
+    LiveByteCounter,
+    TrainingPass,
+    load_meta,
+    measure_activations,
+    read_model_sizes,
+)
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
@@ -28,7 +34,7 @@ def meta(name: str) -> torch.nn.Module:
     ],
 )
 def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
-    sizes = model_sizes(meta(name))
+    sizes = read_model_sizes(meta(name))
     assert (sizes.parameters, sizes.unit, 2 * sizes.kv_elements) == (parameters, unit, kv_bytes)
     assert sizes.root == parameters - sizes.num_layers * unit
 
@@ -83,7 +89,7 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
 
 def test_live_bytes_count_storages_that_are_alive():
     layer = torch.nn.Linear(4, 4, device="meta")
-    with torch.no_grad(), LiveBytes(layer) as live:
+    with torch.no_grad(), LiveByteCounter(layer) as live:
         x = torch.zeros(8, 4, device="meta")
         y = layer(x).t()  # a view: nothing new
         assert live.now == 2 * 8 * 4 * 4

@@ -48,32 +48,32 @@ class Tiny(torch.nn.Module):
 
 def test_the_head_counts_but_not_the_embedding() -> None:
     assert (
-        FlopsEstimator.of(Tiny(tied=False))
-        == FlopsEstimator.of(Tiny(tied=True))
+        FlopsEstimator.from_model(Tiny(tied=False))
+        == FlopsEstimator.from_model(Tiny(tied=True))
         == FlopsEstimator(24 + 40, 24 + 40, 3, 4)
     )
-    assert FlopsEstimator.of(Tiny(tied=True, head_dim=8)) == FlopsEstimator(64, 64, 3, 16)
+    assert FlopsEstimator.from_model(Tiny(tied=True, head_dim=8)) == FlopsEstimator(64, 64, 3, 16)
 
 
 def test_only_active_experts_count() -> None:
     """Two layers of attention 32 x 32 x (1 + .5 + .5 + 1), router 4 x 32, two of four experts 3 x 24 x 32; a head."""
     layer = 32 * 32 * 3 + 4 * 32 + 2 * 3 * 24 * 32
-    size = FlopsEstimator.of(build_model("qwen3_moe"))
+    size = FlopsEstimator.from_model(build_model("qwen3_moe"))
     assert size is not None and size.num_parameters == size.num_trained == 2 * layer + VOCABULARY * 32
     model = build_model("qwen3_moe")
     model.config = build_model("qwen3").config  # which does not mention experts
-    assert FlopsEstimator.of(model) is None
+    assert FlopsEstimator.from_model(model) is None
 
 
 def test_arithmetic_of_two_sequences() -> None:
     """3 and 5 tokens: 6 x 64 x 8 for the matrices, 6 x 3 x 4 x (9 + 25) for the attention."""
-    assert FlopsEstimator(64, 64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
+    assert FlopsEstimator(64, 64, 3, 4).estimate_training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
 
 
 def test_frozen_parameters_have_no_weight_gradient() -> None:
     """24 of 64 parameters are trained: 4 x 64 + 2 x 24 per token."""
     tiny = Tiny(tied=True)
     tiny.embedding.requires_grad_(False)
-    size = FlopsEstimator.of(tiny)
+    size = FlopsEstimator.from_model(tiny)
     assert size == FlopsEstimator(64, 24, 3, 4)
-    assert size.training_flops(np.array([3, 5])) == (4 * 64 + 2 * 24) * 8 + 6 * 3 * 4 * 34
+    assert size.estimate_training_flops(np.array([3, 5])) == (4 * 64 + 2 * 24) * 8 + 6 * 3 * 4 * 34

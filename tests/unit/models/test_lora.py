@@ -5,12 +5,12 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.lora import (
-    check_targets,
+    check_target_modules,
     disable_adapters,
+    find_lora_layers,
     is_adapter,
     load_trainable_lm,
-    lora_layers,
-    plain_name,
+    remove_adapter_name,
 )
 
 pytest.importorskip("peft")
@@ -34,17 +34,17 @@ def load(
 def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str, what: str) -> None:
     model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
     with pytest.raises(ValueError) as caught:
-        check_targets(model, "actor_rollout_ref.model")
+        check_target_modules(model, "actor_rollout_ref.model")
     assert str(caught.value) == (
         f"actor_rollout_ref.model.target_modules: {what}. Use some of down_proj, gate_proj, k_proj, o_proj, "
         "q_proj, up_proj, v_proj, or all-linear."
     )
-    check_targets(Model(path="not read"), "model")  # without LoRA
+    check_target_modules(Model(path="not read"), "model")  # without LoRA
 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:
     model = load(model_folder("llama"), target_modules=["q_proj", "model.layers.1.mlp.up_proj"])
-    assert [plain_name(name) for name in lora_layers(model)] == [
+    assert [remove_adapter_name(name) for name in find_lora_layers(model)] == [
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.1.self_attn.q_proj.weight",
         "model.layers.1.mlp.up_proj.weight",
@@ -52,7 +52,7 @@ def test_only_the_named_layers_get_adapters(model_folder) -> None:
 
 
 def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
-    adapted = {plain_name(name) for name in lora_layers(load(model_folder("llama")))}
+    adapted = {remove_adapter_name(name) for name in find_lora_layers(load(model_folder("llama")))}
     linear = {
         f"{name}.weight"
         for name, module in load_trainable_lm(
@@ -79,7 +79,7 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
     model, ids = load(model_folder("qwen3")), torch.tensor([[4, 5, 6]])
     with torch.no_grad():
         base = model(ids).logits
-        for layer in lora_layers(model).values():
+        for layer in find_lora_layers(model).values():
             layer.lora_B["default"].weight.fill_(0.1)
         trained = model(ids).logits
         with pytest.raises(RuntimeError), disable_adapters(model):

@@ -22,16 +22,16 @@ def moe() -> torch.nn.Module:
 
 
 def test_routers_are_those_whose_outputs_transformers_records(moe):
-    routers = Routers.of(moe)
+    routers = Routers.wrap(moe)
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
-    assert Routers.of(build_model("qwen3")) is None
+    assert Routers.wrap(build_model("qwen3")) is None
 
 
 def test_the_loss_is_that_of_transformers(moe):
     """Value and gradient, with padding and probabilities that differ by layer."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-    routers = Routers.of(moe)
+    routers = Routers.wrap(moe)
     assert routers is not None
     routers.needs_probabilities = True
     tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
@@ -177,7 +177,7 @@ def small(name: str, **more: object) -> torch.nn.Module:
 )
 def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, object], layers: list[int]):
     model = small(name, **more)
-    routers = Routers.of(model)
+    routers = Routers.wrap(model)
     assert routers is not None and routers.layers == layers
     forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
     routing = routers.begin_pass(torch.ones(7, dtype=torch.bool), forced)
@@ -190,7 +190,7 @@ def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, o
 @pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the first samples, the second returns another form
 def test_unsupported_routers_are_not_wrapped(name: str):
     model = small(name, num_local_experts=4)
-    assert Routers.of(model) is None
+    assert Routers.wrap(model) is None
     model(torch.arange(2, 9)[None], use_cache=False)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from alphaapollo.models import sharding
 from alphaapollo.models.export.hf_folder import full_parameters
 from alphaapollo.models.sharding import FsdpRoot, join_process_group, make_mesh, shard
-from alphaapollo.utils.network import hold_port
+from alphaapollo.utils.network import reserve_port
 from tests.unit.tiny import build_model, run_ranks
 
 
@@ -50,7 +50,7 @@ def tensors_for_other_ranks(rank: int, num_ranks: int, address: str) -> dict[str
 def connect_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
     port = Path(f"{address.removeprefix('file://')}-port")
     if rank == 0:
-        port.with_suffix(".new").write_text(str(hold_port("127.0.0.1")))
+        port.with_suffix(".new").write_text(str(reserve_port("127.0.0.1")))
         port.with_suffix(".new").rename(port)
     while not port.exists():
         time.sleep(0.01)

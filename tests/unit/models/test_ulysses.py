@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphaapollo.models.attention import backends
 from alphaapollo.models.micro_batch import Packing
-from alphaapollo.models.ulysses import check_splits, sequence_groups
+from alphaapollo.models.ulysses import check_sequence_parallel, create_sequence_groups
 from tests.unit.tiny import run_ranks
 
 KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
@@ -35,7 +35,7 @@ def draw(case: dict[str, Any]) -> list[Tensor]:
 
 
 def attend(case: dict[str, Any], kind: str, tensors: list[Tensor], **more: Any) -> Tensor:
-    interface = backends.attention_interface(backends.BACKENDS[kind])
+    interface = backends.make_attention_interface(backends.BACKENDS[kind])
     packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3]) if kind == "sdpa" else None
     *states, sinks = tensors
     return interface(
@@ -52,7 +52,7 @@ def attend(case: dict[str, Any], kind: str, tensors: list[Tensor], **more: Any) 
 
 def by_parts(rank: int, num_ranks: int, address: str) -> list[list[Tensor | None]]:
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks)
-    sequence, data = sequence_groups("cpu", num_ranks)
+    sequence, data = create_sequence_groups("cpu", num_ranks)
     assert sequence is not None and data is not None
     assert (sequence.rank, sequence.size, data.size()) == (rank, num_ranks, 1)
     found = []
@@ -110,10 +110,10 @@ def config(**fields: Any) -> Any:
 )
 def test_models_that_do_not_support_ulysses(fields: dict[str, Any], expected_text: str):
     with pytest.raises(ValueError, match="ulysses_sequence_parallel_size=4 ") as caught:
-        check_splits(config(**fields), "some/model", 4, KEY, fields.get("own_code", False))
+        check_sequence_parallel(config(**fields), "some/model", 4, KEY, fields.get("own_code", False))
     assert expected_text in str(caught.value)
 
 
 def test_models_that_support_ulysses():
-    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, KEY, False)
-    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, KEY, False)
+    check_sequence_parallel(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, KEY, False)
+    check_sequence_parallel(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, KEY, False)

@@ -63,7 +63,7 @@ class Trainer:
         self.gpu.calls.append(f"{self.role}.rest")
         self.gpu.trainers.discard(self.role)
 
-    def old_log_probs(self) -> np.ndarray:
+    def get_old_log_probs(self) -> np.ndarray:
         return self._zeros()  # in host memory
 
     def compute_log_probs(self) -> np.ndarray:
@@ -105,7 +105,7 @@ class Trainer:
     def save(self, folder: str) -> None:
         self.gpu.work(self.role, "save")
 
-    def written(self) -> Future[float]:
+    def get_save_future(self) -> Future[float]:
         done: Future[float] = Future()  # in host memory
         done.set_result(0.0)
         return done
@@ -113,7 +113,7 @@ class Trainer:
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
 
-    sharing = SimpleNamespace(problem=None)
+    sharing = SimpleNamespace(unsupported_reason=None)
     self_check_warnings = ("bfloat16 is doubtful",)
 
     def memory(self) -> dict[str, float]:
@@ -126,7 +126,7 @@ class Trainer:
 class Engine:
     """Rollout worker with an engine that can sleep."""
 
-    holds_weights = True
+    has_weights = True
 
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
@@ -179,7 +179,7 @@ class Tokenizer:
     def encode_all(self, trajectories: Any) -> list[list[int]]:
         return [[1, 2, 3] for _ in trajectories]
 
-    def find_problem(self, token_ids: list[int]) -> None:
+    def find_input_error(self, token_ids: list[int]) -> None:
         return None
 
     max_length = None

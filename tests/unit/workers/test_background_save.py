@@ -49,7 +49,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
         writer.write_snapshot = write_later
         worker.save(f"{folder}/{name}")
         worker.offload()
-        assert not worker.written().done()
+        assert not worker.get_save_future().done()
         with pytest.raises(AssertionError, match="one checkpoint at a time"):
             worker.save(f"{folder}/another")
         worker.update(columns)
@@ -58,7 +58,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
         worker.update(columns)
         gate.set()
         worker.update(columns)
-        assert worker.written().result() > 0
+        assert worker.get_save_future().result() > 0
         writer.write_snapshot = write
     worker.close()
     return saved
@@ -101,10 +101,10 @@ def test_a_full_disk_is_an_error_of_the_result(model_folder: Any, tmp_path: Path
     try:
         worker.save(str(tmp_path / "saved"))
         with pytest.raises(OSError, match=f"cannot write the checkpoint {tmp_path}/saved: .* MiB free"):
-            worker.written().result()
+            worker.get_save_future().result()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     worker.save(str(tmp_path / "again"))
-    worker.written().result()
+    worker.get_save_future().result()
     worker.load(str(tmp_path / "again"))
     worker.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.models.export.hf_folder import full_parameters
+from alphaapollo.models.export.hf_folder import gather_parameters
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import free_address, run_ranks
@@ -62,7 +62,7 @@ def every_layout(
             gradients=recorded,
             norms=norms,
             weights={key: full_tensor(p.detach()).numpy().copy() for key, p in worker.policy.named_parameters()},
-            published={key: t.numpy().copy() for key, t in full_parameters(worker.policy.model, worker.dtype)},
+            published={key: t.numpy().copy() for key, t in gather_parameters(worker.policy.model, worker.dtype)},
             held=sum(local_tensor(p).numel() for p in worker.policy.parameters()),
         )
         worker.close()

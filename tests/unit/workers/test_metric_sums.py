@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from alphaapollo.models.training.train_state import OptimizerStep
-from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 
 
 def test_names_that_end_in_max_keep_the_maximum() -> None:
@@ -16,7 +16,7 @@ def test_names_that_end_in_max_keep_the_maximum() -> None:
 def test_metrics_of_optimizer_steps() -> None:
     steps = [OptimizerStep(grad_norm=norm, lr=lr) for norm, lr in ((0.5, 3.0), (1.0, 2.0), (3.0, 1.0))]
     steps.insert(1, OptimizerStep(grad_norm=float("inf"), lr=2.0, skipped=True))
-    assert optimizer_step_metrics(steps, grad_clip=1.0) == {
+    assert compute_optimizer_metrics(steps, grad_clip=1.0) == {
         "grad_norm": 1.5,
         "grad_norm_max": 3.0,
         "steps_skipped": 1.0,

@@ -97,7 +97,7 @@ def own_loss(case: Case, rows: Any) -> float:
 
     model = build_model("qwen3_moe")
     scale_weights(model, 1.1)  # as gradients() does
-    routers = Routers.of(model)
+    routers = Routers.wrap(model)
     assert routers is not None
     routers.needs_probabilities = True
     counts, shares = torch.zeros(4), torch.zeros(4)
@@ -120,7 +120,7 @@ def test_policy_and_reference_use_the_engines_experts(model_folder):
         found.append((worker.compute_log_probs(), worker.compute_ref_log_probs()))
         metrics = worker.update(make_columns(one, batch, 0, old=False))
         assert ("actor/router_differs" in metrics) is one.replay
-        np.testing.assert_allclose(worker.old_log_probs(), found[-1][0], atol=1e-6)
+        np.testing.assert_allclose(worker.get_old_log_probs(), found[-1][0], atol=1e-6)
         worker.close()
     np.testing.assert_allclose(*found[0], atol=1e-6)
     assert np.abs(found[0][0] - found[1][0]).max() > 1e-2

@@ -61,7 +61,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     worker.offload()
     worker.save(folder)
     worker.offload()
-    worker.written().result()
+    worker.get_save_future().result()
     worker.load(folder)
     worker.offload()
     resting.append(held(worker))

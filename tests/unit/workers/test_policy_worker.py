@@ -132,7 +132,7 @@ def test_metrics_by_hand(make):
     assert metrics["actor/clip_fraction_low"] == metrics["actor/pg_clipfrac"]  # every ratio is far below 1
     assert metrics["actor/clip_fraction_high"] == 0 and 0 < metrics["actor/ratio_max"] < 1
     assert metrics["actor/grad_norm_max"] >= metrics["actor/grad_norm"]
-    np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
+    np.testing.assert_array_equal(worker.get_old_log_probs(), np.zeros_like(columns.advantages))
 
 
 def test_the_error_of_a_bad_step_suggests_valid_keys(make):

@@ -15,11 +15,11 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.preference_batch import (
     PreferenceBatch,
+    collect_row_scores,
     distribute_examples,
     distribute_scored_rows,
-    scores_in_row_order,
 )
-from alphaapollo.data.preference_examples import PreferenceExample, unrelated_rows
+from alphaapollo.data.preference_examples import PreferenceExample, make_unrelated_rows
 from alphaapollo.finetuning.dpo import assign_reference
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
@@ -67,10 +67,10 @@ def one_row(prompt: list[int], answer: list[int]) -> Row:
 def examples_of(case: Case) -> list[PreferenceExample]:
     """Pairs, or for KTO two single answers each."""
     pairs = some_pairs()
-    if get_preference_loss(case.preference.get("loss", "sigmoid")).of_pairs:
+    if get_preference_loss(case.preference.get("loss", "sigmoid")).is_pairwise:
         return pairs
     rows = [row for pair in pairs for row in pair.rows]
-    others = unrelated_rows(rows, 0, 100)
+    others = make_unrelated_rows(rows, 0, 100)
     return [
         PreferenceExample([row], [index % 2 == 0], "", unrelated=other)
         for index, (row, other) in enumerate(zip(rows, others, strict=True))
@@ -99,7 +99,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
         layout = distribute_scored_rows(examples, 1, case.max_tokens, worker.builder.padded, case.share)
-        assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+        assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     if case.lora_rank:
         for name, parameter in worker.model.named_parameters():
             if ".lora_B." in name:
@@ -210,7 +210,7 @@ def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
     layout = distribute_scored_rows(examples, 1, 50, True, True)
-    assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     sums = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
@@ -227,11 +227,11 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     case, examples = Case(str(model_folder("qwen3"))), some_pairs()
     worker = make_worker(case, 0, 1, free_address())
     layout = distribute_scored_rows(examples, 1, 50, True, True)
-    assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     batch = rank_batches(case, examples, 1)[0]
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))
-    worker.written().result()
+    worker.get_save_future().result()
     expected = worker.step(batch)
     worker.close()
     resumed = make_worker(case, 0, 1, free_address())

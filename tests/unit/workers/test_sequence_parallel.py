@@ -98,7 +98,7 @@ def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tu
     worker.load_batch(batch.rank_batches[own])
     found = [worker.compute_log_probs(), worker.compute_ref_log_probs()]
     worker.update(make_columns(case, batch, own, old=False))
-    found += [worker.old_log_probs(), worker.compute_log_probs()]
+    found += [worker.get_old_log_probs(), worker.compute_log_probs()]
     probe = worker.probe([5, 9, 3, 3, 40])
     worker.close()
     return found, probe

@@ -136,7 +136,7 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
     worker.step(second)
     worker.save(str(tmp_path / "saved"))
     expected = worker.step(third)  # while the copy is written
-    assert worker.written().result() > 0
+    assert worker.get_save_future().result() > 0
     worker.close()
     resumed = make_worker(case, 0, 1, free_address())
     resumed.load(str(tmp_path / "saved"))
@@ -153,7 +153,7 @@ def half(rank: int, num_ranks: int, address: str, case: SftCase, folder: str, fi
     metrics = [step_metrics(worker, rank_batch(case, own, rank, num_ranks)) for own in rows]
     if first:
         worker.save(folder)
-        worker.written().result()
+        worker.get_save_future().result()
     worker.close()
     return metrics
 
@@ -176,7 +176,7 @@ def test_a_resumed_worker_uses_its_own_optimizer_settings(model_folder, tmp_path
     worker = make_worker(case, 0, 1, free_address())
     worker.step(rank_batch(case, batches()[0], 0, 1))
     worker.save(str(tmp_path / "saved"))
-    worker.written().result()
+    worker.get_save_future().result()
     worker.close()
     changed = replace(case, optim={"weight_decay": 0.3, "betas": (0.8, 0.95)})
     resumed = make_worker(changed, 0, 1, free_address())

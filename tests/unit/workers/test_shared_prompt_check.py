@@ -19,7 +19,7 @@ from alphaapollo.data.packing import keep_rows
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompts
-from alphaapollo.trainer.setup.plan import make_plan, skips_rows_without_advantage
+from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.unit.tiny import free_address
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
@@ -44,7 +44,7 @@ def shared(batch: Any) -> Any:
 def test_a_batch_is_checked_once(model_folder, lora_rank: int):
     case = Case(str(model_folder("qwen3")), max_tokens=60, lora_rank=lora_rank)
     worker = make_worker(case, 0, 1, free_address())
-    assert worker.sharing.problem is None
+    assert worker.sharing.unsupported_reason is None
     batch = shared(make_batch(case, 1))
     metrics = []
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_layer_with_state_is_detected(model_folder):
         layer = worker.policy.model.model.layers[0]
         layer.mlp = Summing(layer.mlp)
         check = SharedPromptCheck(
-            worker.policy, worker.policy.logprobs_at(worker.temperature), worker.builder, torch.float32
+            worker.policy, worker.policy.make_logprobs_function(worker.temperature), worker.builder, torch.float32
         )
         assert check.problem is not None
         assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt differ from separate rows")
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
 
     said: list[str] = []
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
-    role = SimpleNamespace(sharing_problem=problem)
+    role = SimpleNamespace(find_sharing_error=problem)
     run: Any = SimpleNamespace(
         config=config,
         workers=SimpleNamespace(policy=role, critic=None),
@@ -136,7 +136,7 @@ def test_moe_features_need_the_plain_layout(model_folder):
 def test_losses_that_can_skip_rows_without_advantage(actor: dict[str, Any], skips: bool):
     config = Config.model_validate({"actor_rollout_ref": {"actor": actor}})
     loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    assert skips_rows_without_advantage(config, loss) is skips
+    assert can_skip_rows_without_advantage(config, loss) is skips
 
 
 def test_skipped_rows_do_not_change_the_weights(model_folder):

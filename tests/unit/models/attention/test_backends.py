@@ -26,7 +26,7 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
     ungrouped = call.repeat_key_value_heads()
     assert ungrouped.key.shape == ungrouped.value.shape == (1, 4, 8, 6)
     assert not ungrouped.is_gqa and ungrouped.repeat_key_value_heads() is ungrouped
-    torch.testing.assert_close(backends._sdpa(ungrouped), backends._sdpa(call))
+    torch.testing.assert_close(backends._attend_sdpa(ungrouped), backends._attend_sdpa(call))
     torch.testing.assert_close(backends._attend_padded(ungrouped), backends._attend_padded(call))
 
 
@@ -53,7 +53,7 @@ def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.Mo
     monkeypatch.setattr(backends, "sdpa_supports_groups", note)
     for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
         call = make_call(window=window) if packing else make_call(window=window, packing=None)
-        backends._for_sdpa(call)
+        backends._prepare_for_sdpa(call)
     assert masks == [False, False, True, True, False]
 
 

@@ -50,7 +50,7 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
     other = None
     if reference is not None:
         with torch.no_grad():
-            other = DivergenceTarget(reference.head_input(micro), REVERSE)
+            other = DivergenceTarget(reference.compute_head_input(micro), REVERSE)
     stats = policy(micro, 0.8, need_entropy=True, divergence_target=other)
     columns = torch.stack([one for one in stats if one is not None])
     policy.zero_grad()
@@ -176,10 +176,10 @@ def test_windows_caps_and_sinks(extra: dict[str, Any]):
     flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # positions of each row's tokens
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
-    for compute in (backends._padded, backends._sdpa):
+    for compute in (backends._padded, backends._attend_sdpa):
         ours = compute(backends.AttentionCall("Layer", query, key, value, packing=micro.packing, **extra))
         for places in flat:
             own = [x[:, :, places] for x in (query, key, value)]
             packing = Packing(torch.tensor([0, len(places)], dtype=torch.int32), [len(places)])
-            expected = backends._sdpa(backends.AttentionCall("Layer", *own, packing=packing, **extra))
+            expected = backends._attend_sdpa(backends.AttentionCall("Layer", *own, packing=packing, **extra))
             torch.testing.assert_close(ours[:, places], expected)

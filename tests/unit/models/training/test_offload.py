@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
+from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
 from alphaapollo.models.training.optimizer import make_optimizer
 
 
@@ -62,10 +62,10 @@ def test_new_and_removed_tensors() -> None:
 
 def test_nothing_moves_if_disabled_or_not_on_a_gpu() -> None:
     model = nn.Linear(2, 2)
-    for offload in (TensorOffloader(model.parameters, enabled=False), parameter_offloader(model, enabled=True)):
+    for offload in (TensorOffloader(model.parameters, enabled=False), make_parameter_offloader(model, enabled=True)):
         offload.offload()
         assert bytes_of(list(model.parameters())) == 6 * 4
-    assert not parameter_offloader(None, enabled=True).enabled
+    assert not make_parameter_offloader(None, enabled=True).enabled
 
 
 def test_offloaded_optimizer_state_gives_the_same_steps() -> None:

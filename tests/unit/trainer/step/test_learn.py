@@ -32,7 +32,7 @@ class Workers:
     async def compute_log_probs(self) -> list[np.ndarray]:
         return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
 
-    compute_ref_log_probs = compute_values = old_log_probs = compute_log_probs
+    compute_ref_log_probs = compute_values = get_old_log_probs = compute_log_probs
 
     async def update(self, columns: Any, steps: Any = None, skip_bad: bool = False) -> dict[str, float]:
         self.updates += 1
