@@ -80,7 +80,7 @@ def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan]
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)
         keys = cheapest_keys(
-            config, "cuda", machine.gib * GIB, lambda plan: plan.comfortable and plan.kv_tokens >= room
+            config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_tokens >= room
         )
         if keys is not None:
             plan = plan_memory(with_keys(config, keys), "cuda", machine.gib * GIB)

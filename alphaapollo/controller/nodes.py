@@ -1,8 +1,8 @@
 """Requirements of a run on the nodes of a cluster: how many, and what must be the same on all of them.
 
-    shortage       which nodes are missing, as a message
+    describe_missing_nodes       which nodes are missing, as a message
     inspect_node   versions and files on one node
-    differences    what differs from the driver's node, as messages
+    describe_node_differences    what differs from the driver's node, as messages
 
 Plain values only; ray_cluster.py calls the nodes.
 """
@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from alphaapollo.config.schema import GenerationTrainer, Trainer, TuningTrainer
-from alphaapollo.utils.versions import installed_version
+from alphaapollo.utils.versions import find_version
 
 LIBRARIES = ("torch", "transformers", "vllm", "ray")
 NOTHING = "none"
@@ -46,7 +46,7 @@ class NodeContents:
     files: Mapping[str, tuple[int, int] | None]  # key -> number and bytes of files at its path; None: no such path
 
 
-def shortage(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
+def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
     """Which nodes are missing, in terms of the keys; empty if there are enough."""
     on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
     gpus = trainer.n_gpus_per_node if on_gpus else 0
@@ -65,7 +65,7 @@ def shortage(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
 def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
     """Inspect the node on which this is called. paths: key -> path; a relative path is in `folder`."""
     files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
-    versions = {name: (installed_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
+    versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": code_version()}
     return NodeContents(platform.node(), own | versions, files)
 
@@ -81,7 +81,7 @@ def code_version() -> str:
     return f"{__version__} (files {digest.hexdigest()[:8]})"
 
 
-def differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
+def describe_node_differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
     """Messages about what differs on `node`, each with its fix."""
     other = [
         f"{name} is {node.versions.get(name, NOTHING)}, not {version}"

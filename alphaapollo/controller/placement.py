@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.config.resolve import engine_processes, engine_threads
+from alphaapollo.config.resolve import count_engine_processes, count_engine_threads
 from alphaapollo.config.schema import Rollout, Trainer
 from alphaapollo.config.schema.base import Device
 
@@ -45,7 +45,7 @@ class Placement:
     num_engines: int = 0
     tensor_parallel: int = 1  # GPUs or processes per engine
     colocate: bool = False  # engines use the training ranks' GPUs
-    engine_threads: int = 1  # of an engine's process on a CPU
+    count_engine_threads: int = 1  # of an engine's process on a CPU
     critic: bool = False
     reward_model: bool = False
 
@@ -93,19 +93,19 @@ def detect_machine() -> Machine:
     return Machine(
         num_cores=len(os.sched_getaffinity(0)),
         num_gpus=torch.cuda.device_count(),
-        gpu_memory=smallest_gpu(),
+        gpu_memory=read_smallest_gpu_memory(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        bfloat16=bfloat16_units(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
+        bfloat16=find_bfloat16_units(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
     )
 
 
-def bfloat16_units(cpu_info: str) -> str:
+def find_bfloat16_units(cpu_info: str) -> str:
     """Fastest bfloat16 instruction set among the flags of /proc/cpuinfo."""
     flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
     return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
-def smallest_gpu() -> int:
+def read_smallest_gpu_memory() -> int:
     """Bytes of the smallest GPU by nvidia-smi, because asking torch would start CUDA in this process. 0: unknown."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -135,7 +135,7 @@ def make_placement(
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
         threads=trainer.cpu_threads or rank_threads(trainer, rollout, machine),
-        engine_threads=engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)
+        engine_threads=count_engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)
         if rollout.name == "vllm"
         else 1,
         sequence_parallel=sequence_parallel,
@@ -149,6 +149,6 @@ def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
     engines in async_mode=separate."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
-        threads = engine_threads(rollout, cores, trainer.nnodes, own_cores=True)
-        cores -= threads * engine_processes(rollout, trainer.nnodes)
+        threads = count_engine_threads(rollout, cores, trainer.nnodes, own_cores=True)
+        cores -= threads * count_engine_processes(rollout, trainer.nnodes)
     return max(1, cores // trainer.n_gpus_per_node)

@@ -89,22 +89,22 @@ class Ranks(ABC, Generic[W]):
         """Whether every worker has sent its report, or has died."""
         return True
 
-    def snapshots(self) -> list[WorkerSnapshot]:
+    def take_snapshots(self) -> list[WorkerSnapshot]:
         """What is known of each worker since the last request."""
         return []
 
-    def stacks(self, rank: int, pids: Sequence[int]) -> str:
+    def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         """Python stacks of processes on the worker's node, collected by the worker."""
         raise NotImplementedError
 
 
-def call_name(function: Callable[..., Any]) -> str:
+def get_method_name(function: Callable[..., Any]) -> str:
     """Name of the method that makes a call: `update` for a lambda in PolicyGroup.update."""
     name: str = getattr(function, "__qualname__", "call")
     return name.partition(".<locals>")[0].rpartition(".")[2]
 
 
-async def resolve(value: Any) -> Any:
+async def await_if_needed(value: Any) -> Any:
     """The value itself, or the awaited value of an awaitable."""
     return await value if inspect.isawaitable(value) else value
 
@@ -121,21 +121,21 @@ class LocalRanks(Ranks[W]):
         return [await self.call_one(0, function)]
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        with self._calling(function):
+        with self._record_call(function):
             return [await self._run(lambda: function(self.worker, items[0]))]
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
-        with self._calling(function):
+        with self._record_call(function):
             return await self._run(lambda: function(self.worker))
 
     async def _run(self, function: Callable[[], Any]) -> Any:
-        return await resolve(function())
+        return await await_if_needed(function())
 
     @contextmanager
-    def _calling(self, function: Callable[..., Any]) -> Iterator[None]:
+    def _record_call(self, function: Callable[..., Any]) -> Iterator[None]:
         try:
-            with HEARTBEAT.call(call_name(function), f"{self.role} 0"):
+            with HEARTBEAT.call(get_method_name(function), f"{self.role} 0"):
                 yield
         except EngineDied as error:
             raise WorkerDied(str(error), self.role) from None
@@ -159,7 +159,7 @@ class ThreadRanks(LocalRanks[W]):
         self.role = role
 
     async def _run(self, function: Callable[[], Any]) -> Any:
-        return await resolve(await asyncio.wrap_future(self._thread.submit(function)))
+        return await await_if_needed(await asyncio.wrap_future(self._thread.submit(function)))
 
     async def close(self) -> None:
         await super().close()

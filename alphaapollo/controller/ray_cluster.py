@@ -16,8 +16,15 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alphaapollo.controller.nodes import AnyTrainer, ClusterNode, NodeContents, differences, inspect_node, shortage
-from alphaapollo.controller.placement import Machine, smallest_gpu
+from alphaapollo.controller.nodes import (
+    AnyTrainer,
+    ClusterNode,
+    NodeContents,
+    describe_missing_nodes,
+    describe_node_differences,
+    inspect_node,
+)
+from alphaapollo.controller.placement import Machine, read_smallest_gpu_memory
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.utils.heartbeat import read_process
 from alphaapollo.utils.network import listen_on_loopback_only
@@ -25,7 +32,7 @@ from alphaapollo.utils.network import listen_on_loopback_only
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
 INSPECT_SECONDS = 120.0  # a process has to start on each node
-OWN_TOKEN = secrets.token_hex(32)
+LOCAL_TOKEN = secrets.token_hex(32)
 """Token of every Ray that this process starts, because Ray reads it only once. Without it Ray writes a token to ~/.ray,
 which fails if the home directory is not writable."""
 
@@ -45,7 +52,7 @@ def connect(trainer: AnyTrainer) -> Machine:
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
         num_gpus=max(int(node.get("GPU", 0)) for node in resources),
-        gpu_memory=smallest_gpu(),  # of this machine: unknown on a head node without GPUs
+        gpu_memory=read_smallest_gpu_memory(),  # of this machine: unknown on a head node without GPUs
     )
 
 
@@ -57,7 +64,7 @@ def start_local_cluster() -> None:
         "health_check_failure_threshold": 10,
     }
     listen_on_loopback_only()
-    os.environ.setdefault("RAY_AUTH_TOKEN", OWN_TOKEN)
+    os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     try:
         with _loopback_ray():
             init(address="local", include_dashboard=False, _system_config=health_checks)
@@ -86,23 +93,23 @@ def init(**how: Any) -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def session_logs() -> str:
+def find_session_logs() -> str:
     """Folder of Ray's logs on this machine. After a failure of a local cluster, the next command removes it."""
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
-def own_processes() -> dict[str, int]:
+def find_local_ray_processes() -> dict[str, int]:
     """pid by name of the raylet and the GCS of a Ray that this process started; empty for a joined cluster."""
-    return {name: process.pid for name, process in _own_ray().items()}
+    return {name: process.pid for name, process in _find_local_ray().items()}
 
 
-def is_own_ray_silent() -> bool:
+def is_local_ray_silent() -> bool:
     """Whether the raylet or the GCS of a Ray that this process started is dead or stopped."""
-    found = [read_process(process.pid) for process in _own_ray().values() if process.poll() is None]
-    return len(found) < len(_own_ray()) or any(one is None or one.is_stopped for one in found)
+    found = [read_process(process.pid) for process in _find_local_ray().values() if process.poll() is None]
+    return len(found) < len(_find_local_ray()) or any(one is None or one.is_stopped for one in found)
 
 
-def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
+def _find_local_ray() -> dict[str, subprocess.Popen[bytes]]:
     names = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
     started = ray._private.worker._global_node.all_processes if ray.is_initialized() else {}
     return {name: started[kind][0].process for kind, name in names.items() if kind in started}
@@ -112,7 +119,7 @@ def wait_for_nodes(trainer: AnyTrainer) -> None:
     """Return when enough nodes have joined, and print meanwhile which are missing. ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
-    while missing := shortage(alive_nodes(), trainer):
+    while missing := describe_missing_nodes(list_alive_nodes(), trainer):
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
             ray.shutdown()
@@ -127,7 +134,7 @@ def wait_for_nodes(trainer: AnyTrainer) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def alive_nodes() -> list[ClusterNode]:
+def list_alive_nodes() -> list[ClusterNode]:
     return [
         ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
         for node in ray.nodes()
@@ -169,7 +176,7 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
                 "same path on every node."
             )
             continue
-        problems += [f"node {name} ({there.host}): {line}" for line in differences(there, here, paths)]
+        problems += [f"node {name} ({there.host}): {line}" for line in describe_node_differences(there, here, paths)]
     if problems:
         ray.shutdown()
         raise ValueError("the nodes differ from the driver's:\n  " + "\n  ".join(problems))

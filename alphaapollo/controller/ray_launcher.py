@@ -16,15 +16,15 @@ from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
     compare_nodes,
-    is_own_ray_silent,
-    own_processes,
-    session_logs,
+    find_local_ray_processes,
+    find_session_logs,
+    is_local_ray_silent,
 )
-from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, reserve, visible_gpus
+from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, choose_visible_gpus, reserve
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, remove_folders, start_worker
-from alphaapollo.utils.watchdog import RUN, end_processes
+from alphaapollo.utils.watchdog import RUN, kill_run_processes
 from alphaapollo.weight_sync.transport import assign_writers
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str
         await compare_nodes(reserved, paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with asyncio.timeout(timeout), monitor_processes(own_processes(), lambda what: None):
+        async with asyncio.timeout(timeout), monitor_processes(find_local_ray_processes(), lambda what: None):
             await groups.start()
     except TimeoutError:
-        waiting, logs = ", ".join(sorted(groups.starting)), session_logs()
+        waiting, logs = ", ".join(sorted(groups.starting)), find_session_logs()
         await groups.close()
         raise TimeoutError(
             f"not all workers started within trainer.start_timeout={timeout:.0f} s; still starting: {waiting}. "
@@ -70,11 +70,11 @@ class RayWorkerGroups(WorkerGroups):
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
         super().__init__(specs)
         self._reserved = list(reserved)
-        self.by_role: dict[str, RayRanks[Any]] = {}
+        self.ranks_by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.ranks, *(["rollout"] if specs.engine else [])]:
-            self.by_role[role] = RayRanks(role, assign_slots(specs.placement, role, reserved))
-            self._add(role, self.by_role[role])
-        self.starting = set(self.by_role)  # roles that have not started yet
+            self.ranks_by_role[role] = RayRanks(role, assign_slots(specs.placement, role, reserved))
+            self._add(role, self.ranks_by_role[role])
+        self.starting = set(self.ranks_by_role)  # roles that have not started yet
 
     async def start(self) -> None:
         """Start all roles concurrently: importing torch and vLLM takes most of a start.
@@ -83,21 +83,21 @@ class RayWorkerGroups(WorkerGroups):
         offloaded before an engine does more than import.
         """
         specs, at = self.specs, self.specs.placement
-        engines = self.by_role.get("rollout")
-        located = {role: await ranks.locate() for role, ranks in self.by_role.items()}
+        engines = self.ranks_by_role.get("rollout")
+        located = {role: await ranks.locate() for role, ranks in self.ranks_by_role.items()}
         engines_at = located.get("rollout", [])
         ranks_at = next((locations for role, locations in located.items() if role != "rollout"), [])
-        if specs.through_memory:
+        if specs.needs_shared_memory:
             check_shared_memory(ranks_at, engines_at)
-        visible = {role: visible_gpus(at, role, [one.gpus for one in ranks_at]) for role in self.by_role}
+        visible = {role: choose_visible_gpus(at, role, [one.gpus for one in ranks_at]) for role in self.ranks_by_role}
         writers = assign_writers([one.node for one in ranks_at], [one.node for one in engines_at])
         client = RayWeightSyncClient(engines.actors) if engines and at.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
         for role, build in specs.ranks.items():
-            placements = await self._rank_placements(self.by_role[role], writers)
+            placements = await self._rank_placements(self.ranks_by_role[role], writers)
             extra = {"client": client} if role == "policy" and client else {}
             builders = [partial(build, one, **extra) for one in placements]
-            starts[role] = self.by_role[role].start(builders, specs.cleanup, visible[role])
+            starts[role] = self.ranks_by_role[role].start(builders, specs.cleanup, visible[role])
         if engines:
             make = prepare_engine if at.shares_gpus else start_engine
             makers = [partial(make, self._engine_builder(index, one.node)) for index, one in enumerate(engines_at)]
@@ -113,7 +113,7 @@ class RayWorkerGroups(WorkerGroups):
     async def _rank_placements(self, ranks: RayRanks[Any], writers: Sequence[str | None]) -> list[RankPlacement]:
         from alphaapollo.workers.process_group import RankPlacement
 
-        at, address = self.specs.placement, await ranks.meeting_point()
+        at, address = self.specs.placement, await ranks.reserve_address()
         return [
             RankPlacement(rank, at.num_ranks, address, at.device, at.threads, at.sequence_parallel, node)
             for rank, node in enumerate(writers)
@@ -135,23 +135,23 @@ class RayWorkerGroups(WorkerGroups):
 
     @property
     def required_processes(self) -> Mapping[str, int]:
-        return own_processes()
+        return find_local_ray_processes()
 
     async def replace_engine(self, index: int) -> None:
-        await self.by_role["rollout"].replace(
+        await self.ranks_by_role["rollout"].replace(
             index, lambda node: partial(start_engine, self._engine_builder(index, node)), self.specs.cleanup
         )
 
     async def close(self) -> None:
         """End the engines first, because their cores are separate processes, then kill the actors. A Ray that this
         process started ends as well; if one of its processes is dead or stopped, the whole run is killed instead."""
-        if is_own_ray_silent():  # its client would wait
-            end_processes(os.environ[RUN])
+        if is_local_ray_silent():  # its client would wait
+            kill_run_processes(os.environ[RUN])
         else:
             with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # the actors are killed below
-                if "rollout" in self.by_role:
+                if "rollout" in self.ranks_by_role:
                     await asyncio.wait_for(self.engines.close(self.specs.cleanup), timeout=CLOSE_SECONDS)
-            for ranks in self.by_role.values():
+            for ranks in self.ranks_by_role.values():
                 await ranks.close()
             for group in self._reserved:
                 remove_placement_group(group)

@@ -59,7 +59,7 @@ def assign_slots(placement: Placement, role: str, reserved: Sequence[PlacementGr
     return [ActorSlot(reserved[0], node_of[index * size % at.num_ranks]) for index in engines]
 
 
-def visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
+def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
     """Environment variables with the GPUs that each process of a role may use; empty: the GPUs that Ray gave it.
 
     rank_gpus: GPUs that Ray gave each training rank; not read without GPUs.

@@ -16,10 +16,10 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, call_name, resolve
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_needed, get_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessReport, read_process
-from alphaapollo.utils.network import hold_port
+from alphaapollo.utils.network import reserve_port
 from alphaapollo.utils.stack_dumps import dump_stacks
 from alphaapollo.utils.watchdog import exit_with_process
 
@@ -57,7 +57,7 @@ class ActorLocation:
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
 
 
-def this_location() -> ActorLocation:
+def get_location() -> ActorLocation:
     context = ray.get_runtime_context()
     gpus = ",".join(context.get_accelerator_ids()["GPU"])
     return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
@@ -68,12 +68,12 @@ class WorkerActor(Generic[W]):
     end."""
 
     def location(self) -> ActorLocation:
-        return this_location()
+        return get_location()
 
-    def meeting_point(self) -> str:
+    def reserve_address(self) -> str:
         """An address for torch.distributed on this node, with a reserved port."""
         host = ray.util.get_node_ip_address()
-        return f"tcp://{host}:{hold_port(host)}"
+        return f"tcp://{host}:{reserve_port(host)}"
 
     async def start(
         self,
@@ -89,22 +89,22 @@ class WorkerActor(Generic[W]):
             os.chdir(folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
             exit_with_process(driver.pid, cleanup)
-        self.worker = await resolve(factory())
+        self.worker = await await_if_needed(factory())
 
     async def call(self, function: bytes, *item: Any) -> Any:
         """Call a function of the worker, pickled by `pickle_function`, and of the item, if there is one."""
-        return await resolve(ray.cloudpickle.loads(function)(self.worker, *item))
+        return await await_if_needed(ray.cloudpickle.loads(function)(self.worker, *item))
 
     @ray.method(concurrency_group=HEALTH)
     def report(self) -> ProcessReport:
         return HEARTBEAT.report()
 
     @ray.method(concurrency_group=HEALTH)
-    def stacks(self, pids: Sequence[int]) -> str:
+    def collect_stacks(self, pids: Sequence[int]) -> str:
         return dump_stacks(pids)
 
 
-def actor_class(role: str) -> type[WorkerActor[Any]]:
+def make_actor_class(role: str) -> type[WorkerActor[Any]]:
     """Subclass with the name that `ps` and Ray's dashboard show, e.g. RewardModelActor."""
     return type(f"{role.title().replace(' ', '')}Actor", (WorkerActor,), {})
 
@@ -121,12 +121,12 @@ class RayRanks(Ranks[W]):
     def __init__(self, role: str, slots: Sequence[ActorSlot]):
         self.role = role
         self.size = len(slots)
-        self.where: list[str] = []
-        self.several_nodes = False
+        self.process_names: list[str] = []
+        self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
-        self._asked: dict[int, Any] = {}  # rank -> its report that has not arrived yet
+        self._pending_reports: dict[int, Any] = {}  # rank -> its report that has not arrived yet
         self._reports: dict[int, ProcessReport] = {}
-        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(actor_class(role)), list(slots)
+        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(make_actor_class(role)), list(slots)
         self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
 
     def _make_actor(self, slot: ActorSlot) -> Any:
@@ -137,13 +137,13 @@ class RayRanks(Ranks[W]):
     async def locate(self) -> list[ActorLocation]:
         """Wait until the actors' processes run, and return where."""
         self._locations = await self._wait_for_all([actor.location.remote() for actor in self.actors])
-        self.several_nodes = len({location.node for location in self._locations}) > 1
-        self.where = [self._describe(location) for location in self._locations]
+        self.has_several_nodes = len({location.node for location in self._locations}) > 1
+        self.process_names = [self._describe(location) for location in self._locations]
         return self._locations
 
-    async def meeting_point(self) -> str:
+    async def reserve_address(self) -> str:
         """The address at which rank 0 waits for the other ranks."""
-        return str(await self._one(0, self.actors[0].meeting_point.remote()))
+        return str(await self._wait_for_one(0, self.actors[0].reserve_address.remote()))
 
     async def start(
         self, factories: Sequence[Callable[[], Awaitable[W] | W]], cleanup: list[str], envs: Sequence[dict[str, str]]
@@ -163,19 +163,19 @@ class RayRanks(Ranks[W]):
         """Start another process with another worker in the slot of a dead one. factory_at: takes the node."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
-        self._locations[rank] = location = await self._one(rank, actor.location.remote())
-        self.where[rank] = self._describe(location)
-        await self._one(rank, self._start(rank, factory_at(location.node), cleanup, {}), "start")
+        self._locations[rank] = location = await self._wait_for_one(rank, actor.location.remote())
+        self.process_names[rank] = self._describe(location)
+        await self._wait_for_one(rank, self._start(rank, factory_at(location.node), cleanup, {}), "start")
 
     def _start(self, rank: int, factory: Callable[[], Any], cleanup: list[str], env: dict[str, str]) -> Any:
-        return self.actors[rank].start.remote(factory, this_location(), os.getcwd(), env, cleanup)
+        return self.actors[rank].start.remote(factory, get_location(), os.getcwd(), env, cleanup)
 
     def _describe(self, location: ActorLocation) -> str:
-        return f"pid {location.pid} on node {location.ip}" if self.several_nodes else f"pid {location.pid}"
+        return f"pid {location.pid} on node {location.ip}" if self.has_several_nodes else f"pid {location.pid}"
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code = pickle_function(function)
-        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], call_name(function))
+        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], get_method_name(function))
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks that share rows share an object
@@ -183,7 +183,7 @@ class RayRanks(Ranks[W]):
         code = pickle_function(function)
         return await self._wait_for_all(
             [actor.call.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
-            call_name(function),
+            get_method_name(function),
         )
 
     def _put(self, item: Any) -> Any:
@@ -191,7 +191,9 @@ class RayRanks(Ranks[W]):
         return ray.put(item)
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._one(rank, self.actors[rank].call.remote(pickle_function(function)), call_name(function))
+        return await self._wait_for_one(
+            rank, self.actors[rank].call.remote(pickle_function(function)), get_method_name(function)
+        )
 
     async def close(self) -> None:
         for actor in self.actors:
@@ -200,25 +202,25 @@ class RayRanks(Ranks[W]):
     def request_reports(self) -> None:
         self._reports.clear()
         for rank, actor in enumerate(self.actors):
-            if rank not in self._asked:
-                self._asked[rank] = actor.report.remote()
+            if rank not in self._pending_reports:
+                self._pending_reports[rank] = actor.report.remote()
 
     def have_reported(self) -> bool:
-        if self._asked:
-            ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
-            for rank in [rank for rank, reference in self._asked.items() if reference in ready]:
+        if self._pending_reports:
+            ready, _ = ray.wait(list(self._pending_reports.values()), num_returns=len(self._pending_reports), timeout=0)
+            for rank in [rank for rank, reference in self._pending_reports.items() if reference in ready]:
                 try:
-                    self._reports[rank] = ray.get(self._asked.pop(rank))
+                    self._reports[rank] = ray.get(self._pending_reports.pop(rank))
                 except ray.exceptions.RayError:  # the call that waits for the worker raises
                     continue
-        return not self._asked
+        return not self._pending_reports
 
-    def snapshots(self) -> list[WorkerSnapshot]:
+    def take_snapshots(self) -> list[WorkerSnapshot]:
         here = ray.get_runtime_context().get_node_id()
         return [
             WorkerSnapshot(
                 f"{self.role} {rank}",
-                f"the {self.role} worker of rank {rank} ({self.where[rank]})",
+                f"the {self.role} worker of rank {rank} ({self.process_names[rank]})",
                 self._reports.get(rank),
                 read_process(location.pid) if location.node == here else None,
                 location.node == here,
@@ -228,9 +230,9 @@ class RayRanks(Ranks[W]):
             for rank, location in enumerate(self._locations)
         ]
 
-    def stacks(self, rank: int, pids: Sequence[int]) -> str:
+    def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         try:
-            text: str = ray.get(self.actors[rank].stacks.remote(pids), timeout=STACKS_SECONDS)
+            text: str = ray.get(self.actors[rank].collect_stacks.remote(pids), timeout=STACKS_SECONDS)
         except ray.exceptions.RayError as error:  # GetTimeoutError is one
             return f"no stacks: {type(error).__name__}"
         return text
@@ -238,20 +240,20 @@ class RayRanks(Ranks[W]):
     async def _wait_for_all(self, pending: list[Any], what: str = "") -> list[Any]:
         """Wait for all. The first failure ends the wait, because the other ranks may wait for the failed one for ever.
         If a rank died, others may fail first with a closed connection; then the death is raised."""
-        results = await self._results(pending, what)
+        results = await self._wait_for_results(pending, what)
         if results is not None:
             return results
-        tasks = [asyncio.ensure_future(self._one(rank, ref, what)) for rank, ref in enumerate(pending)]
+        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, what)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
         except WorkerFailed:
-            await first_death(tasks, NODE_DEATH_SECONDS if self.several_nodes else PROCESS_DEATH_SECONDS)
+            await raise_first_death(tasks, NODE_DEATH_SECONDS if self.has_several_nodes else PROCESS_DEATH_SECONDS)
             raise
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _results(self, pending: list[Any], what: str) -> list[Any] | None:
+    async def _wait_for_results(self, pending: list[Any], what: str) -> list[Any] | None:
         """All results; None as soon as one call fails. Results arrive in a thread of Ray's, which wakes the event loop
         once and not once per rank."""
         loop = asyncio.get_running_loop()
@@ -278,17 +280,17 @@ class RayRanks(Ranks[W]):
                 HEARTBEAT.end(key)
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
-    async def _one(self, rank: int, pending: Any, what: str = "") -> Any:
+    async def _wait_for_one(self, rank: int, pending: Any, what: str = "") -> Any:
         worker = f"the {self.role} worker of rank {rank}"
         try:
             with HEARTBEAT.call(what, f"{self.role} {rank}"):
                 return await pending
         except ray.exceptions.RayActorError as error:
-            where = f" ({self.where[rank]})" if self.where else ""
+            where = f" ({self.process_names[rank]})" if self.process_names else ""
             reason = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
             raise WorkerDied(f"{worker}{where} died: {reason}", self.role) from None
         except ray.exceptions.RayTaskError as error:
-            raise self._failure(worker, error) from None
+            raise self._convert_error(worker, error) from None
         except ray.exceptions.RayError as error:  # Ray's own: a node or an object is lost, memory or a disk is full
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"{worker} does not answer: {reason}"
@@ -296,7 +298,7 @@ class RayRanks(Ranks[W]):
                 raise WorkerFailed(f"{message} Free space there.") from None  # a restart would not help
             raise WorkerDied(message, self.role) from None
 
-    def _failure(self, worker: str, error: Any) -> Exception:
+    def _convert_error(self, worker: str, error: Any) -> Exception:
         """The exception for an error that a worker raised."""
         cause = error.cause
         if isinstance(cause, ValueError):  # a mistake of the user's: its message says how to fix it
@@ -310,7 +312,7 @@ class RayRanks(Ranks[W]):
         return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
 
 
-async def first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+async def raise_first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
     """Raise WorkerDied if one of the ranks is found dead within that time."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:

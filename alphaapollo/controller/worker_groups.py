@@ -39,7 +39,7 @@ class WorkerSpecs:
     run_id: str = ""  # of the run's processes; empty: no process outlives this one
     ranks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     engine: Callable[[int, str], RolloutWorker] | None = None
-    through_memory: bool = False  # weights reach an engine through its node's shared memory
+    needs_shared_memory: bool = False  # weights reach an engine through its node's shared memory
     samples_in_flight: int = 1  # per engine
     cleanup: list[str] = field(default_factory=list)  # shared-memory folders to remove when the driver ends
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
@@ -21,19 +21,19 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.data.rendering import unused_template_arguments
+from alphaapollo.data.rendering import unused_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.evaluation.metrics import SampleResult, sample_result
-from alphaapollo.evaluation.report import report
-from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished
+from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
+from alphaapollo.evaluation.report import report_results
+from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished_results
 from alphaapollo.launch.input_checks import (
     check_engine_split,
     check_lengths,
     check_rewards,
-    environment_notices,
+    collect_environment_notices,
     find_environment,
+    find_local_paths,
     find_machine,
-    local_paths,
     make_renderer,
     read_prompts,
 )
@@ -68,7 +68,7 @@ class GenerationPlan:
     @property
     def requests(self) -> list[GroupRequest]:
         """Requests of unfinished prompts, with the same random draws as a validation with this seed."""
-        done, sampling = self.finished.prompts, make_sampling(self.config)
+        done, sampling = self.finished.prompt_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
             for prompt in self.prompts
@@ -86,16 +86,16 @@ def make_sampling(config: GenerationConfig) -> Sampling:
 def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     """Check everything that needs no engine, read finished results, and print the plan. Raises ValueError."""
     machine = find_machine(config.trainer)
-    notices = check(config, machine.num_gpus, machine.num_cores)
+    notices = check_config(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
-    notices += environment_notices(config, environment)
+    notices += collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_weights(config.model, "model.path")
     check_lengths(config.model, config.rollout, config.data)
     check_engine_split(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
-    more += unused_template_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)
+    more += unused_argument_warnings(config.data.apply_chat_template_kwargs, renderer.tokenizer)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
@@ -103,9 +103,9 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
     )
     start, finished = find_start_by_file(config, RESULTS), FinishedResults()
-    if not start.in_the_way:
+    if not start.has_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
-        finished = read_finished(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
+        finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
     generation = GenerationPlan(config, device, rollout, prompts, finished, start)
     _print_plan(generation, [*notices, *more, *start.lines()], terminal)
     return generation
@@ -122,10 +122,10 @@ async def run(generation: GenerationPlan, terminal: Terminal) -> None:
         hint = f"stopped; run the same command to resume where {folder} ends"
         try:
             async with StallMonitor(workers.ranks, trainer, generation.device, terminal.note, lambda: hint):
-                results += await _play(generation, workers, terminal)
+                results += await _generate_groups(generation, workers, terminal)
         finally:
             await workers.close()
-    report(results, generation.prompts, folder, terminal)
+    report_results(results, generation.prompts, folder, terminal)
 
 
 async def launch(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
@@ -153,14 +153,14 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
         cleanup=[shared_memory],
     )
     timeout = config.trainer.start_timeout
-    return await launch_workers(specs, resolve_controller(config.trainer), timeout, local_paths(config))
+    return await launch_workers(specs, resolve_controller(config.trainer), timeout, find_local_paths(config))
 
 
-async def _play(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
+async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
     """Write each group when it ends, so that a kill loses only groups in progress."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # of this process
-    path, done = generation.folder / RESULTS, len(generation.finished.prompts)
+    path, done = generation.folder / RESULTS, len(generation.finished.prompt_ids)
     with (
         SPANS("generate"),
         open_results(path, generation.finished) as write,
@@ -168,7 +168,7 @@ async def _play(generation: GenerationPlan, workers: WorkerGroups, terminal: Ter
     ):
         async for _, group in workers.engines.generate(generation.requests):
             write(group)
-            own = [sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
+            own = [convert_trajectory(group.prompt, trajectory) for trajectory in group.trajectories]
             results += own
             scored = [result.accuracy for result in own if not result.outcome.failed]
             total_accuracy += sum(scored)
@@ -189,7 +189,7 @@ def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Te
     lines = [
         f"{generation.folder}",
         f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
-        f"  finished   {len(finished.prompts)} prompts{dropped}",
+        f"  finished   {len(finished.prompt_ids)} prompts{dropped}",
         f"  model      {config.model.path}",
         f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",

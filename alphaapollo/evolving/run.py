@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.controller.health.stall_monitor import StallMonitor
@@ -80,7 +80,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
         ValueError: the configuration, the data or the run folder does not allow the run.
     """
     serves = any(model.path for model in config.models.values())
-    notices = check(config, detect_machine().num_gpus if serves else 0)
+    notices = check_config(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
     make_roles(config.all_roles)
@@ -95,7 +95,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
     prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_by_file(config, FILE))
-    if not prepared.start.in_the_way:
+    if not prepared.start.has_previous_run:
         _check_same_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_truth(prompt)]
     if environment.graded and len(gradable) < len(prompts):
@@ -114,10 +114,10 @@ def _check_same_data(prepared: PreparedEvolution) -> None:
     """Raises ValueError if the pool has results of other data."""
     rows = {prompt.id: digest_row(prompt) for prompt in prepared.prompts}
     for candidate in Pool(prepared.folder).candidates.values():
-        if rows.get(candidate.place.problem) != candidate.row:
+        if rows.get(candidate.candidate_id.problem) != candidate.row:
             raise ValueError(
                 f"{prepared.folder} has results of other data: its {candidate.key} does not belong to row "
-                f"{candidate.place.problem} of data.path. Set another trainer.experiment_name, or "
+                f"{candidate.candidate_id.problem} of data.path. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
 
@@ -128,8 +128,8 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     if moved := prepared.start.claim(config):
         note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)
-    if pool.torn_bytes:
-        note(f"an incomplete last line of {pool.torn_bytes} bytes is removed; its call is made again")
+    if pool.incomplete_bytes:
+        note(f"an incomplete last line of {pool.incomplete_bytes} bytes is removed; its call is made again")
     if pool.calls:
         counts = f"{len(pool.calls)} calls, {len(pool.candidates)} candidates, {len(pool.judgements)} judgements"
         note(f"resuming from {counts}")
@@ -148,7 +148,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
-        async with _start(prepared, pool, log_round) as loop, stall_monitor:
+        async with _start_loop(prepared, pool, log_round) as loop, stall_monitor:
             with HEARTBEAT.call("the rounds"):
                 stopped = await loop.run(prepared.prompts)
     if stopped:
@@ -157,7 +157,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
 
 
 @asynccontextmanager
-async def _start(
+async def _start_loop(
     prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None]
 ) -> AsyncIterator[EvolutionLoop]:
     """Start models, tools and graders; close them at the end, also after an error."""

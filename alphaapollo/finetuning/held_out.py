@@ -21,7 +21,7 @@ from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch.input_checks import (
     check_lengths,
     check_rewards,
-    environment_notices,
+    collect_environment_notices,
     find_environment,
     make_renderer,
     read_prompts,
@@ -37,8 +37,8 @@ BURST = 0.02  # seconds; requests this close together are sampled as one batch
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read and check the prompts. Returns notices. Raises ValueError for prompts that cannot be rendered or graded."""
-    environment, data = find_environment(config.env), prompt_data(config)
-    notices = environment_notices(config, environment)
+    environment, data = find_environment(config.env), make_prompt_data(config)
+    notices = collect_environment_notices(config, environment)
     check_lengths(config.model, Rollout(), data)
     renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
 
@@ -51,14 +51,14 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     return prompts, [*notices, *truncated, *reward_notices, *asyncio.run(try_resets(config.env, prompts[:1]))]
 
 
-def prompt_data(config: SftConfig) -> GenerationData:
+def make_prompt_data(config: SftConfig) -> GenerationData:
     """Data section of the rollout worker."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
 
 @dataclass
-class _Request:
+class _PendingRequest:
     prompt: SamplingRequest
     completion: Completion | None = None
 
@@ -70,12 +70,12 @@ class TrainerEngine(Engine):
     ranks: Ranks[Any]  # of SftWorker
     batch_size: int  # completions sampled at a time on a rank
     step: int = 0  # of the current weights
-    holds_weights = False
-    _waiting: list[_Request] = field(default_factory=list)
+    has_weights = False
+    _waiting: list[_PendingRequest] = field(default_factory=list)
     _serving: asyncio.Task[None] | None = None
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        request = _Request(SamplingRequest(token_ids, sampling))
+        request = _PendingRequest(SamplingRequest(token_ids, sampling))
         self._waiting.append(request)
         while request.completion is None:
             if self._serving is None or self._serving.done():
@@ -111,7 +111,7 @@ class HeldOutEvaluation:
             model=config.model,
             rollout=Rollout(),
             env=config.env,
-            data=prompt_data(config),
+            data=make_prompt_data(config),
             reward=config.reward,
             custom_reward=config.custom_reward_function,
             device="cpu",

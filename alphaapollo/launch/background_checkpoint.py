@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
-from alphaapollo.observability.disk import writing
+from alphaapollo.observability.disk import explain_write_errors
 
 FAILED_RUN_SECONDS = 30.0  # that a failed run waits for its checkpoint; its workers may hang
 
@@ -145,7 +145,7 @@ class BackgroundCheckpoint(Generic[P]):
         """Complete a checkpoint after the copies. Returns the seconds of writing."""
         seconds = await self._wait_for_save()
         started = time.perf_counter()
-        with writing("the checkpoint", folder):
+        with explain_write_errors("the checkpoint", folder):
             progress.write(folder)
             await asyncio.to_thread(self.checkpoints.finish, folder)
         return seconds + time.perf_counter() - started

@@ -28,13 +28,13 @@ def build_policy(
     return PolicyWorker(setup, placement, sender)
 
 
-def teacher_model(policy: Model, teacher: Teacher) -> Model:
+def make_teacher_model(policy: Model, teacher: Teacher) -> Model:
     """The teacher's model section: with the policy's dtype and attention."""
     own = {"path": teacher.model.path, "trust_remote_code": teacher.model.trust_remote_code, "tokenizer_path": ""}
     return policy.model_copy(update=own | {"lora_rank": 0, "enable_gradient_checkpointing": False})
 
 
-def critic_model(policy: Model, critic: Critic) -> Model:
+def make_critic_model(policy: Model, critic: Critic) -> Model:
     """The critic's model section: loaded as the policy, by default the same model, with adapters of its own."""
     own = critic.model
     lora = {"lora_rank": own.lora_rank, "lora_alpha": own.lora_alpha, "target_modules": own.target_modules}

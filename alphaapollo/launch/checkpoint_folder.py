@@ -94,26 +94,26 @@ class CheckpointFolder:
 
     def finish(self, folder: Path) -> Path:
         """Complete a checkpoint: write its digests, sync it to disk, rename it, and remove those not to be kept."""
-        seal(folder)
+        write_manifest(folder)
         whole = self.folder / folder.name.removeprefix(".writing_")
-        _remove(whole)  # written before a resume from an older checkpoint
+        _remove_folder(whole)  # written before a resume from an older checkpoint
         folder.rename(whole)
         _sync(self.folder)
         if self.keep is not None:
-            best = self.best()
-            for old in self.completed()[: -self.keep]:
+            best = self.find_best()
+            for old in self.list_completed()[: -self.keep]:
                 if old != best:
-                    _remove(old)
+                    _remove_folder(old)
         return whole
 
-    def best(self) -> Path | None:
+    def find_best(self) -> Path | None:
         """The checkpoint with the best value of `keep_best`, the newest of equal ones; None if none has a value."""
-        scores = {path: score for path in self.completed() if (score := self._score(path)) is not None}
-        return max(scores, key=lambda path: (scores[path], step_of(path)), default=None)
+        scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
+        return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
     def describe_best(self) -> str | None:
         """`val/accuracy is best in <run>/checkpoints/step_000020`; None without `keep_best` or any value of it."""
-        best = self.best()
+        best = self.find_best()
         return None if best is None else f"{self.keep_best} is best in {best}"
 
     def check_keep_best(self, metrics: Mapping[str, float]) -> None:
@@ -128,7 +128,7 @@ class CheckpointFolder:
             )
         self._is_checked = True
 
-    def _score(self, checkpoint: Path) -> float | None:
+    def _read_score(self, checkpoint: Path) -> float | None:
         """The value of `keep_best` when the checkpoint was written, higher is better; None: it was not validated."""
         try:
             value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
@@ -143,29 +143,29 @@ class CheckpointFolder:
         """Path of the checkpoint after iteration `step`."""
         return self.folder / f"step_{step:06d}"
 
-    def set_aside(self, after: int) -> None:
+    def move_later_aside(self, after: int) -> None:
         """Move the checkpoints of iterations after `after` aside: `aside_step_000040`, or `aside_step_000040.1` if that
         exists."""
-        for path in self.completed():
-            if step_of(path) > after:
+        for path in self.list_completed():
+            if parse_step(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
-                path.rename(_free(aside) if aside.exists() else aside)
+                path.rename(_find_free_path(aside) if aside.exists() else aside)
 
-    def completed(self) -> list[Path]:
+    def list_completed(self) -> list[Path]:
         """The completed checkpoints, oldest first; `damage` checks whether one has been damaged since."""
         return sorted(
-            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
+            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
         )
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     """Iteration of a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Write the digests of all files in the folder, and sync it to disk."""
-    names = _files(folder)
+    names = _list_files(folder)
     with ThreadPoolExecutor(READERS) as pool:
         written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
     (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
@@ -174,7 +174,7 @@ def seal(folder: Path) -> None:
         HEARTBEAT.tick()
 
 
-def damage(checkpoint: Path) -> list[str]:
+def find_damage(checkpoint: Path) -> list[str]:
     """A message for each file of a checkpoint that differs from what was written."""
     try:
         noted = json.loads((checkpoint / MANIFEST).read_text())
@@ -186,7 +186,7 @@ def damage(checkpoint: Path) -> list[str]:
     if not written:
         return [f"{MANIFEST} is empty"]
 
-    def problem_of(name: str) -> str:
+    def describe_damage(name: str) -> str:
         try:
             found = _read_file(checkpoint / name)
         except FileNotFoundError:
@@ -199,17 +199,17 @@ def damage(checkpoint: Path) -> list[str]:
         return "" if found[1] == digest else f"{name} has changed"
 
     with ThreadPoolExecutor(READERS) as pool:
-        return [problem for problem in pool.map(problem_of, written) if problem]
+        return [problem for problem in pool.map(describe_damage, written) if problem]
 
 
-def check_step_name(checkpoint: Path) -> list[str]:
+def find_step_mismatch(checkpoint: Path) -> list[str]:
     """A message if the checkpoint has the name of another iteration, because it was renamed or copied."""
     step = read_progress(checkpoint)["step"]
-    wrong = NAME.fullmatch(checkpoint.name) and step_of(checkpoint) != step
+    wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step
     return [f"it is of iteration {step}"] if wrong else []
 
 
-def _files(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
@@ -221,7 +221,7 @@ def _read_file(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Rename the folder first, so that a kill leaves nothing that looks like a checkpoint."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
@@ -234,12 +234,12 @@ def move_aside(folder: Path) -> Path | None:
     """Rename `<folder>` to `<folder>.1`, `.2`, ... to make room for a new run."""
     if not folder.exists():
         return None
-    aside = _free(folder)
+    aside = _find_free_path(folder)
     folder.rename(aside)
     return aside
 
 
-def _free(path: Path) -> Path:
+def _find_free_path(path: Path) -> Path:
     """The first of `<path>.1`, `.2`, ... that does not exist."""
     number = 1
     while (free := path.with_name(f"{path.name}.{number}")).exists():

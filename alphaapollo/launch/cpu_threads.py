@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from alphaapollo.config.keys import with_value
-from alphaapollo.config.load import flatten
-from alphaapollo.config.resolve import engine_threads, num_engines, resolve_device
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.placement import Machine, rank_threads
-from alphaapollo.launch.resume import earlier_config
+from alphaapollo.launch.resume import read_earlier_config
 
 C = TypeVar("C", bound=Config | TuningConfig)
 TRAINER = "trainer.cpu_threads"
@@ -40,7 +40,7 @@ def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
     """
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
-    own, earlier, notices = flatten(config.model_dump()), flatten(earlier_config(config)), []
+    own, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
     has_same_processes = all(earlier.get(key) == own.get(key) for key in PROCESSES)
     for key, default in _default_threads(config, machine).items():
         if own[key] is not None:
@@ -51,7 +51,7 @@ def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
                 f"{key}={kept}, as at the run's earlier start, so that it resumes bit for bit. This machine's cores "
                 f"allow {key}={default}, which may round differently."
             )
-        config = with_value(config, key, default if kept is None else kept)
+        config = replace_value(config, key, default if kept is None else kept)
     return config, notices
 
 
@@ -61,9 +61,9 @@ def _default_threads(config: Config | TuningConfig, machine: Machine) -> dict[st
     if isinstance(config, TuningConfig):
         return {TRAINER: max(1, machine.num_cores // trainer.n_gpus_per_node)}
     rollout = config.actor_rollout_ref.rollout
-    rollout = rollout.model_copy(update={"num_engines": num_engines(rollout, "cpu", trainer.num_ranks)})
+    rollout = rollout.model_copy(update={"num_engines": count_engines(rollout, "cpu", trainer.num_ranks)})
     threads = {TRAINER: rank_threads(config.trainer, rollout, machine)}
     if rollout.name != "vllm":
         return threads
     own_cores = config.trainer.async_mode == "separate"
-    return {ENGINE: engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)} | threads
+    return {ENGINE: count_engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)} | threads

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaapollo.config.check import check
-from alphaapollo.config.load import convert, drop_unknown_keys
+from alphaapollo.config.check import check_config
+from alphaapollo.config.load import convert_values, drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import make_critic_model
 from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
@@ -43,7 +43,7 @@ def prepare(config: ExportConfig) -> ExportPlan:
     """ValueError: the checkpoint, the run's configuration, its model or the hub token is missing."""
     from alphaapollo.models.load import load_config
 
-    check(config)
+    check_config(config)
     if config.push_to:
         check_push(config.push_to)
     checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
@@ -136,7 +136,7 @@ def _read_model(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
         raise ValueError(
             f"{run} has no config.yaml of main_ppo or of a fine-tuning run, which names its model. Export another run."
         )
-    model = convert(Model, drop_unknown_keys(Model, role["model"]))
+    model = convert_values(Model, drop_unknown_keys(Model, role["model"]))
     if asked.role == "critic" and isinstance(saved.get("critic"), dict):
-        model = make_critic_model(model, convert(Critic, drop_unknown_keys(Critic, saved["critic"])))
+        model = make_critic_model(model, convert_values(Critic, drop_unknown_keys(Critic, saved["critic"])))
     return model.model_copy(update={"path": asked.model_path}) if asked.model_path else model

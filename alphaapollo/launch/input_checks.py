@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from alphaapollo.config.effects import report_ineffective
+from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
@@ -103,8 +103,8 @@ def collect_environment_notices(
     elif env.max_steps == 1:
         tools = ", ".join([*environment.tools(env), *env.mcp_servers])
         shown = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
-        return [*report_ineffective(config, unused), shown]
-    return report_ineffective(config, unused)
+        return [*describe_ineffective_keys(config, unused), shown]
+    return describe_ineffective_keys(config, unused)
 
 
 def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:

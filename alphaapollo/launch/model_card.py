@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from alphaapollo.config.changes import command_of
-from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
-from alphaapollo.config.load import flatten
+from alphaapollo.config.changes import find_command
+from alphaapollo.config.keys import COMMANDS, list_keys, format_value
+from alphaapollo.config.load import flatten_maps
 from alphaapollo.utils.hub import is_local_path
-from alphaapollo.utils.redaction import redact, secret_keys
-from alphaapollo.utils.versions import versions
+from alphaapollo.utils.redaction import find_secret_keys, redact
+from alphaapollo.utils.versions import list_versions
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
 METRICS = ("val/", "critic/score/", "reward/", "train/loss", "response_length/mean")
@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
+def format_model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
     """The card as Markdown.
 
     Args:
@@ -39,7 +39,7 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
         base: the model that the run began with.
         proof: result of the comparison with plain transformers.
     """
-    command = command_of(saved) or "main_ppo"
+    command = find_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
     known_base = [] if is_local_path(base) else [base]
     head = {"library_name": "transformers", "tags": ["alphaapollo", kind.replace(" ", "-")]}
@@ -47,26 +47,26 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.name}",
-        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}. It began with {shown(base)}.",
+        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}. It began with {shorten_path(base)}.",
         "## Data and algorithm\n\n" + "\n".join(_training_summary(saved, command)),
-        "## Keys that differ from the defaults\n\n" + _table(("key", "value"), changed_keys(saved, command)),
-        "## Metrics\n\n" + _table(("metric", "value"), last_metrics(run / "metrics.jsonl", step)),
+        "## Keys that differ from the defaults\n\n" + _table(("key", "value"), list_changed_keys(saved, command)),
+        "## Metrics\n\n" + _table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
         "## Versions\n\n"
-        + _table(("package", "version"), [*versions(PACKAGES), ("python", platform.python_version())]),
+        + _table(("package", "version"), [*list_versions(PACKAGES), ("python", platform.python_version())]),
         f"## Proof\n\n{proof}",
     ]
     return redact("\n\n".join(parts) + "\n")
 
 
-def shown(path: str) -> str:
+def shorten_path(path: str) -> str:
     """A hub id unchanged; of a local path the last two parts."""
     return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
-def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
+def list_changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
     """(key, value) of each key that is not the default, without paths of the machine and secrets."""
-    values, secret = flatten(saved), {key for key, _ in secret_keys(saved)}
-    for name, key in accepted_keys(COMMANDS[command]).items():
+    values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys(saved)}
+    for name, key in list_keys(COMMANDS[command]).items():
         value = values.get(name, key.default)
         if format_value(value) == format_value(key.default) or name in secret or name in MACHINE_KEYS:
             continue
@@ -75,14 +75,14 @@ def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, 
 
 def _shorten_value(value: Any) -> str:
     if isinstance(value, str) and "/" in value:
-        return shown(value)
+        return shorten_path(value)
     if isinstance(value, list):
         return format_value([_shorten_value(one) if isinstance(one, str) else one for one in value])
     return format_value(value)
 
 
 def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
-    values = flatten(saved)
+    values = flatten_maps(saved)
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
     for key, what in named.items():
         if values.get(key):
@@ -97,7 +97,7 @@ def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
     yield f"* {KINDS.get(command, command)} by alphaapollo's {command}"
 
 
-def last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
+def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
     """The last value of each quality metric up to an iteration."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():

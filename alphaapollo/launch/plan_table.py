@@ -32,7 +32,7 @@ def describe_peak(memory: MemoryPlan | None) -> str:
         return "not known"
     moment, usage = memory.peak
     host = f"; offloaded, {memory.host / GIB:.1f} GiB of host memory per node" if memory.host else ""
-    return f"{usage.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, calculated"
+    return f"{usage.total / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
 
 
 def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
@@ -50,7 +50,7 @@ def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> s
 
 def memory_table(memory: MemoryPlan) -> Table:
     """Table of GiB at each moment: total, and each kind with at least 0.05 GiB."""
-    table = _table(f"GiB on {memory.what}")
+    table = _table(f"GiB on {memory.device_name}")
     table.columns[0].no_wrap = True
     table.add_column(justify="right", no_wrap=True)
     for moment, usage in memory.moments.items():

@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar, cast
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress, step_of
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress, parse_step
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.input_checks import find_machine
 from alphaapollo.launch.resume import StartPoint, find_start, resume_hint
 from alphaapollo.launch.run_command import run_until_signal
 from alphaapollo.observability.console import Console
-from alphaapollo.utils.watchdog import RUN, end_processes
+from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 R = TypeVar("R", bound="RestartableRun")
 
@@ -81,8 +81,8 @@ def prepare_restart(prepared: R) -> R:
         ValueError: every checkpoint is damaged, or nodes are missing.
     """
     config, trainer = prepared.config, prepared.config.trainer
-    written = CheckpointFolder(trainer.folder / "checkpoints", keep=None).completed()
-    if any(step_of(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
+    written = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
+    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
     find_machine(config.trainer)
     start = find_start(config)
@@ -103,4 +103,4 @@ def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
         os.environ.update(before)
         on_ray = resolve_controller(config.trainer) == "ray"  # otherwise they are children of this process
         if run_id not in (None, before.get(RUN)) and on_ray:
-            end_processes(run_id)
+            kill_run_processes(run_id)

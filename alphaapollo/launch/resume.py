@@ -16,18 +16,18 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import Change, command_of, find_changes
+from alphaapollo.config.changes import Change, find_command, find_changes
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.launch.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
-    check_step_name,
-    damage,
+    find_damage,
+    find_step_mismatch,
     move_aside,
+    parse_step,
     read_progress,
-    step_of,
 )
 from alphaapollo.observability.metrics_file import read_logged_steps
 
@@ -49,22 +49,22 @@ class StartPoint:
     damaged: tuple[str, ...] = ()  # problems of newer checkpoints
     reached: int = 0  # last iteration in the run's metrics, maybe after the checkpoint
     lost: str = ""  # message about missing lines of its metrics
-    in_the_way: bool = False  # the folder has a previous run that is not resumed
+    has_previous_run: bool = False  # the folder has a previous run that is not resumed
     found: frozenset[str] = field(init=False)  # paths in the folder
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "found", _listing(self.folder))
+        object.__setattr__(self, "found", _list_paths(self.folder))
 
     def lines(self) -> list[str]:
         """Messages to print before the start."""
-        if self.in_the_way:
+        if self.has_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
         damaged = [f"skipped, because it is damaged: {problem}." for problem in self.damaged]
         if self.checkpoint is None:
             return since
-        whole = CheckpointFolder(self.folder / "checkpoints", None).completed()
-        later = [path.name for path in whole if step_of(path) > self.step]
+        whole = CheckpointFolder(self.folder / "checkpoints", None).list_completed()
+        later = [path.name for path in whole if parse_step(path) > self.step]
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         beyond = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
         resumes = f"resumes from {self.checkpoint}{beyond if self.reached > self.step else ''}."
@@ -84,16 +84,16 @@ class StartPoint:
         Raises:
             ValueError: another run has written to the folder meanwhile.
         """
-        if new := sorted(_listing(self.folder) ^ self.found):
+        if new := sorted(_list_paths(self.folder) ^ self.found):
             raise ValueError(
                 f"{self.folder} has changed since the start ({', '.join(new[:3])}): another run has written there. Run "
                 "the command again, or set another trainer.experiment_name."
             )
-        moved = move_aside(self.folder) if self.in_the_way else None
+        moved = move_aside(self.folder) if self.has_previous_run else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
         checkpoints.remove_remains()
         if self.checkpoint:
-            checkpoints.set_aside(self.step)
+            checkpoints.move_later_aside(self.step)
         newest, number = _find_saved_config(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
@@ -118,7 +118,7 @@ def interrupted_message(folder: Path) -> str:
 
 def resume_hint(folder: Path) -> str:
     """How to resume a run that has ended; follows the reason of its end in a message."""
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
     if not whole:
         return " before the first checkpoint: the same command starts from scratch"
     return f"; with trainer.resume_mode=auto, the default, the same command resumes from {whole[-1]}"
@@ -133,12 +133,12 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
-        return StartPoint(folder, in_the_way=folder.exists())
-    checkpoint, damaged = _first_sound(_candidates(config))
+        return StartPoint(folder, has_previous_run=folder.exists())
+    checkpoint, damaged = _find_undamaged(_find_candidates(config))
     if _has_results(folder):
-        changes = own_changes(config)
+        changes = find_accepted_changes(config)
         if checkpoint is None:
-            return StartPoint(folder, in_the_way=True)
+            return StartPoint(folder, has_previous_run=True)
     elif checkpoint is not None:
         changes = _changes_since_another(checkpoint.resolve().parents[1], config)
     else:
@@ -147,19 +147,19 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     logged = read_logged_steps(metrics)
     own = checkpoint.resolve().parents[1] == folder.resolve()
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
-    lost = _lost(metrics, logged, step, every) if own else ""
+    lost = _describe_lost_metrics(metrics, logged, step, every) if own else ""
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
 def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> StartPoint:
-    """Start point of a command that resumes from one file of its folder. Raises ValueError as own_changes does."""
+    """Start point of a command that resumes from one file of its folder. Raises ValueError as find_accepted_changes does."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
-        return StartPoint(folder, in_the_way=folder.exists())
-    return StartPoint(folder, changes=tuple(own_changes(config)) if (folder / name).exists() else ())
+        return StartPoint(folder, has_previous_run=folder.exists())
+    return StartPoint(folder, changes=tuple(find_accepted_changes(config)) if (folder / name).exists() else ())
 
 
-def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
+def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
     """Message about missing lines before the checkpoint of iteration `step`. A line is written every `every` iterations
     now; at an earlier start the interval may have been longer."""
     steps = [one for one in logged if one <= step]
@@ -169,20 +169,20 @@ def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
     return f"{metrics} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
-def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
+def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
     """The newest configuration of the run that this one resumes, as plain values; empty for a new run. Raises
     ValueError as find_start does."""
     folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable" or not (candidates := _candidates(config)):
+    if config.trainer.resume_mode == "disable" or not (candidates := _find_candidates(config)):
         return {}
     home = folder if _has_results(folder) else candidates[0].resolve().parents[1]
     return read_saved(home) if _find_saved_config(home)[0] else {}
 
 
-def _candidates(config: Config | TuningConfig) -> list[Path]:
+def _find_candidates(config: Config | TuningConfig) -> list[Path]:
     """The checkpoint of resume_from_path, or those of this run, the newest first."""
     trainer = config.trainer
-    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).completed()
+    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
     if trainer.resume_mode != "resume_path":
         return whole[::-1]
     asked = Path(trainer.resume_from_path).expanduser()
@@ -195,11 +195,11 @@ def _candidates(config: Config | TuningConfig) -> list[Path]:
     return [asked]
 
 
-def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
+def _find_undamaged(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
     """The first checkpoint that is not damaged, and the problems of those before it."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (problems := damage(checkpoint) or check_step_name(checkpoint)):
+        if not (problems := find_damage(checkpoint) or find_step_mismatch(checkpoint)):
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
     if damaged:
@@ -207,11 +207,11 @@ def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ..
     return None, ()
 
 
-def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
+def find_accepted_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
     """What differs from the newest configuration in the run's folder. ValueError: a change that is refused, a
     folder of another command, or no configuration that can be read."""
     folder = config.trainer.folder
-    changes = find_changes(_read(folder, type(config)), config)
+    changes = find_changes(_read_same_command(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
         raise ValueError(_describe_other_run(folder, refused))
     return changes
@@ -221,7 +221,7 @@ def check_same_command(config: EvalConfig) -> None:
     """For a command that starts from scratch each time. ValueError: the folder has a run of another command."""
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
-        _read(folder, type(config))
+        _read_same_command(folder, type(config))
 
 
 def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
@@ -229,7 +229,7 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
     refused."""
     if _find_saved_config(folder)[0] is None:
         return []
-    changes = find_changes(_read(folder, type(config)), config)
+    changes = find_changes(_read_same_command(folder, type(config)), config)
     return [
         replace(change, verdict="applied") if change.verdict == "refused" else change
         for change in changes
@@ -239,7 +239,7 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
 
 def _describe_other_run(folder: Path, refused: Sequence[Change]) -> str:
     differences = ", ".join(f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
     another = (
         f" To continue from its weights nevertheless, set another trainer.experiment_name with "
         f"trainer.resume_mode=resume_path trainer.resume_from_path={whole[-1]}."
@@ -253,10 +253,10 @@ def _has_results(folder: Path) -> bool:
     """Whether it has more than a failed start leaves."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
-    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).completed())
+    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).list_completed())
 
 
-def _listing(folder: Path) -> frozenset[str]:
+def _list_paths(folder: Path) -> frozenset[str]:
     files = (*folder.glob("*"), *folder.glob("checkpoints/*"))
     return frozenset(str(file.relative_to(folder)) for file in files)
 
@@ -270,10 +270,10 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     return (first if first.is_file() else None), 0
 
 
-def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+def _read_same_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """As read_saved. ValueError also for a run of another command."""
     values = read_saved(folder)
-    command = command_of(values)
+    command = find_command(values)
     if command is not None and COMMANDS[command] is not schema:
         raise ValueError(f"{folder} is the folder of a {command} run. Set another trainer.experiment_name.")
     return values

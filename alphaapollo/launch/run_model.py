@@ -19,7 +19,7 @@ from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
 from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder
 from alphaapollo.launch.resume import read_saved
-from alphaapollo.rewards.grader_processes.protocol import worker_environment
+from alphaapollo.rewards.grader_processes.protocol import make_worker_environment
 
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
@@ -45,10 +45,12 @@ def find_newest(path: Path) -> RunModel:
             f"{path} is not a folder. Give the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
     if is_model(path):
-        return RunModel(_home(path), path)
-    whole = [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).completed()
+        return RunModel(_find_run(path), path)
+    whole = (
+        [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    )
     if not whole:
-        return _final_model(path)
+        return _find_final_model(path)
     checkpoint, model = whole[-1], path / "model"
     written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
     if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
@@ -63,7 +65,7 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
 
 
-def _final_model(run: Path) -> RunModel:
+def _find_final_model(run: Path) -> RunModel:
     model = run / "model"
     if is_model(model):
         return RunModel(run, model)
@@ -78,7 +80,7 @@ def _final_model(run: Path) -> RunModel:
     )
 
 
-def _home(model: Path) -> Path:
+def _find_run(model: Path) -> Path:
     """The run that wrote the model, if its folder shows it; otherwise the model's folder."""
     for run in (model.parent, model.parents[1]):
         if (run / "config.yaml").is_file() and model.parent.name in (run.name, "exported"):
@@ -86,7 +88,7 @@ def _home(model: Path) -> Path:
     return model
 
 
-def settings_to_play(newest: RunModel) -> dict[str, Any]:
+def make_generation_values(newest: RunModel) -> dict[str, Any]:
     """Values of a GenerationConfig with the run's engine, environment, tools and lengths, without graders."""
     known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
     saved = read_saved(newest.run) if known else {}
@@ -111,7 +113,7 @@ def load_run_model(run: str, words: Sequence[str]) -> tuple[RunModel, Generation
     """
     try:
         newest = find_newest(Path(run))
-        values = settings_to_play(newest)
+        values = make_generation_values(newest)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
@@ -128,5 +130,5 @@ def export_newest(newest: RunModel) -> None:
         return
     keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
-    if subprocess.run(command, env=worker_environment(), check=False).returncode:
+    if subprocess.run(command, env=make_worker_environment(), check=False).returncode:
         raise ConfigError(f"{newest.checkpoint} could not be exported (see above).")

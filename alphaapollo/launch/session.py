@@ -16,7 +16,7 @@ from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
-from alphaapollo.launch.input_checks import local_paths, missing_cluster
+from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
 from alphaapollo.launch.resume import StartPoint, resume_hint
 from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.observability.console import Console
@@ -63,7 +63,7 @@ async def open_session(
     steps: completed iterations, and those of the complete run.
     """
     trainer, folder = config.trainer, config.trainer.folder
-    if problem := missing_cluster(trainer):
+    if problem := explain_missing_cluster(trainer):
         raise ValueError(problem)
     moved, (done, total) = start.claim(config), steps
     console = Console()
@@ -74,7 +74,7 @@ async def open_session(
     workers: WorkerGroups | None = None
     try:
         with timer("start"):
-            console.phase("start", 0, 1)
+            console.show_phase("start", 0, 1)
             workers = await start_workers(config, specs)
         required, device = workers.required_processes, specs.placement.device
         stalls = StallMonitor(
@@ -92,5 +92,5 @@ async def open_session(
 async def start_workers(config: Config | TuningConfig, specs: WorkerSpecs) -> WorkerGroups:
     """Start the workers, in this process or over Ray (trainer.controller)."""
     trainer = config.trainer
-    paths = local_paths(config) | {RUN_FOLDER: str(trainer.folder / "config.yaml")}
+    paths = find_local_paths(config) | {RUN_FOLDER: str(trainer.folder / "config.yaml")}
     return await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)

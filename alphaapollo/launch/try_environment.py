@@ -14,7 +14,7 @@ from alphaapollo.environments.base import (
 )
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rollout.check_replies import check_first
+from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Message, Prompt, Score
@@ -78,7 +78,7 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
         with wrap_environment_errors("creation"):
             environment = get_environment_spec(config.env_name).factory(services)
         try:
-            return check_first(await caller.call(TimeLimit(seconds), environment, "reset", prompt))
+            return check_reset_reply(await caller.call(TimeLimit(seconds), environment, "reset", prompt))
         finally:
             await caller.call(TimeLimit(seconds), environment, "close")
     except TimeoutError as error:

@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
     """ValueError: the template takes too long, refuses the chat, or drops the content of its last message."""
     marked = Message(role=chat[-1]["role"], content=chat[-1]["content"] + PLACEHOLDER)
-    text = run_with_time_limit(lambda: renderer.text([*chat[:-1], marked]), time_limit)
+    text = run_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
     if PLACEHOLDER not in text:
         raise ValueError(
             f"the chat template drops the content of the last message (role {marked['role']!r}), so all prompts look "

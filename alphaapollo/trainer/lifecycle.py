@@ -165,7 +165,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
                 await run.workers.critic.offload()
             await run.workers.policy.load(str(checkpoint / "policy"))
         run.console.notice(f"resumed from {checkpoint}")
-    run.console.phase("publish", 0, 1)
+    run.console.show_phase("publish", 0, 1)
     with SPANS("publish"):
         metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
@@ -176,14 +176,14 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
             run.progress.best_accuracy = validation.accuracy
         metrics |= timer.metrics()
         run.tracker.log(0, metrics)
-        run.console.step(0, metrics)
+        run.console.show_step(0, metrics)
 
 
 async def can_share_prompts(run: TrainingRun) -> bool:
     """Whether the self-checks of the models allow shared prompts. Raises ValueError if they do not, but sharing is
     required."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.sharing_problem())]
+    problems = [problem for role in roles if (problem := await role.find_sharing_error())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
     return decide_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 

@@ -24,7 +24,7 @@ def make_buckets(
     bucket: Bucket = {}
     for name, tensor in tensors:
         bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
-        if num_bytes(bucket) >= BUCKET_BYTES:
+        if count_bytes(bucket) >= BUCKET_BYTES:
             HEARTBEAT.tick()
             yield bucket
             bucket = {}
@@ -32,7 +32,7 @@ def make_buckets(
         yield bucket
 
 
-def prefetch(source: Iterator[Bucket]) -> Iterator[Bucket]:
+def prefetch_buckets(source: Iterator[Bucket]) -> Iterator[Bucket]:
     """Yield each bucket when it is complete on the GPU, while the next one is gathered on a separate stream.
 
     Every rank enqueues the next gather before it sends the current bucket, so collectives keep one order on all ranks.
@@ -53,5 +53,5 @@ def prefetch(source: Iterator[Bucket]) -> Iterator[Bucket]:
         bucket, gathered = following
 
 
-def num_bytes(bucket: Bucket) -> int:
+def count_bytes(bucket: Bucket) -> int:
     return sum(tensor.nbytes for tensor in bucket.values())

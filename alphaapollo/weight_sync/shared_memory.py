@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes
+from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
 
 
@@ -92,7 +92,7 @@ def write_file(tensors: Bucket, path: Path) -> None:
     try:
         save_file(tensors, path)
     except (OSError, SafetensorError) as error:
-        needed = num_bytes(tensors) / 2**30
+        needed = count_bytes(tensors) / 2**30
         free = shutil.disk_usage(path.parent).free / 2**30
         raise ValueError(
             f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, "

@@ -45,7 +45,7 @@ class Transport:
     num_engine_ranks: int  # GPUs or processes of all engines together
 
 
-def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> TransportKind:
+def choose_transport(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> TransportKind:
     """Choose the transport from where the engines run. vLLM's transfers need one process per engine, besides the
     training ranks. `adapter`: the engines serve LoRA adapters."""
     if adapter:
@@ -69,20 +69,20 @@ def assign_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> 
 
 
 def make_sender(
-    transport: Transport, rank: int, writes_for: str | None, master_address: str, client: Any
+    transport: Transport, rank: int, engine_node: str | None, master_address: str, client: Any
 ) -> WeightSender:
     """Build the sender of training rank `rank`.
 
-    writes_for: node it writes for, None if another rank does (shared_memory, adapter). master_address: host of rank 0
+    engine_node: node it writes for, None if another rank does (shared_memory, adapter). master_address: host of rank 0
     (nccl). client: engine side of vLLM's transfer (nccl, ipc).
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
-    folder = weights_folder(transport.shared_memory, writes_for or "")
+    folder = weights_folder(transport.shared_memory, engine_node or "")
     if transport.kind == "adapter" or transport.kind == "shared_memory":
         from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
-        return sender(folder, dtype, is_writer=writes_for is not None)
+        return sender(folder, dtype, is_writer=engine_node is not None)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
     return VllmTransferSender(client, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)

@@ -25,7 +25,7 @@ class WeightSyncError(RuntimeError):
     """An engine does not hold the weights that the trainer sent."""
 
 
-def common_update(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+def merge_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
     """Return the update that all writing ranks agree on. Raises WeightSyncError if they differ. updates: one per
     rank."""
     sent = [update for update in updates if update is not None]

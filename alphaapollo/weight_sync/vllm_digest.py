@@ -12,7 +12,7 @@ import torch
 from alphaapollo.weight_sync.digest import MODULUS, tensors_digest
 
 
-def owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def select_owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the parts of a parameter that this tensor-parallel rank counts: its shard, or, for a replicated parameter,
     all of it on rank 0 and nothing on the others."""
     from vllm.distributed import get_tensor_model_parallel_rank
@@ -41,14 +41,16 @@ def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                live[id(parameter)] = tensors_digest(owned_parts(layer, name, parameter)) if parameter.numel() else 0
+                live[id(parameter)] = (
+                    tensors_digest(select_owned_parts(layer, name, parameter)) if parameter.numel() else 0
+                )
                 total += live[id(parameter)]
             if name == "weight" and hasattr(layer, packed):
                 total += getattr(layer, packed).result() - live[id(parameter)]
     return total % MODULUS
 
 
-def adapter_digest(model: torch.nn.Module) -> int:
+def compute_adapter_digest(model: torch.nn.Module) -> int:
     """Compute the digest of the LoRA adapters of a single-rank engine. Empty slots are zero and contribute nothing."""
     total = 0
     for layer in model.modules():
@@ -58,7 +60,7 @@ def adapter_digest(model: torch.nn.Module) -> int:
     return total % MODULUS
 
 
-def tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Layers that share their weight with another layer."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
     shares = Counter(id(layer.weight) for layer in layers)

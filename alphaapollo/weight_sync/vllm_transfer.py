@@ -2,7 +2,7 @@
 
     start_weight_update -> for each bucket of tensors: send_weights -> finish_weight_update
 
-While a bucket is sent the next one is gathered (buckets.prefetch). Tensors arrive as an iterator and a full copy would
+While a bucket is sent the next one is gathered (buckets.prefetch_buckets). Tensors arrive as an iterator and a full copy would
 not fit into memory, so each bucket is a separate round of vLLM's engine within one update of the inference side.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.utils.network import free_port
-from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes, prefetch
+from alphaapollo.utils.network import find_free_port
+from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class VllmTransferSender:
         digest = 0
         if self._rank == 0:
             self._client.start_weight_update()
-        for bucket in prefetch(make_buckets(tensors, self._dtype)):
+        for bucket in prefetch_buckets(make_buckets(tensors, self._dtype)):
             if self._rank == 0:
                 digest += tensors_digest(bucket.values())
-            self._send_batch(self._engine, bucket)
+            self._send_bucket(self._engine, bucket)
             del bucket  # free it before the gather after next
         if self._rank > 0:
             return None
@@ -78,14 +78,14 @@ class VllmTransferSender:
         if self._transport == "ipc":
             torch.cuda.ipc_collect()
 
-    def _send_batch(self, engine: Any, bucket: Bucket) -> None:
-        engine.source = batch_source(bucket)
+    def _send_bucket(self, engine: Any, bucket: Bucket) -> None:
+        engine.source = make_weight_source(bucket)
         if self._transport == "ipc":
-            engine.packed_buffer_size_bytes = num_bytes(bucket)
-        self._watch(engine.send_weights)
-        engine.source = batch_source({})  # vLLM keeps the source until the next publish
+            engine.packed_buffer_size_bytes = count_bytes(bucket)
+        self._call_with_failure_detection(engine.send_weights)
+        engine.source = make_weight_source({})  # vLLM keeps the source until the next publish
 
-    def _watch(self, call: Callable[[], T]) -> T:
+    def _call_with_failure_detection(self, call: Callable[[], T]) -> T:
         """Call with failure detection. Over NCCL rank 0 blocks in the broadcast until every engine joins, so a failed
         engine would block it forever: call in a thread and raise the engine's own error, or TimeoutError at the
         deadline. Nothing can be sent after that; the run ends."""
@@ -123,12 +123,14 @@ class VllmTransferSender:
         else:
             info = NCCLTrainerInitInfo(
                 master_address=self._master_address,
-                master_port=free_port(),
+                master_port=find_free_port(),
                 world_size=1 + self._num_engine_ranks,
                 rank=self._rank,
             )
         join = WeightTransferTrainerFactory.trainer_init
-        return self._watch(lambda: join(info, client=self._update_client, source=batch_source({})))
+        return self._call_with_failure_detection(
+            lambda: join(info, client=self._update_client, source=make_weight_source({}))
+        )
 
 
 class SingleUpdateClient:
@@ -162,7 +164,7 @@ class SingleUpdateClient:
             raise
 
 
-def batch_source(bucket: Bucket) -> WeightSource:
+def make_weight_source(bucket: Bucket) -> WeightSource:
     """Wrap one bucket as the WeightSource that vLLM's trainer engines read."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 

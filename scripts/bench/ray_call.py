@@ -80,7 +80,7 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     figures: dict[str, list[dict[str, float]]] = {"call": [], "call_of_all": [], "group_of_8": []}
     for _ in range(1 + rounds):
         ranks.actors, ranks.size = own * (size // actors), size
-        ranks.where = ranks.where[:1] * size
+        ranks.process_names = ranks.process_names[:1] * size
         figures["call"].append(await measure(ranks, one_by_one, lambda worker: None))
         figures["call_of_all"].append(await measure(ranks, of_all, lambda worker: None))
         ranks.size = size // 10

@@ -95,7 +95,7 @@ def stop(command: Command, role: str, rng: random.Random) -> Fault | None:
 
 def damage(checkpoints: Path, rng: random.Random) -> tuple[str, str]:
     """Damage one file of the newest complete checkpoint. Returns the kind of damage and the path in the checkpoint."""
-    newest = CheckpointFolder(checkpoints, None).completed()[-1]
+    newest = CheckpointFolder(checkpoints, None).list_completed()[-1]
     path = rng.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     content = bytearray(path.read_bytes())
     whole = ["gone", "empty"] if content else ["gone"]

@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
-from alphaapollo.engines.vllm.settings import engine_arguments
+from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
 from alphaapollo.weight_sync.vllm_transfer import SingleUpdateClient, VllmTransferSender
@@ -56,7 +56,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    monkeypatch.setattr(vllm_transfer, "prefetch", lambda parts: parts)
+    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -127,7 +127,7 @@ def test_called_vllm_functions_exist() -> None:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for device in ("cpu", "cuda"):
         spec = EngineSpec(0, "m", False, Rollout(), device, "float32", 64, "log")
-        assert engine_arguments(spec).keys() <= known
+        assert build_engine_arguments(spec).keys() <= known
 
 
 class FakeNcclEngine:
@@ -151,7 +151,7 @@ def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest
             if fails:
                 raise EngineError("rollout engine 3: its core process died")
 
-    monkeypatch.setattr(vllm_transfer, "prefetch", lambda parts: parts)
+    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
@@ -249,6 +249,6 @@ def test_engine_ranks_in_the_group_are_consecutive(monkeypatch: pytest.MonkeyPat
         asked.append((method, arguments))
         return []
 
-    monkeypatch.setattr(engine, "_on_workers", on_workers)
+    monkeypatch.setattr(engine, "_call_workers", on_workers)
     asyncio.run(engine.init_weight_transfer_engine({"rank_offset": 1, "world_size": 9}))
     assert asked == [("init_weight_transfer_engine", ({"rank_offset": 7, "world_size": 9},))]

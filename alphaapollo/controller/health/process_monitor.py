@@ -31,7 +31,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
 
     async def poll() -> None:
         nonlocal dead
-        while not (dead := _find_dead(required)):
+        while not (dead := _find_dead_process(required)):
             await asyncio.sleep(POLL_SECONDS)
         notify(f"{dead} died")
         task.cancel(CANCELLED_BY_MONITOR)
@@ -44,7 +44,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
             while task.cancelling():
                 task.uncancel()
         elif isinstance(error, Exception):  # it may have come before the next poll
-            dead = _find_dead(required)
+            dead = _find_dead_process(required)
         if dead:
             raise WorkerDied(f"{dead} died", "Ray") from None
         raise
@@ -52,7 +52,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
         polling.cancel()
 
 
-def _find_dead(required: Mapping[str, int]) -> str:
+def _find_dead_process(required: Mapping[str, int]) -> str:
     for name, pid in required.items():
         process = read_process(pid)
         if process is None or process.state == psutil.STATUS_ZOMBIE:

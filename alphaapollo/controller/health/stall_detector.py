@@ -48,7 +48,7 @@ class WorkerSnapshot:
             return self.report.processes
         return [self.process] if self.process else []
 
-    def name_of(self, process: ProcessInfo) -> str:
+    def name_process(self, process: ProcessInfo) -> str:
         """Name of one of its processes, unique in the run."""
         if process.pid == self.pid:
             return self.name
@@ -69,15 +69,15 @@ class RunSnapshot:
         return self.controller.report.calls if self.controller.report else ()
 
     @property
-    def awaited(self) -> list[WorkerSnapshot]:
+    def awaited_workers(self) -> list[WorkerSnapshot]:
         """Workers that the controller waits for, the last call first."""
         keys = dict.fromkeys(call.worker for call in sorted(self.calls, key=lambda call: call.seconds))
         return [self.workers[key] for key in keys if key in self.workers]
 
     @property
-    def everyone(self) -> list[WorkerSnapshot]:
+    def all_workers(self) -> list[WorkerSnapshot]:
         """All workers and the controller, awaited ones first."""
-        awaited = self.awaited
+        awaited = self.awaited_workers
         return [*awaited, self.controller, *(one for one in self.workers.values() if one not in awaited)]
 
     @property
@@ -102,68 +102,72 @@ NamedProcess = tuple[WorkerSnapshot, str]
 
 def has_progress(before: RunSnapshot, now: RunSnapshot) -> bool:
     """Whether any process has made progress between the two snapshots."""
-    for one in now.everyone:
+    for one in now.all_workers:
         earlier = before.controller if one is now.controller else before.workers.get(one.key)
         if earlier and earlier.report and one.report and earlier.report.ticks != one.report.ticks:
             return True
-    return any(now.disk_bytes - then.disk_bytes >= DISK_BYTES for _, then, now in _pairs(before, now, now.everyone))
+    return any(
+        now.disk_bytes - then.disk_bytes >= DISK_BYTES for _, then, now in _pair_processes(before, now, now.all_workers)
+    )
 
 
 def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFinding:
     """Find what blocks the run, between two snapshots without progress."""
-    awaited = now.awaited or [now.controller]
-    if stopped := _find_stopped(awaited) or _find_stopped(now.everyone):
-        return _finding(now, True, stopped, f"is {STOPPED}")
-    if computing := _computing(before, now, awaited, device):
-        return _finding(now, False, computing, "computes")
+    awaited = now.awaited_workers or [now.controller]
+    if stopped := _find_stopped(awaited) or _find_stopped(now.all_workers):
+        return _make_finding(now, True, stopped, f"is {STOPPED}")
+    if computing := _find_computing(before, now, awaited, device):
+        return _make_finding(now, False, computing, "computes")
     if silent := [(one, one.name) for one in awaited if one.report is None]:
-        return _finding(now, True, silent, "does not answer")
+        return _make_finding(now, True, silent, "does not answer")
     calls = [call for one in awaited if one.report for call in one.report.calls]
     limit = max((call.limit for call in calls if call.limit is not None), default=0.0)
     if helpers := _find_stopped(awaited, is_required=False):
-        return _finding(now, True, helpers, "is stopped", limit)
-    behind = _behind(awaited)
-    return _finding(now, True, [(one, one.name) for one in behind], f"waits, {_describe_calls(behind[0], now)}", limit)
+        return _make_finding(now, True, helpers, "is stopped", limit)
+    behind = _find_behind(awaited)
+    return _make_finding(
+        now, True, [(one, one.name) for one in behind], f"waits, {_describe_calls(behind[0], now)}", limit
+    )
 
 
 def _find_stopped(among: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
     return [
-        (one, one.name_of(process))
+        (one, one.name_process(process))
         for one in among
         for process in one.processes
         if process.is_stopped and process.is_required is is_required
     ]
 
 
-def _computing(
+def _find_computing(
     before: RunSnapshot, now: RunSnapshot, among: Sequence[WorkerSnapshot], device: Device
 ) -> list[NamedProcess]:
     seconds = max(now.time - before.time, 1e-9)
     return [
-        (one, one.name_of(process))
-        for one, then, process in _pairs(before, now, among)
+        (one, one.name_process(process))
+        for one, then, process in _pair_processes(before, now, among)
         if process.cpu_seconds - then.cpu_seconds >= BUSY * seconds
-        and (device == "cpu" or not _may_wait_for_gpu(one, process, now))
+        and (device == "cpu" or not _can_wait_for_gpu(one, process, now))
     ]
 
 
-def _may_wait_for_gpu(one: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
+def _can_wait_for_gpu(one: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
     """Graders, compilers, and a controller that has called no worker do not wait for a GPU."""
     return any(call.worker for call in now.calls) if one is now.controller else process.is_required
 
 
-def _pairs(
+def _pair_processes(
     before: RunSnapshot, now: RunSnapshot, among: Iterable[WorkerSnapshot]
 ) -> Iterator[tuple[WorkerSnapshot, ProcessInfo, ProcessInfo]]:
     """(worker, earlier state, present state) of the processes in both snapshots."""
-    earlier = {(one.node, process.pid): process for one in before.everyone for process in one.processes}
+    earlier = {(one.node, process.pid): process for one in before.all_workers for process in one.processes}
     for one in among:
         for process in one.processes:
             if then := earlier.get((one.node, process.pid)):
                 yield one, then, process
 
 
-def _behind(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
+def _find_behind(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
     """Of the role that was called last, the ranks with the fewest counts: in a collective the others wait for them."""
     ticks = {one.key: one.report.ticks for one in awaited if one.report and one.role == awaited[0].role}
     return [one for one in awaited if ticks.get(one.key) == min(ticks.values())]
@@ -176,7 +180,7 @@ def _describe_calls(one: WorkerSnapshot, now: RunSnapshot) -> str:
     return f"in {', '.join(shown)}" if shown else "in an unknown place"
 
 
-def _finding(
+def _make_finding(
     now: RunSnapshot, is_hung: bool, named: Sequence[NamedProcess], what: str, limit: float = 0.0
 ) -> StallFinding:
     names = [name for _, name in named]

@@ -133,9 +133,9 @@ class StallMonitor:
             self._idle = 0.0
         if self._stalled >= self._notice and finding.is_hung not in self._reported:
             self._reported.add(finding.is_hung)
-            self._notify(self._message(finding))
-        if (timeout := self._timeout_of(finding)) is not None and self._idle >= timeout:
-            self._end(finding, now)
+            self._notify(self._format_notice(finding))
+        if (timeout := self._get_timeout(finding)) is not None and self._idle >= timeout:
+            self._end_run(finding, now)
 
     def _check_required(self, seconds: float) -> None:
         for pid, name in self._required.items():
@@ -151,20 +151,20 @@ class StallMonitor:
         self._before = None
         self._reported.clear()
 
-    def _timeout_of(self, finding: StallFinding) -> float | None:
+    def _get_timeout(self, finding: StallFinding) -> float | None:
         """Seconds after which this finding ends the run. A call with its own timeout gets that time."""
         if self._timeout is None or not finding.limit:
             return self._timeout
         return max(self._timeout, finding.limit + MARGIN_SECONDS)
 
-    def _message(self, finding: StallFinding) -> str:
+    def _format_notice(self, finding: StallFinding) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
         text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.waiting}."
-        if finding.is_hung and (timeout := self._timeout_of(finding)) is not None:
+        if finding.is_hung and (timeout := self._get_timeout(finding)) is not None:
             text += f" The run ends after {timeout:.0f} s (trainer.stall_timeout)."
         return text
 
-    def _end(self, finding: StallFinding, now: RunSnapshot) -> None:
+    def _end_run(self, finding: StallFinding, now: RunSnapshot) -> None:
         self._error = RunStalled(
             f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; {finding.waiting}. "
             f"{self._write_stacks(finding, now)}",
@@ -184,11 +184,11 @@ class StallMonitor:
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
         """Write stacks of the culprits and of the processes that wait for them. Returns a sentence with the file."""
         path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
-        others = [one for one in (*now.awaited, now.controller) if one not in finding.culprits]
+        others = [one for one in (*now.awaited_workers, now.controller) if one not in finding.culprits]
         shown = [*finding.culprits, *others][:MAX_STACKS]
         text = "\n".join(
-            [f"{finding.verdict}; {finding.waiting}", "", *map(_describe, now.everyone), ""]
-            + [self._stacks(one, now.workers) for one in shown]
+            [f"{finding.verdict}; {finding.waiting}", "", *map(_describe_worker, now.all_workers), ""]
+            + [self._collect_stacks(one, now.workers) for one in shown]
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ class StallMonitor:
             return f"Python stacks could not be written ({error})"
         return f"Python stacks are in {path}"
 
-    def _stacks(self, one: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
+    def _collect_stacks(self, one: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
         """Stacks collected by the worker itself, by the controller, or by a worker that answers on the same node."""
         pids = [process.pid for process in one.processes if process.is_required] or [one.pid]
         nearby = [one, *workers.values()] if one.key in workers else []
@@ -208,7 +208,7 @@ class StallMonitor:
             text = "no stacks: no worker answers on its node"
         else:
             ranks = next(ranks for ranks in self._ranks if ranks.role == helper.role)
-            text = ranks.stacks(helper.rank, pids)
+            text = ranks.collect_stacks(helper.rank, pids)
         return f"=== {one.name}\n{text}"
 
     def take_snapshot(self) -> RunSnapshot | None:
@@ -225,11 +225,11 @@ class StallMonitor:
         controller = WorkerSnapshot(
             "controller", f"the controller (pid {pid})", replace(report, processes=(own, *others)), pid=pid
         )
-        workers = {one.key: one for ranks in self._ranks for one in ranks.snapshots()}
+        workers = {one.key: one for ranks in self._ranks for one in ranks.take_snapshots()}
         return RunSnapshot(time.monotonic(), controller, workers)
 
 
-def _describe(one: WorkerSnapshot) -> str:
+def _describe_worker(one: WorkerSnapshot) -> str:
     """A worker, its active calls and its processes."""
     lines = [one.name if one.report else f"{one.name}: does not answer"]
     for call in one.report.calls if one.report else ():

@@ -15,7 +15,7 @@ import torch
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, apply_patches
 from alphaapollo.engines.vllm.process import enter_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
-from alphaapollo.weight_sync.vllm_digest import adapter_digest, compute_loaded_digest, tied_layers
+from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_loaded_digest, find_tied_layers
 
 
 class WorkerExtension:
@@ -28,12 +28,12 @@ class WorkerExtension:
         test that shows the stale packed copy."""
         model = self.model_runner.get_model()
         if repack:
-            repack_tied(model)
+            repack_tied_heads(model)
         return compute_loaded_digest(model, PACKED_DIGEST)
 
     def alphaapollo_confirm_adapter(self) -> int:
         """Return the digest of the adapter that this rank computes with."""
-        return adapter_digest(self.model_runner.get_model())
+        return compute_adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
         """Unlink the shared memory of the engine's CPU ranks, which have opened it by now. vLLM never removes it."""
@@ -41,18 +41,18 @@ class WorkerExtension:
             path.unlink(missing_ok=True)
 
 
-def repack_tied(model: torch.nn.Module) -> None:
+def repack_tied_heads(model: torch.nn.Module) -> None:
     """Repack tied output heads. On a CPU they compute with a packed copy of the embedding that a reload does not
     update."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        for layer in tied_layers(model):
+        for layer in find_tied_layers(model):
             utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
 
-def _enter() -> None:
+def _set_up_process() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     enter_engine_process()
@@ -62,4 +62,4 @@ def _enter() -> None:
     )
 
 
-_enter()
+_set_up_process()

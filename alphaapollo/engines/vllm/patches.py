@@ -17,7 +17,7 @@ import torch
 
 from alphaapollo.engines.vllm.interpreted import is_interpreted
 from alphaapollo.weight_sync.digest import tensors_digest
-from alphaapollo.weight_sync.vllm_digest import owned_parts
+from alphaapollo.weight_sync.vllm_digest import select_owned_parts
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 
@@ -53,16 +53,16 @@ def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
-    def packing(layer: Any, remove_weight: bool) -> None:
+    def pack_and_record(layer: Any, remove_weight: bool) -> None:
         matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if matrix:
-            parts = list(owned_parts(layer, "weight", layer.weight))
+            parts = list(select_owned_parts(layer, "weight", layer.weight))
             setattr(layer, PACKED_DIGEST, digests.submit(tensors_digest, parts))
         dispatch(layer, remove_weight)
         if matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
-    return packing
+    return pack_and_record
 
 
 def repack_experts(process: Callable[..., None]) -> Callable[..., None]:
@@ -70,11 +70,11 @@ def repack_experts(process: Callable[..., None]) -> Callable[..., None]:
     at the first load only; reloaded weights would be read as if they were packed."""
 
     @functools.wraps(process)
-    def processing(self: Any, layer: Any) -> None:
+    def rebuild_and_process(self: Any, layer: Any) -> None:
         self.moe_kernel = None
         process(self, layer)
 
-    return processing
+    return rebuild_and_process
 
 
 def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -11,10 +11,10 @@ from alphaapollo.launch.memory.model import (
     FLOAT32,
     MemoryUsage,
     TrainedModel,
-    bytes_of,
-    frozen_slices,
-    inference_of,
+    count_frozen_bytes,
+    get_dtype_bytes,
     largest_micro_batch,
+    measure_inference,
     plan_trained_model,
 )
 from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
@@ -51,12 +51,12 @@ def fit_finetuning(
     """
 
     plan = _plan(config, model, device, request, capacity)
-    if config.model.enable_gradient_checkpointing == "auto" and not plan.comfortable:
+    if config.model.enable_gradient_checkpointing == "auto" and not plan.has_headroom:
         model = model.model_copy(update={"enable_gradient_checkpointing": True})
         plan = _plan(config, model, device, request, capacity)
     if plan.fits:
-        return model, plan.with_copies(device, host)
-    return model, plan.refused(ANSWERING_HINT if plan.peak[0] == ANSWERING else HINT)
+        return model, plan.add_copies(device, host)
+    return model, plan.reject(ANSWERING_HINT if plan.peak[0] == ANSWERING else HINT)
 
 
 def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int) -> MemoryPlan:
@@ -64,8 +64,10 @@ def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryReq
     trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.reference and not trained.adapters and not trained.offload_policy:
-        fixed += MemoryUsage(frozen_models=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
-    own = trained.updating()
+        fixed += MemoryUsage(
+            frozen_models=count_frozen_bytes(trained.sizes, trained.shards, get_dtype_bytes(model.dtype))
+        )
+    own = trained.plan_update()
     if request.answers:
         own[ANSWERING] = _answering(trained, model, *request.answers)
     moments = {name: usage + fixed for name, usage in own.items()}
@@ -83,7 +85,7 @@ def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, res
     sizes, width = trained.sizes, trained.dtype_bytes
     return trained.idle() + MemoryUsage(
         gathered_layers=width * (sizes.root + 2 * sizes.unit),
-        activations=inference_of(model, count * prompt),
+        activations=measure_inference(model, count * prompt),
         logits=2 * FLOAT32 * count * (sizes.head // sizes.hidden_size),
         kv_cache=width * sizes.kv_elements * count * (prompt + response),
     )

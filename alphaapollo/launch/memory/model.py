@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from alphaapollo.algorithms.divergence import Divergence
-from alphaapollo.config.resolve import Attention, chosen_attention
+from alphaapollo.config.resolve import Attention, get_attention
 from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activation_memory import (
@@ -235,7 +235,7 @@ Identity = tuple[str, bool, str, Attention]  # of a model on the meta device: pa
 
 
 def _identity(model: Model) -> Identity:
-    return model.path, model.trust_remote_code, model.dtype, chosen_attention(model)
+    return model.path, model.trust_remote_code, model.dtype, get_attention(model)
 
 
 @lru_cache(maxsize=4)

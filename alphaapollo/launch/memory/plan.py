@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergence
-from alphaapollo.config.keys import format_value, with_value
+from alphaapollo.config.keys import format_value, replace_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.builders import critic_model, teacher_model
+from alphaapollo.launch.builders import make_critic_model, make_teacher_model
 from alphaapollo.launch.memory.model import (
     FrozenModel,
     MemoryUsage,
     TrainedModel,
-    bytes_of,
-    frozen_model,
-    frozen_slices,
-    inference_of,
+    count_frozen_bytes,
+    get_dtype_bytes,
     largest_micro_batch,
+    load_sizes,
+    measure_inference,
+    plan_frozen_model,
     plan_trained_model,
-    sizes_of,
 )
 from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
@@ -35,7 +35,7 @@ ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a model's code that cannot run without data
 
 
-def unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
+def format_unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
     """Notice that the memory of a model cannot be planned because of one of the UNMEASURED errors."""
     reason = str(error).strip().split("\n")[0].rstrip(".!")
     chosen = " Gradient checkpointing stays off." * may_choose
@@ -48,7 +48,7 @@ class MemoryPlan:
 
     moments: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
-    what: str  # the device, for messages
+    device_name: str  # the device, for messages
     kv_tokens: int  # capacity of an engine's KV cache
     host: int = 0  # bytes offloaded by GPUs to a node's host memory
     copies: int = 0  # bytes of the copies that checkpoints are written from, in a node's host memory
@@ -64,25 +64,27 @@ class MemoryPlan:
         return not self.capacity or self.peak[1].total <= self.capacity
 
     @property
-    def comfortable(self) -> bool:
+    def has_headroom(self) -> bool:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
-    def refused(self, advice: str) -> MemoryPlan:
+    def reject(self, advice: str) -> MemoryPlan:
         """The plan with a problem: its peak does not fit."""
         moment, usage = self.peak
         largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
-        needed = f"memory: {usage.total / GIB:.1f} GiB are needed on {self.what} at its peak ({moment}: {parts})."
+        needed = (
+            f"memory: {usage.total / GIB:.1f} GiB are needed on {self.device_name} at its peak ({moment}: {parts})."
+        )
         return replace(self, problem=f"{needed} {advice}")
 
-    def with_copies(self, device: Device, host: int) -> MemoryPlan:
+    def add_copies(self, device: Device, host: int) -> MemoryPlan:
         """The plan with the copies for checkpoints, if they fit. host: bytes of host memory of a GPU node, 0:
         unknown."""
         if device == "cuda":
             return replace(self, saves_in_background=not host or self.host + self.copies <= COMFORTABLE * host)
         copies = MemoryUsage(checkpoint_copy=self.copies)
         plan = replace(self, moments={name: usage + copies for name, usage in self.moments.items()})
-        return plan if plan.comfortable else replace(self, saves_in_background=False)
+        return plan if plan.has_headroom else replace(self, saves_in_background=False)
 
 
 def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
@@ -91,10 +93,12 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
     role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, sizes, engine = role.rollout, sizes_of(role.model), _engine(config, device, capacity)
+    rollout, sizes, engine = role.rollout, load_sizes(role.model), _engine(config, device, capacity)
     moments, host, copies = _training_rank(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
-    kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    kv_token = (
+        sizes.kv_elements * get_dtype_bytes(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    )
     kv_tokens = engine.kv_cache // kv_token
     if device == "cpu":
         shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_other_processes(config))
@@ -137,15 +141,15 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
     if _has_critic(config):
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
         trained["critic"] = _plan_trained_model(
-            config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False
+            config, device, make_critic_model(role.model, own), own.fsdp_config, steps, head=False
         )
     fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModel(), FrozenModel()
     if config.reward_model.enable:
         scorer = config.reward_model.model
         model = role.model.model_copy(update={"path": scorer.path})
-        fixed += frozen_model(model, scorer.fsdp_config, config.trainer.num_ranks, device).idle
+        fixed += plan_frozen_model(model, scorer.fsdp_config, config.trainer.num_ranks, device).idle
     if config.needs_reference and not policy.adapters:
-        reference = frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
+        reference = plan_frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
     idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
 
     def others(active: str, frozen: MemoryUsage) -> MemoryUsage:
@@ -153,8 +157,8 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
 
     moments: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
-        model = teacher_model(role.model, config.teacher)
-        teacher = frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
+        model = make_teacher_model(role.model, config.teacher)
+        teacher = plan_frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
         head, forward = _teacher_pass(config, model)
         idle += teacher.idle
         if config.teacher.full_vocabulary:  # its head stays gathered in the policy's update
@@ -162,25 +166,25 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
         else:
             in_update += teacher.idle
             forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
-        moments["the teacher's pass"] = policy.after_step() + forward + others("policy", in_update)
+        moments["the teacher's pass"] = policy.usage_after_step() + forward + others("policy", in_update)
     for name, one in trained.items():
         beside = others(name, in_update if name == "policy" else idle)
-        moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.updating().items()}
-    buckets = MemoryUsage(transfer_buckets=_transfer_buckets(policy, bytes_of(role.rollout.dtype)))
-    moments["publish"] = policy.after_step() + others("policy", in_update) + buckets
+        moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
+    buckets = MemoryUsage(transfer_buckets=_transfer_buckets(policy, get_dtype_bytes(role.rollout.dtype)))
+    moments["publish"] = policy.usage_after_step() + others("policy", in_update) + buckets
     moments["generate"] = others("", idle)
     host = sum(one.host_bytes() for one in trained.values())
     host += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
-        copies += frozen_slices(policy.sizes, policy.shards, bytes_of(role.model.dtype))
+        copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))
     return moments, host, copies
 
 
 def _teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
     """Memory of the teacher's gathered head, and of its forward pass besides."""
-    sizes, width, (rows, length) = sizes_of(model), bytes_of(model.dtype), micro_batch(config)
-    layers = MemoryUsage(gathered_layers=2 * width * sizes.unit, activations=inference_of(model, rows * length))
+    sizes, width, (rows, length) = load_sizes(model), get_dtype_bytes(model.dtype), micro_batch(config)
+    layers = MemoryUsage(gathered_layers=2 * width * sizes.unit, activations=measure_inference(model, rows * length))
     return MemoryUsage(gathered_layers=width * sizes.root), layers
 
 
@@ -197,7 +201,7 @@ def _plan_trained_model(
     prompts of the maximum length and responses of a quarter of theirs. steps: optimizer steps of an update."""
     rows, length = micro_batch(config)
     trained = plan_trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, against)
-    trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
+    trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step=steps == 1)
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained
     samples, layers = config.group_size, trained.sizes.num_layers
@@ -224,7 +228,7 @@ def micro_batch(config: Config) -> tuple[int, int]:
 
 def _engine_weights(config: Config) -> int:
     role = config.actor_rollout_ref
-    size = bytes_of(role.rollout.dtype) * sizes_of(role.model).parameters
+    size = get_dtype_bytes(role.rollout.dtype) * load_sizes(role.model).parameters
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
 
 
@@ -235,10 +239,10 @@ def _engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
         return MemoryUsage()
     if device == "cpu":
         return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
-    sizes, longest = sizes_of(model), config.data.max_prompt_length + config.data.max_response_length
+    sizes, longest = load_sizes(model), config.data.max_prompt_length + config.data.max_response_length
     tokens = max(rollout.max_num_batched_tokens, longest)
     logits = 2 * 4 * rollout.max_num_seqs * (sizes.head // sizes.hidden_size)  # float32, and a copy to sample from
-    used = weights + inference_of(model, tokens) // rollout.tensor_model_parallel_size + logits
+    used = weights + measure_inference(model, tokens) // rollout.tensor_model_parallel_size + logits
     return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
 
 
@@ -259,20 +263,20 @@ def fit_memory(
     host: bytes of host memory of a GPU node; 0: unknown.
     """
     plan = plan_memory(config, device, capacity)
-    if may_choose and not plan.comfortable:
+    if may_choose and not plan.has_headroom:
         config = with_keys(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, capacity)
     if device == "cpu" and (problem := _small_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.refused(_advice(config, device, capacity))
+        return config, plan.reject(_advice(config, device, capacity))
     if host and plan.host > host:
         problem = (
             f"memory: offloading needs {plan.host / GIB:.0f} GiB of host memory per node, which has {host / GIB:.0f}. "
             "Leave out some of the offload keys of fsdp_config, or raise trainer.nnodes."
         )
         return config, replace(plan, problem=problem)
-    return config, plan.with_copies(device, host)
+    return config, plan.add_copies(device, host)
 
 
 def _small_cache(config: Config, plan: MemoryPlan) -> str:
@@ -299,19 +303,19 @@ def cheapest_keys(
 ) -> dict[str, object] | None:
     """The first memory-saving keys that give a good plan, without those that are not needed. None: none do."""
 
-    def good(keys: Mapping[str, object]) -> bool:
+    def gives_good_plan(keys: Mapping[str, object]) -> bool:
         return is_good(plan_memory(with_keys(config, keys), device, capacity))
 
     keys: dict[str, object] = {}
     options = memory_saving_keys(config, device)
-    while not good(keys):
+    while not gives_good_plan(keys):
         option = next(options, None)
         if option is None:
             return None
         keys[option[0]] = option[1]
     for key in reversed(list(keys)):
         fewer = {other: value for other, value in keys.items() if other != key}
-        keys = fewer if good(fewer) else keys
+        keys = fewer if gives_good_plan(fewer) else keys
     return keys
 
 
@@ -344,5 +348,5 @@ def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, ob
 def with_keys(config: Config, values: Mapping[str, object]) -> Config:
     """The configuration with other values of dotted keys."""
     for key, value in values.items():
-        config = with_value(config, key, value)
+        config = replace_value(config, key, value)
     return config

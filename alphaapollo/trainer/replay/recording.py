@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.launch.checkpoint_folder import MANIFEST, damage, seal
-from alphaapollo.observability.json_values import plain
+from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
+from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import TrajectoryGroup
 
 FORMAT = 1
@@ -83,7 +83,7 @@ def write_outcome(recording: Path, outcome: LearningOutcome) -> None:
     np.savez(folder / "columns.npz", **outcome.columns)  # type: ignore[arg-type]
     values = {name: value for name, value in asdict(outcome).items() if name != "columns"}
     (folder / "outcome.json").write_text(json.dumps(values, indent=1) + "\n")
-    seal(folder)
+    write_manifest(folder)
 
 
 def read_recording(folder: Path) -> Recording:
@@ -95,7 +95,7 @@ def read_recording(folder: Path) -> Recording:
         )
     outcome = folder / OUTCOME
     has_outcome = (outcome / MANIFEST).is_file()
-    problems = damage(folder) + ([f"{OUTCOME}/{line}" for line in damage(outcome)] if has_outcome else [])
+    problems = find_damage(folder) + ([f"{OUTCOME}/{line}" for line in find_damage(outcome)] if has_outcome else [])
     if problems:
         raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or record it again.")
     info = json.loads((folder / INFO).read_text())
@@ -121,7 +121,7 @@ def _encode_value(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         parts = (value.dtype.str, value.shape, value.tobytes())
         return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(parts))
-    return plain(value)
+    return to_json_value(value)
 
 
 def _decode_array(data: memoryview) -> np.ndarray:

@@ -8,9 +8,9 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.effects import report_ineffective
+from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys
+from alphaapollo.config.keys import list_keys
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
@@ -24,31 +24,36 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
     Raises:
         ValueError: naming every combination that cannot work, or what the estimator itself refuses.
     """
-    if problems := [*_estimator_problems(config, estimator), *_level_problems(config, estimator, policy_loss)]:
+    if problems := [
+        *_list_estimator_errors(config, estimator),
+        *_list_loss_level_errors(config, estimator, policy_loss),
+    ]:
         raise ConfigError(problems)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
-    unread = [*_unread_by_estimator(config, estimator), *_unread_by_loss(config, policy_loss)]
+    unread = [*_list_keys_unread_by_estimator(config, estimator), *_list_keys_unread_by_loss(config, policy_loss)]
     return [
-        *report_ineffective(config, unread),
-        *_off_policy_warnings(config, estimator, policy_loss),
-        *_memory_warnings(config, estimator, policy_loss),
+        *describe_ineffective_keys(config, unread),
+        *_list_off_policy_warnings(config, estimator, policy_loss),
+        *_list_memory_warnings(config, estimator, policy_loss),
     ]
 
 
-def _estimator_problems(config: Config, estimator: Estimator) -> Iterator[str]:
+def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str]:
     key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
         yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
-    if estimator.no_shaping and (fixes := [*_shaping(config, by_name="components" in estimator.needs)]):
-        yield f"{key} does not support changes of the reward: {estimator.no_shaping}. Set {'; '.join(fixes)}."
+    if estimator.no_shaping_reason and (
+        fixes := [*_list_shaping_fixes(config, by_name="components" in estimator.needs)]
+    ):
+        yield f"{key} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
         yield f"trainer.critic_warmup={warmup} trains the critic only, but {key} has none. Set trainer.critic_warmup=0."
     if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
         yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
-def _shaping(config: Config, by_name: bool) -> Iterator[str]:
+def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
     """Settings that turn off what changes rewards. by_name: the estimator reads reward components by name."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     if algorithm.use_kl_in_reward:
@@ -67,7 +72,7 @@ def _shaping(config: Config, by_name: bool) -> Iterator[str]:
         yield "the weights of reward.components to 0"
 
 
-def _level_problems(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     if policy_loss.level == "token":
         return
     loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
@@ -79,7 +84,7 @@ def _level_problems(config: Config, estimator: Estimator, policy_loss: PolicyLos
         yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
 
 
-def _unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
+def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
     """(key, reason) of what other estimators read and this one does not."""
     key = f"{ESTIMATOR}={estimator.name}"
     if estimator.reads is not None:
@@ -89,10 +94,10 @@ def _unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple
         if "components" in estimator.needs:
             yield "reward_model.weight", f"{key} reads reward components without weights"
     if "values" not in estimator.needs:
-        yield from ((name, f"{key} needs no critic") for name in accepted_keys(Config) if name.startswith("critic."))
+        yield from ((name, f"{key} needs no critic") for name in list_keys(Config) if name.startswith("critic."))
 
 
-def _unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
     key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
     if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
@@ -105,7 +110,7 @@ def _unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[s
             yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
 
 
-def _off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
@@ -123,7 +128,7 @@ def _off_policy_warnings(config: Config, estimator: Estimator, policy_loss: Poli
         yield f"{derived}, but {what}"
 
 
-def _memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     """With env.context=memory a trajectory has one row per turn."""
     if config.env.context != "memory":
         return

@@ -12,15 +12,15 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_argument
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.builders import critic_model, teacher_model
+from alphaapollo.launch.builders import make_critic_model, make_teacher_model
 from alphaapollo.launch.input_checks import (
     check_engine_split,
     check_experts,
     check_lengths,
     check_rewards,
     check_sequence_parallel,
+    explain_missing_cluster,
     make_renderer,
-    missing_cluster,
     read_prompts,
 )
 from alphaapollo.launch.try_environment import try_grades, try_resets
@@ -72,7 +72,7 @@ def read_inputs(config: Config) -> Inputs:
     if config.teacher.divergence:
         notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
     notices += unused_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
-    notices += filter(None, [missing_cluster(trainer)])
+    notices += filter(None, [explain_missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
         val_prompts, more = read(data.val_files, "data.val_files", data.val_max_samples)
@@ -106,7 +106,7 @@ def _check_models(config: Config) -> None:
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
     check_target_modules(model, "actor_rollout_ref.model")
     check_experts(model, "actor_rollout_ref.model", rollout.router_replay)
-    check_target_modules(critic_model(model, config.critic), "critic.model")
+    check_target_modules(make_critic_model(model, config.critic), "critic.model")
     for name, trained in models.items():
         check_weights(trained, name)
     check_lengths(model, rollout, config.data)
@@ -122,7 +122,7 @@ def _list_trained_models(config: Config) -> dict[str, Model]:
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         models["critic.model.path"] = policy.model_copy(update={"path": config.critic.model.path})
     if config.teacher.divergence:
-        models[TEACHER] = teacher_model(policy, config.teacher)
+        models[TEACHER] = make_teacher_model(policy, config.teacher)
     if config.reward_model.enable:
         models["reward_model.model.path"] = make_reward_model_settings(config.reward_model, policy)
     return models

@@ -11,14 +11,14 @@ from alphaapollo.algorithms.user_function_checks import (
     check_user_policy_loss,
     has_gradient_without_advantages,
 )
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
+from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, explain_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_sharing
-from alphaapollo.launch.input_checks import choose_kernels, environment_notices, find_environment
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, unmeasured_notice
+from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_unmeasured_notice
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -45,7 +45,7 @@ class Plan:
     presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
     notices: list[str]
-    why_dtype: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
+    dtype_reason: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
@@ -60,13 +60,13 @@ class Plan:
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
     """Check the configuration and resolve all automatic choices. Raises ValueError for settings that cannot work."""
-    notices = check(config, machine.num_gpus, machine.num_cores, origin.keys)
+    notices = check_config(config, machine.num_gpus, machine.num_cores, origin.keys)
     algorithm = config.algorithm
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    notices += environment_notices(config, find_environment(config.env))
+    notices += collect_environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
     check_user_estimator(estimator, algorithm, config.group_size, config.reward.components)
     check_user_policy_loss(policy_loss, config.actor_rollout_ref.actor)
@@ -101,8 +101,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         estimator=estimator,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
-        shares_prompts=_shares_prompts(config, notices),
-        skips_rows_without_advantage=skips_rows_without_advantage(config, policy_loss),
+        shares_prompts=_decide_prompt_sharing(config, notices),
+        skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
         reference_ahead=config.needs_ref_columns and ahead,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
@@ -110,11 +110,11 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         presets=presets,
         memory=None,
         notices=notices,
-        why_dtype=why_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),
+        dtype_reason=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),
     )
 
 
-def skips_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
+def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
     """Whether rows without an advantage can be left out of the update, because no term of its loss depends on them."""
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
@@ -122,7 +122,7 @@ def skips_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> boo
     return not others and not has_gradient_without_advantages(policy_loss, role.actor)
 
 
-def _shares_prompts(config: Config, notices: list[str]) -> bool:
+def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     """Whether prompts can be computed once for all their samples. Mixture-of-experts features need each copy."""
     role = config.actor_rollout_ref
     experts = {
@@ -146,6 +146,6 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     try:
         fitted, memory = fit_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
-        notice = unmeasured_notice(role.model.path, error, may_choose)
+        notice = format_unmeasured_notice(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])
     return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)

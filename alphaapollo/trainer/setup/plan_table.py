@@ -31,10 +31,10 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
-        "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_summary}",
+        "model": f"{config.actor_rollout_ref.model.path}, {_describe_dtype(plan)}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
-        "environment": _environment(config.env),
-        "reward": _reward(config) if inputs.has_function else "none",
+        "environment": _describe_environment(config.env),
+        "reward": _describe_reward(config) if inputs.has_function else "none",
     }
     if teacher.divergence:
         beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
@@ -44,21 +44,21 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
     return rows
 
 
-def _dtype(plan: Plan) -> str:
+def _describe_dtype(plan: Plan) -> str:
     """`float32 (auto on a CPU), engines bfloat16`, `bfloat16, Liger's kernels`"""
     kernels = ", Liger's kernels" if plan.model.use_liger is True else ""
     engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    return f"{plan.model.dtype}{plan.why_dtype}{kernels}{engines}"
+    return f"{plan.model.dtype}{plan.dtype_reason}{kernels}{engines}"
 
 
 def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:
     """Sizes and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples = config.data.train_batch_size, config.group_size
-    rates = [_learning_rate(actor.optim)]
+    rates = [_describe_learning_rate(actor.optim)]
     if "values" in plan.estimator.needs:
-        rates.append(f"critic {_learning_rate(config.critic.optim)}")
-    ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
+        rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
+    ahead = {"ahead of an iteration": _describe_async(config)} if trainer.async_mode else {}
     if plan.reference_ahead:
         ahead |= {"the reference's log-probs": "per group, while others are generated"}
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
@@ -81,7 +81,7 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
     }
 
 
-def _ahead(config: Config) -> str:
+def _describe_async(config: Config) -> str:
     trainer, correction = config.trainer, config.algorithm.rollout_correction
     groups = config.data.train_batch_size * trainer.max_staleness
     return (
@@ -90,14 +90,14 @@ def _ahead(config: Config) -> str:
     )
 
 
-def _environment(env: Env) -> str:
+def _describe_environment(env: Env) -> str:
     tools_of = get_environment_spec(env.env_name).tools
     tools = [*(tools_of(env) if tools_of else []), *(f"those of the MCP server {name}" for name in env.mcp_servers)]
     turns = "one turn" if env.max_steps == 1 or env.env_name == "single_turn" else f"at most {env.max_steps} turns"
     return f"{env.env_name}, {turns}" + (f", tools {', '.join(tools)}" if tools else "")
 
 
-def _reward(config: Config) -> str:
+def _describe_reward(config: Config) -> str:
     environment, custom = get_environment_spec(config.env.env_name), config.custom_reward_function
     if custom.path:
         task = f"{custom.name} of {custom.path}"
@@ -109,7 +109,7 @@ def _reward(config: Config) -> str:
     return " + ".join([f"{config.reward.components.get('task', 1.0):g} x {task}" if parts else task, *parts])
 
 
-def _learning_rate(optim: Optimizer) -> str:
+def _describe_learning_rate(optim: Optimizer) -> str:
     if optim.lr_warmup_steps > 0:
         warmup = f", {optim.lr_warmup_steps} steps of warm-up"
     elif optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0:

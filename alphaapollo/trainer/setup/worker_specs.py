@@ -8,12 +8,12 @@ from typing import Any
 
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.launch.builders import build_policy, critic_model, teacher_model
+from alphaapollo.launch.builders import build_policy, make_critic_model, make_teacher_model
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
-from alphaapollo.trainer.step.reward_model_scorer import reward_model_settings
-from alphaapollo.weight_sync.transport import Transport, transport_kind
+from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
+from alphaapollo.weight_sync.transport import Transport, choose_transport
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
 from alphaapollo.workers.reward_model import RewardModelWorker
@@ -47,15 +47,15 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     return WorkerSpecs(
         placement=placement,
         run_id=run_id,
-        ranks=_rank_builders(config, plan, role, transport, iterations),
+        ranks=_make_rank_builders(config, plan, role, transport, iterations),
         engine=partial(RolloutWorker, engines),
-        through_memory=transport.kind in ("shared_memory", "adapter"),
+        needs_shared_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup=[transport.shared_memory],
     )
 
 
-def _rank_builders(
+def _make_rank_builders(
     config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, iterations: int
 ) -> dict[str, Callable[..., Any]]:
     """Builders of the workers of training ranks, by role."""
@@ -71,21 +71,21 @@ def _rank_builders(
         engine_form=role.rollout.lora,
         saves_in_background=plan.saves_in_background,
         teacher=config.teacher,
-        teacher_model=teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
+        teacher_model=make_teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
     )
     build = partial(build_policy, policy, transport, config.algorithm.custom_module)
     builders: dict[str, Callable[..., Any]] = {"policy": build}
     if plan.placement.critic:
         builders["critic"] = partial(
             CriticWorker,
-            critic_model(role.model, config.critic),
+            make_critic_model(role.model, config.critic),
             config.critic,
             optimizer_steps=config.critic_steps(iterations),
             seed=config.trainer.seed,
             saves_in_background=plan.saves_in_background,
         )
     if plan.placement.reward_model:
-        scorer = reward_model_settings(config.reward_model, plan.model)
+        scorer = make_reward_model_settings(config.reward_model, plan.model)
         builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
     return builders
 
@@ -95,7 +95,7 @@ def _make_transport(config: Config, plan: Plan, shared_memory: str) -> Transport
     on_ray = rollout.name == "vllm" and config.trainer.controller == "ray"
     adapter = rollout.lora == "adapter"
     return Transport(
-        kind=transport_kind(placement.device, placement.colocate, vllm_on_ray=on_ray, adapter=adapter),
+        kind=choose_transport(placement.device, placement.colocate, vllm_on_ray=on_ray, adapter=adapter),
         dtype=rollout.dtype,
         shared_memory=shared_memory,
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,

@@ -33,13 +33,13 @@ class OutOfMemoryError(RuntimeError):
 
 def message_of(cause: Exception) -> str:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.where = "policy", []
+    ranks.role, ranks.process_names = "policy", []
 
     async def fail() -> None:
         raise RayTaskError("call", "traceback", cause)
 
     with pytest.raises(WorkerFailed) as caught:
-        asyncio.run(ranks._one(3, fail()))
+        asyncio.run(ranks._wait_for_one(3, fail()))
     return str(caught.value)
 
 
@@ -67,13 +67,13 @@ def test_out_of_memory_names_the_keys() -> None:
 )
 def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind: type[Exception], says: str) -> None:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.where = "policy", []
+    ranks.role, ranks.process_names = "policy", []
 
     async def fail() -> None:
         raise error
 
     with pytest.raises(kind, match=r"the policy worker of rank 3 does not answer: ") as caught:
-        asyncio.run(ranks._one(3, fail()))
+        asyncio.run(ranks._wait_for_one(3, fail()))
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -101,7 +101,7 @@ class Ref:
 
 def two_ranks() -> Any:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.where, ranks.several_nodes = "policy", ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"], True
+    ranks.role, ranks.process_names, ranks.has_several_nodes = "policy", ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"], True
     return ranks
 
 

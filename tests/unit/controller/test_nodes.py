@@ -11,9 +11,9 @@ from alphaapollo.controller.nodes import (
     RUN_FOLDER,
     ClusterNode,
     NodeContents,
-    differences,
+    describe_missing_nodes,
+    describe_node_differences,
     inspect_node,
-    shortage,
 )
 
 HEAD, SECOND, SMALL = ClusterNode("10.0.0.1", "a", 8), ClusterNode("10.0.0.2", "b", 8), ClusterNode("10.0.0.3", "c", 4)
@@ -28,19 +28,19 @@ CORES = [replace(node, gpus=0) for node in (HEAD, SECOND)]
 
 def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     request = asks(2, 8, "cuda")
-    assert shortage([HEAD, SECOND], request) == ""
-    assert shortage([HEAD, SMALL], request) == (
+    assert describe_missing_nodes([HEAD, SECOND], request) == ""
+    assert describe_missing_nodes([HEAD, SMALL], request) == (
         "trainer.nnodes=2 needs 2 node(s) with trainer.n_gpus_per_node=8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
         "; with fewer: 10.0.0.3 (c, 4 GPUs)"
     )
-    assert shortage([], request).endswith("but 0 have joined: none")
+    assert describe_missing_nodes([], request).endswith("but 0 have joined: none")
 
 
 def test_without_gpus_any_node_counts() -> None:
-    assert shortage(CORES, asks(2, 1, "cpu")) == shortage(CORES, asks(2, 1, "auto")) == ""
-    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in shortage(CORES, asks(3, 2, "cpu"))
-    assert shortage([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
-    assert shortage(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
+    assert describe_missing_nodes(CORES, asks(2, 1, "cpu")) == describe_missing_nodes(CORES, asks(2, 1, "auto")) == ""
+    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in describe_missing_nodes(CORES, asks(3, 2, "cpu"))
+    assert describe_missing_nodes([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
+    assert describe_missing_nodes(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
 
 
 def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
     assert (
         here.files == {"model.path": (1, 2)} and here.versions["torch"][:1].isdigit() and "+" not in str(here.versions)
     )
-    assert differences(here, here, paths) == []
+    assert describe_node_differences(here, here, paths) == []
 
 
 def test_each_difference_is_named_with_its_fix() -> None:
@@ -61,7 +61,7 @@ def test_each_difference_is_named_with_its_fix() -> None:
                 {"model.path": (3, 5000), "reward": (1, 9), RUN_FOLDER: (1, 7), "same": (1, 1)})  # fmt: skip
     there = NodeContents("b", {"Python": "3.12.1", "torch": "2.12.0"},
                  {"model.path": (2, 4000), "reward": None, RUN_FOLDER: None, "same": (1, 1)})  # fmt: skip
-    assert differences(there, here, paths) == [
+    assert describe_node_differences(there, here, paths) == [
         "torch is 2.12.0, not 2.13.0, vllm is none, not 0.32.0. Use the same environment on all nodes: one .venv or "
         "one image.",
         "model.path=/models/m has 2 file(s) of 4,000 bytes, not 3 file(s) of 5,000 bytes. Copy it again.",

@@ -56,7 +56,7 @@ def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Proc
         await asyncio.sleep(60)
 
     async def begin() -> None:
-        async with monitor_processes(ray_cluster.own_processes(), print):
+        async with monitor_processes(ray_cluster.find_local_ray_processes(), print):
             await start()
 
     with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS on this machine \(pid {gcs.pid}\) died"):
@@ -69,20 +69,20 @@ def test_the_workers_of_a_dead_ray_are_killed(
     gcs, raylet = own_ray
     calls: list[str] = []
     monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: calls.append("ray.shutdown"))
-    monkeypatch.setattr(ray_launcher, "end_processes", lambda run: calls.append(f"end {run}"))
+    monkeypatch.setattr(ray_launcher, "kill_run_processes", lambda run: calls.append(f"end {run}"))
     monkeypatch.setenv(RUN, "7-abc")
-    assert ray_cluster.own_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
-    assert not ray_cluster.is_own_ray_silent()
+    assert ray_cluster.find_local_ray_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
+    assert not ray_cluster.is_local_ray_silent()
     raylet.send_signal(signal.SIGSTOP)
     while not (seen := read_process(raylet.pid)) or not seen.is_stopped:
         time.sleep(0.01)
-    assert ray_cluster.is_own_ray_silent()
+    assert ray_cluster.is_local_ray_silent()
     raylet.send_signal(signal.SIGCONT)
     gcs.kill()
     gcs.wait()
-    assert ray_cluster.is_own_ray_silent()
+    assert ray_cluster.is_local_ray_silent()
     groups: Any = object.__new__(RayWorkerGroups)
-    groups.specs, groups.by_role = WorkerSpecs(placement=Placement(device="cpu")), {"rollout": Silent()}
+    groups.specs, groups.ranks_by_role = WorkerSpecs(placement=Placement(device="cpu")), {"rollout": Silent()}
     asyncio.run(groups.close())
     assert calls == ["end 7-abc", "ray.shutdown"]
 
@@ -90,7 +90,7 @@ def test_the_workers_of_a_dead_ray_are_killed(
 def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray_cluster.ray._private.worker, "_global_node", SimpleNamespace(all_processes={}))
-    assert ray_cluster.own_processes() == {} and not ray_cluster.is_own_ray_silent()
+    assert ray_cluster.find_local_ray_processes() == {} and not ray_cluster.is_local_ray_silent()
 
 
 def test_a_failed_start_is_a_worker_death(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, visible_gpus
+from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, choose_visible_gpus
 from alphaapollo.controller.ray_ranks import ActorLocation
 
 NODES: Any = "nodes"  # two, of four GPUs
@@ -36,9 +36,9 @@ def test_engines_on_shared_gpus_get_the_slots_and_gpus_of_their_ranks() -> None:
     engines = [(slot.bundle, slot.num_gpus) for slot in assign_slots(SHARED, "rollout", [NODES])]
     assert engines == [(0, 0.0), (0, 0.0), (1, 0.0), (1, 0.0)]
     gpus = ["0", "1", "2", "3", "3", "2", "1", "0"]  # as Ray assigned them
-    assert visible_gpus(SHARED, "policy", gpus) == [{}] * 8
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in visible_gpus(SHARED, "critic", gpus)] == gpus
-    visible = [one["CUDA_VISIBLE_DEVICES"] for one in visible_gpus(SHARED, "rollout", gpus)]
+    assert choose_visible_gpus(SHARED, "policy", gpus) == [{}] * 8
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in choose_visible_gpus(SHARED, "critic", gpus)] == gpus
+    visible = [one["CUDA_VISIBLE_DEVICES"] for one in choose_visible_gpus(SHARED, "rollout", gpus)]
     assert visible == ["0,1", "2,3", "3,2", "1,0"]
 
 
@@ -48,8 +48,8 @@ def test_engines_with_gpus_of_their_own_get_them_from_ray() -> None:
         (ENGINE_GPUS, index, 2.0) for index in range(3)
     ]
     gpus = [str(gpu) for gpu in range(8)]
-    assert visible_gpus(APART, "rollout", gpus) == [{}, {}, {}]
-    assert visible_gpus(APART, "critic", gpus)[5] == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert choose_visible_gpus(APART, "rollout", gpus) == [{}, {}, {}]
+    assert choose_visible_gpus(APART, "critic", gpus)[5] == {"CUDA_VISIBLE_DEVICES": "5"}
 
 
 def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
@@ -57,7 +57,7 @@ def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
     engines = assign_slots(laptops, "rollout", [NODES])
     assert {slot.num_gpus for slot in (*assign_slots(laptops, "policy", [NODES]), *engines)} == {0.0}
     assert [slot.bundle for slot in engines] == [0, 1, 0, 1, 0]
-    assert visible_gpus(laptops, "rollout", [""] * 8) == [{}] * 5
+    assert choose_visible_gpus(laptops, "rollout", [""] * 8) == [{}] * 5
 
 
 def test_an_engine_on_a_node_without_training_rank_is_named() -> None:

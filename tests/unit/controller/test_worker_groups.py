@@ -40,7 +40,7 @@ class FakeRanks:
     async def locate(self) -> list[ActorLocation]:
         return [ActorLocation(1, "node", "127.0.0.1", "0")]
 
-    async def meeting_point(self) -> str:
+    async def reserve_address(self) -> str:
         return "tcp://127.0.0.1:1"
 
     async def start(self, factories: list[Any], cleanup: list[str], envs: Any = None) -> None:
@@ -62,7 +62,7 @@ def make_specs(calls: list[str], **placement: Any) -> WorkerSpecs:
         placement=Placement(ranks_per_node=1, num_engines=1, **placement),
         ranks=dict.fromkeys(("policy", "critic", "reward model"), build),
         engine=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
-        through_memory=True,
+        needs_shared_memory=True,
     )
 
 
@@ -72,7 +72,7 @@ def test_an_engine_on_a_shared_gpu_starts_last(device: Any, colocate: bool) -> N
     groups: Any = object.__new__(RayWorkerGroups)
     groups.specs = make_specs(calls, device=device, colocate=colocate)
     trainers = ("policy", "critic", "reward model")
-    groups.by_role = {role: FakeRanks(role, calls) for role in (*trainers, "rollout")}
+    groups.ranks_by_role = {role: FakeRanks(role, calls) for role in (*trainers, "rollout")}
     asyncio.run(groups.start())
     built = [f"{role} built" for role in trainers]
     if device == "cuda" and colocate:

@@ -58,7 +58,7 @@ class Case:
 
     @property
     def whole(self) -> list[str]:
-        return [path.name for path in self.checkpoints.completed()]
+        return [path.name for path in self.checkpoints.list_completed()]
 
 
 FULL = OSError("cannot write the checkpoint .writing_step_000003/policy: no space is left")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
+from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
 from alphaapollo.trainer.progress import Progress
 
 
@@ -23,11 +23,11 @@ def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float]
 
 def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
-    assert checkpoints.completed() == []
+    assert checkpoints.list_completed() == []
     write(checkpoints, 1)
     write(checkpoints, 2)
     checkpoints.begin(3)  # killed while writing
-    found = checkpoints.completed()
+    found = checkpoints.list_completed()
     assert [folder.name for folder in found] == ["step_000001", "step_000002"]
     assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
 
@@ -36,7 +36,7 @@ def test_older_ones_are_removed(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=2)
     for step in (1, 2, 3):
         write(checkpoints, step)
-    assert [folder.name for folder in checkpoints.completed()] == ["step_000002", "step_000003"]
+    assert [folder.name for folder in checkpoints.list_completed()] == ["step_000002", "step_000003"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
             CheckpointFolder(tmp_path, 2, metric), step, {} if value is None else {metric: value, "val/reward": -step}
         )
     checkpoints = CheckpointFolder(tmp_path, 2, metric)
-    assert checkpoints.completed() == [checkpoints.path(step) for step in kept]
+    assert checkpoints.list_completed() == [checkpoints.path(step) for step in kept]
 
 
 def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_copy_made_by_a_user_is_not_changed(tmp_path: Path) -> None:
     copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
     write(checkpoints, 999_999)
     newest = write(checkpoints, 1_000_000)
-    assert checkpoints.completed() == [newest]
-    checkpoints.set_aside(after=2)
+    assert checkpoints.list_completed() == [newest]
+    checkpoints.move_later_aside(after=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 
 
@@ -96,7 +96,7 @@ def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", killed)
         write(checkpoints, 2)
-    assert [path.name for path in checkpoints.completed()] == ["step_000002"]
+    assert [path.name for path in checkpoints.list_completed()] == ["step_000002"]
     assert len(list(tmp_path.iterdir())) == 2
     checkpoints.remove_remains()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
@@ -123,13 +123,13 @@ def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
     checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
-    assert damage(checkpoint) == []
+    assert find_damage(checkpoint) == []
     weights = checkpoint / "policy/weights"
     weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]))
-    assert damage(checkpoint) == ["policy/weights has changed"]
+    assert find_damage(checkpoint) == ["policy/weights has changed"]
     weights.write_text("")
     (checkpoint / "progress.json").unlink()
-    assert damage(checkpoint) == ["policy/weights has 0 bytes of 1", "progress.json is missing"]
+    assert find_damage(checkpoint) == ["policy/weights has 0 bytes of 1", "progress.json is missing"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_empty_manifest_is_damage(tmp_path: Path, text: str | None, says: str) -
         (checkpoint / "manifest.json").unlink()
     else:
         (checkpoint / "manifest.json").write_text(text)
-    assert damage(checkpoint) == [f"manifest.json {says}"]
+    assert find_damage(checkpoint) == [f"manifest.json {says}"]
 
 
 def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> 
     (checkpoint / "progress.json").unlink()
     (checkpoint / "manifest.json").unlink()
     (tmp_path / "step_000002").touch()  # no folder
-    assert checkpoints.completed() == [checkpoint] and damage(checkpoint) == ["manifest.json is missing"]
+    assert checkpoints.list_completed() == [checkpoint] and find_damage(checkpoint) == ["manifest.json is missing"]
 
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "open", broken_disk)
     broken = "weights"
-    assert damage(checkpoint) == ["policy/weights cannot be read (Input/output error)"]
+    assert find_damage(checkpoint) == ["policy/weights cannot be read (Input/output error)"]
     broken = "manifest.json"
-    assert damage(checkpoint) == ["manifest.json cannot be read"]
+    assert find_damage(checkpoint) == ["manifest.json cannot be read"]
 
 
 @pytest.mark.parametrize("text", ["", '{"step": 4', "[]", "7", '{"step": "4"}', "{}", "\x00"])

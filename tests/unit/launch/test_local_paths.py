@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.input_checks import local_paths
+from alphaapollo.launch.input_checks import find_local_paths
 
 
 def test_what_workers_read_and_what_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_what_workers_read_and_what_lies_here(tmp_path: Path, monkeypatch: pytes
             "trainer": {"output_dir": str(tmp_path)},
         }
     )
-    assert local_paths(config) == {
+    assert find_local_paths(config) == {
         "actor_rollout_ref.model.path": str(tmp_path / "model"),
         "custom_reward_function.path": "reward.py",
     }

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.model_card import last_metrics, model_card, shown
+from alphaapollo.launch.model_card import format_model_card, read_last_metrics, shorten_path
 
 
 def saved(**more: object) -> dict[str, object]:
@@ -30,7 +30,7 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
         {"step": 3, "critic/score/mean": 0.9},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    card = model_card(saved(), run, 2, "policy", "Qwen/Qwen3-0.6B", "Proved.")
+    card = format_model_card(saved(), run, 2, "policy", "Qwen/Qwen3-0.6B", "Proved.")
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head) == {
         "library_name": "transformers",
@@ -55,7 +55,7 @@ def test_model_card_has_no_secret_and_no_machine_keys(tmp_path: Path, monkeypatc
     values["reward"]["judge"]["base_url"] = "https://user:password@judge"  # type: ignore[index]
     values["trainer"]["experiment_name"] = "0123456789abcdef"  # type: ignore[index]
     run = tmp_path / "0123456789abcdef"
-    card = model_card(values, run, 1, "policy", "/home/alice/models/base", "")
+    card = format_model_card(values, run, 1, "policy", "/home/alice/models/base", "")
     assert "0123456789abcdef" not in card
     assert "password" not in card
     assert "alice" not in card
@@ -64,10 +64,10 @@ def test_model_card_has_no_secret_and_no_machine_keys(tmp_path: Path, monkeypatc
 
 
 def test_metrics_of_a_run_without_a_file(tmp_path: Path) -> None:
-    assert last_metrics(tmp_path / "metrics.jsonl", 3) == []
+    assert read_last_metrics(tmp_path / "metrics.jsonl", 3) == []
 
 
 def test_paths_are_shown_short() -> None:
-    assert shown("/a/b/c/model") == "c/model"
-    assert shown("/model") == "model"
-    assert shown("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert shorten_path("/a/b/c/model") == "c/model"
+    assert shorten_path("/model") == "model"
+    assert shorten_path("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"

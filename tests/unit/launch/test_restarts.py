@@ -20,7 +20,7 @@ from alphaapollo.launch.restarts import clean_up_processes, run_with_restarts
 from alphaapollo.launch.resume import find_start
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.utils.watchdog import RUN, new_run_id, processes_of_run
+from alphaapollo.utils.watchdog import RUN, list_run_processes, new_run_id
 
 DIED = WorkerDied("the policy worker of rank 0 (pid 7) died: killed", "policy")
 
@@ -147,7 +147,7 @@ def test_a_run_from_a_given_checkpoint_resumes_from_its_own(make_run: Callable[.
 
 def test_a_damaged_checkpoint_is_skipped(make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run((5, DIED), None)
-    monkeypatch.setattr("alphaapollo.launch.resume.damage", lambda path: ["x"] if path.name == "step_000004" else [])
+    monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else [])
     run.go()
     assert run.began == ["scratch", "step_000002"]
 
@@ -156,7 +156,7 @@ def test_without_undamaged_checkpoint_both_reasons_are_reported(
     make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run((5, DIED))
-    monkeypatch.setattr("alphaapollo.launch.resume.damage", lambda _: ["progress.json has changed"])
+    monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda _: ["progress.json has changed"])
     with pytest.raises(
         RestartRefused, match=r"killed; and it cannot be restarted: every checkpoint is damaged.* has changed"
     ):
@@ -174,12 +174,12 @@ def test_processes_and_environment_of_a_dead_run_are_cleaned_up(
             left.append(new_run_id())
             os.environ["A_LIBRARYS_OWN"] = "1"
             left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-            while not processes_of_run(left[0]):  # until the child has started its program
+            while not list_run_processes(left[0]):  # until the child has started its program
                 pass
             raise DIED
 
     with pytest.raises(WorkerDied):
         start()
     run_id, orphan = left
-    assert orphan.wait() == -9 and processes_of_run(run_id) == []
+    assert orphan.wait() == -9 and list_run_processes(run_id) == []
     assert dict(os.environ) == before and RUN not in before

@@ -128,7 +128,7 @@ def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
     trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
     config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
     start = start_of(config)
-    assert (start.checkpoint, start.step, start.in_the_way) == (checkpoint, 2, False)
+    assert (start.checkpoint, start.step, start.has_previous_run) == (checkpoint, 2, False)
     assert [(one.key, one.verdict) for one in start.changes] == [("data.train_files", "applied")]
     start.claim(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
@@ -148,7 +148,7 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
-    assert start.in_the_way and start.lines() == [f"starts from scratch: the previous run in {folder} is moved aside."]
+    assert start.has_previous_run and start.lines() == [f"starts from scratch: the previous run in {folder} is moved aside."]
     assert start.claim(config) == folder.with_name("run.1")
     assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
         "config.yaml"

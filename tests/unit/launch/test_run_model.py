@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.load import convert, save_config
+from alphaapollo.config.load import convert_values, save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import RunModel, find_newest, settings_to_play
+from alphaapollo.launch.run_model import RunModel, find_newest, make_generation_values
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -74,12 +74,12 @@ def played(tmp_path: Path, config: Any) -> GenerationConfig:
     own = tmp_path / "model"
     if not own.is_dir():
         model(own)
-    return convert(GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest(tmp_path)))
+    return convert_values(GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest(tmp_path)))
 
 
 def merged(newest: RunModel) -> dict[str, Any]:
     defaults = GenerationConfig().model_dump(mode="json")
-    return {name: defaults[name] | values for name, values in settings_to_play(newest).items()}
+    return {name: defaults[name] | values for name, values in make_generation_values(newest).items()}
 
 
 def test_it_plays_as_in_its_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.checkpoint_folder import seal, write_progress
+from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.cpu_threads import choose_threads
 from alphaapollo.launch.resume import find_start
 
@@ -37,7 +37,7 @@ def begun(config: Config, cores: int) -> None:
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
-    seal(checkpoint)
+    write_manifest(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         weights=Weights(),
         stream=PromptStream(10, seed=0, shuffle=True),
-        goal=Goal.of(None, epochs=2, num_prompts=10, batch_size=4),
+        goal=Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),
         tracker=Log(),
         rollout_log=Log(),
@@ -164,7 +164,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
             learned = await learn(run, step, groups, timer)
             calls.append(f"learn {step}")
             if step == 3:
-                assert not saving.checkpoints.completed()
+                assert not saving.checkpoints.list_completed()
                 allowed.set()
             return learned
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
         run.saving = saving = BackgroundCheckpoint(folder, {"policy": Policy()}, calls.append)
         async with saving.finish_on_exit():
             await loop.train(run)
-        progress = [Progress.read(folder) for folder in saving.checkpoints.completed()]
+        progress = [Progress.read(folder) for folder in saving.checkpoints.list_completed()]
         assert [(one.step, one.prompts_consumed) for one in progress] == [(2, 16), (3, 24)]
 
     asyncio.run(main())
@@ -208,7 +208,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
     folder = CheckpointFolder(tmp_path, 1, "val/accuracy")
     run.saving = BackgroundCheckpoint(folder, {"policy": Role()}, print)
     asyncio.run(main())
-    assert [path.name for path in folder.completed()] == ["step_000002", "step_000003"]
+    assert [path.name for path in folder.list_completed()] == ["step_000002", "step_000003"]
     assert folder.describe_best() == f"val/accuracy is best in {tmp_path / 'step_000002'}"
     assert Progress.read(tmp_path / "step_000003").validation == {"val/accuracy": 0.7}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphaapollo.weight_sync import buckets
-from alphaapollo.weight_sync.buckets import Bucket, make_buckets, prefetch
+from alphaapollo.weight_sync.buckets import Bucket, make_buckets, prefetch_buckets
 
 
 def test_buckets_are_cast_and_complete() -> None:
@@ -56,7 +56,7 @@ def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPat
             yield str(number), torch.ones(1)
 
     sent: list[Bucket] = []
-    for part in prefetch(make_buckets(gather(), torch.float32)):
+    for part in prefetch_buckets(make_buckets(gather(), torch.float32)):
         calls.append(f"send {' '.join(part)}")
         sent.append(part)
     assert len(sent) == 3

@@ -1,14 +1,14 @@
 from pathlib import Path
 
-from alphaapollo.weight_sync.transport import Transport, assign_writers, make_sender, transport_kind, weights_folder
+from alphaapollo.weight_sync.transport import Transport, assign_writers, choose_transport, make_sender, weights_folder
 
 
 def test_transport_depends_on_where_the_engines_run():
-    assert transport_kind("cpu", colocate=True, vllm_on_ray=True) == "shared_memory"
-    assert transport_kind("cuda", colocate=True, vllm_on_ray=True) == "ipc"
-    assert transport_kind("cuda", colocate=False, vllm_on_ray=True) == "nccl"
-    assert transport_kind("cuda", colocate=True, vllm_on_ray=False) == "shared_memory"  # hf, or one process
-    assert transport_kind("cuda", colocate=True, vllm_on_ray=True, adapter=True) == "adapter"
+    assert choose_transport("cpu", colocate=True, vllm_on_ray=True) == "shared_memory"
+    assert choose_transport("cuda", colocate=True, vllm_on_ray=True) == "ipc"
+    assert choose_transport("cuda", colocate=False, vllm_on_ray=True) == "nccl"
+    assert choose_transport("cuda", colocate=True, vllm_on_ray=False) == "shared_memory"  # hf, or one process
+    assert choose_transport("cuda", colocate=True, vllm_on_ray=True, adapter=True) == "adapter"
 
 
 def test_one_rank_of_each_node_with_engines_writes_for_them():
@@ -18,7 +18,7 @@ def test_one_rank_of_each_node_with_engines_writes_for_them():
 
 def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
     transport = Transport("shared_memory", "float32", str(tmp_path), num_engine_ranks=2)
-    senders = [make_sender(transport, rank, writes_for, "", None) for rank, writes_for in enumerate(["a", None, "b"])]
+    senders = [make_sender(transport, rank, engine_node, "", None) for rank, engine_node in enumerate(["a", None, "b"])]
     updates = [sender.send([], version=3) for sender in senders]
     assert updates[0] == updates[2] and updates[1] is None
     assert {path.name for path in (tmp_path / "weights").iterdir() if (path / "v3").is_dir()} == {"a", "b"}

@@ -19,7 +19,7 @@ import pytest
 from alphaapollo.controller.health import stall_monitor
 from alphaapollo.controller.health.stall_detector import RunSnapshot
 from alphaapollo.controller.health.stall_monitor import StallMonitor
-from alphaapollo.controller.ranks import LocalRanks, RunStalled, call_name
+from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_method_name
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, read_process
 from tests.unit.controller.health.test_stall_detector import UPDATE, answers, process, silent, snapshot
 
@@ -50,7 +50,7 @@ class Case:
             self.take_snapshot, trainer(tmp_path, 60.0, timeout), "cpu", self.lines.append, lambda: next_step
         )
         self.ended: list[str] = []
-        self.monitor._end = lambda finding, now: self.ended.append(finding.verdict)  # type: ignore[method-assign]
+        self.monitor._end_run = lambda finding, now: self.ended.append(finding.verdict)  # type: ignore[method-assign]
         self.monitor.check(6.0)
 
     def take_snapshot(self) -> RunSnapshot:
@@ -228,7 +228,7 @@ class Group:
 
 def test_a_call_has_the_name_of_its_method() -> None:
     assert asyncio.run(Group().update(LocalRanks("worker"))) == [["update"]]
-    assert call_name(partial(print, "x")) == "call"
+    assert get_method_name(partial(print, "x")) == "call"
 
 
 def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from alphaapollo.engines.vllm.patches import pad_single_row, return_untruncated_logits, return_untruncated_logprobs
-from alphaapollo.weight_sync.vllm_digest import tied_layers
+from alphaapollo.weight_sync.vllm_digest import find_tied_layers
 
 
 def test_single_row_is_computed_as_two():
@@ -48,7 +48,7 @@ def test_logits_are_taken_before_truncation():
 
 def test_tied_layers():
     model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "body": torch.nn.Linear(3, 3)})
-    assert tied_layers(model) == []
+    assert find_tied_layers(model) == []
     model["head"] = torch.nn.Linear(3, 4, bias=False)
     model["head"].weight = model["embed"].weight
-    assert tied_layers(model) == [model["embed"], model["head"]]
+    assert find_tied_layers(model) == [model["embed"], model["head"]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.launch.checkpoint_folder import seal
+from alphaapollo.launch.checkpoint_folder import write_manifest
 from alphaapollo.trainer.replay.__main__ import main
 from alphaapollo.trainer.replay.recording import (
     LearningOutcome,
@@ -22,7 +22,7 @@ from alphaapollo.trainer.replay.recording import (
     write_inputs,
     write_outcome,
 )
-from alphaapollo.trainer.replay.table import compare, judge, print_comparison
+from alphaapollo.trainer.replay.table import compare_outcomes, judge_replay, print_comparison
 from alphaapollo.types import Completion, Row, StopReason, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import group, trajectory
 
@@ -37,7 +37,7 @@ OUTCOME = LearningOutcome(
 def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: LearningOutcome | None = OUTCOME) -> Path:
     folder.mkdir(parents=True)
     write_inputs(folder, ABOUT, groups)
-    seal(folder)
+    write_manifest(folder)
     if outcome:
         write_outcome(folder, outcome)
     return folder
@@ -62,7 +62,7 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [make_group()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
-    assert all(line.same for line in compare(OUTCOME, read.outcome, exact=True))
+    assert all(line.same for line in compare_outcomes(OUTCOME, read.outcome, exact=True))
     (found,), (one,) = read.groups[0].trajectories, make_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end
@@ -97,7 +97,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     (folder / "manifest.json").unlink()
     text = (folder / "recording.json").read_text()
     (folder / "recording.json").write_text(text.replace('"format": 1', '"format": 9'))
-    seal(folder)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="has recording format 9, but this version reads format 1"):
         read_recording(folder)
 
@@ -121,24 +121,26 @@ def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert "not equal: the first difference is in actor/loss; the largest difference is 1.0e-06, in actor/loss" in said
     other = replace(OUTCOME, columns={"advantages": np.array([0.5, -1.5], dtype=np.float32)})
-    assert judge(prepared(), compare(OUTCOME, other, True))[1].startswith("not equal: the first difference is in adv")
+    assert judge_replay(prepared(), compare_outcomes(OUTCOME, other, True))[1].startswith(
+        "not equal: the first difference is in adv"
+    )
     shorter = replace(OUTCOME, columns={})
-    assert "inf, in advantages" in judge(prepared(), compare(OUTCOME, shorter, True))[1]
+    assert "inf, in advantages" in judge_replay(prepared(), compare_outcomes(OUTCOME, shorter, True))[1]
 
 
 def test_an_inexact_replay_has_a_tolerance() -> None:
     two = prepared(reasons=["the run had 2 training ranks"])
-    equal, said = judge(two, compare(OUTCOME, with_loss(1e-6), two.exact))
+    equal, said = judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-6), two.is_exact))
     assert (
         equal
         and "equal within 0.001" in said
         and said.endswith("Not bit for bit, because the run had 2 training ranks")
     )
-    assert not judge(two, compare(OUTCOME, with_loss(1e-2), two.exact))[0]
+    assert not judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-2), two.is_exact))[0]
     layout = replace(OUTCOME, figures=OUTCOME.figures | {"batch/padding": 0.9})
-    assert judge(two, compare(OUTCOME, layout, two.exact)) == (True, "bit for bit equal: 5 of 5")
+    assert judge_replay(two, compare_outcomes(OUTCOME, layout, two.is_exact)) == (True, "bit for bit equal: 5 of 5")
     asked = prepared(float64=True, changes=["algorithm.gamma=0.9"])
-    assert judge(asked, compare(OUTCOME, with_loss(1.0), asked.exact)) == (
+    assert judge_replay(asked, compare_outcomes(OUTCOME, with_loss(1.0), asked.is_exact)) == (
         True,
         "in float64, with algorithm.gamma=0.9: the largest difference is 5.0e-01, in actor/loss",
     )

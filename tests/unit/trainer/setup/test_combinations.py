@@ -9,11 +9,11 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.load import convert
+from alphaapollo.config.load import convert_values
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.input_checks import environment_notices
+from alphaapollo.launch.input_checks import collect_environment_notices
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.trainer.setup.plan import make_plan
 
@@ -31,7 +31,7 @@ def config(values: dict[str, Any]) -> Config:
         for part in path:
             section = section.setdefault(part, {})
         section[last] = value
-    return convert(Config, nested)
+    return convert_values(Config, nested)
 
 
 def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
@@ -322,9 +322,9 @@ def test_reward_keys_that_an_environment_uses():
     components = {"reward": {"components": {"format": 0.1}}}
     for name in ("single_turn", "informal_math", "reasoning_gym"):
         env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
-        assert environment_notices(GenerationConfig(env=env, **components), get_environment_spec(name)) == []
+        assert collect_environment_notices(GenerationConfig(env=env, **components), get_environment_spec(name)) == []
     for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
-        said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name))
+        said = collect_environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name))
         assert said == [COMPONENTS.replace("guessing_game", name)]
 
 
