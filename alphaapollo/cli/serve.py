@@ -23,21 +23,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys = [one for one in more if _is_key(one)]
     with exit_on_config_error():
         newest, config = load_run_model(options.run, keys)
-        from alphaapollo.engines.vllm.server import server_command, server_variables
+        from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
 
         try:
-            spec = server_spec(config)
+            spec = make_engine_spec(config)
         except ValueError as error:
             return report_error(error, 2)
     name = options.name or newest.run.name
-    command = server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
+    command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
     command += [one for one in more if not _is_key(one)]
     print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
     print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
-    return os.execve(command[0], command, os.environ | server_variables(spec))
+    return os.execve(command[0], command, os.environ | build_server_environment(spec))
 
 
-def server_spec(config: GenerationConfig) -> EngineSpec:
+def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Engine settings for this machine. Raises ValueError if the model cannot be read."""
     from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
     from alphaapollo.controller.placement import detect_machine

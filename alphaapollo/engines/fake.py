@@ -24,7 +24,7 @@ class FakeEngine(Engine):
     other requests. Prefill takes no time. While paused, answers keep their slots and their clock stops.
     """
 
-    holds_weights = False
+    has_weights = False
 
     def __init__(
         self,

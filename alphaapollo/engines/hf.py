@@ -36,7 +36,7 @@ class HFEngine(Engine):
     """One model in this process, sampled in a thread. New weights replace the model, and the KV cache lives as long as
     a batch, so nothing needs to be woken."""
 
-    holds_weights = True
+    has_weights = True
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
@@ -110,22 +110,22 @@ class HFEngine(Engine):
         decode(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
-        return await asyncio.to_thread(self._log_probs, token_ids)
+        return await asyncio.to_thread(self._compute_log_probs, token_ids)
 
     @torch.inference_mode()
-    def _log_probs(self, token_ids: list[int]) -> list[float]:
+    def _compute_log_probs(self, token_ids: list[int]) -> list[float]:
         tokens = torch.tensor([token_ids], device=self._model.device)
         logprobs = self._model(tokens).logits[0, :-1].float().log_softmax(dim=-1)
         return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
     async def receive_weights(self, folder: str) -> None:
-        await asyncio.to_thread(self._receive, Path(folder))
+        await asyncio.to_thread(self._load_weights, Path(folder))
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         self.version = version
         return WeightReceipt(version, format_digest(tensors_digest(self._model.parameters())))
 
-    def _receive(self, folder: Path) -> None:
+    def _load_weights(self, folder: Path) -> None:
         from safetensors.torch import load_file
 
         tensors: dict[str, torch.Tensor] = {}

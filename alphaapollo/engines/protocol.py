@@ -23,7 +23,7 @@ class Engine:
     The methods with a default suit engines without separate processes and without a cache between requests.
     """
 
-    holds_weights: bool
+    has_weights: bool
     """False for engines without weights that must be verified after a publish."""
 
     async def prepare(self) -> None:

@@ -27,7 +27,7 @@ from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_price
 from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
-from alphaapollo.rollout.check_replies import check_first, check_messages, check_step
+from alphaapollo.rollout.check_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.episode import ATTEMPTS
 from alphaapollo.tools.base import Session
@@ -96,7 +96,7 @@ class RoleCaller:
         self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
         self._environments = EnvironmentCaller()
 
-    def model_of(self, slot: str, branch: str) -> str:
+    def get_model_name(self, slot: str, branch: str) -> str:
         """The model of a role: its own, or that of the branch."""
         return self._settings[slot].model or branch
 
@@ -104,11 +104,11 @@ class RoleCaller:
         """Whether the messages fit into the model's prompt limit."""
         return self._clients[model].fits(messages)
 
-    def call_seed(self, key: str) -> int:
+    def derive_call_seed(self, key: str) -> int:
         """Seed of a call: a function of the run's seed and the call's key alone."""
         return derive_seed(self._config.trainer.seed, "evolve", key)
 
-    async def call(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
+    async def call_model(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
         """One reply of a role's model, with its sampling parameters; from the pool if the call has succeeded before.
 
         Raises:
@@ -116,16 +116,16 @@ class RoleCaller:
             EvolutionStopped: the budget does not admit the call.
             ModelUnavailableError: too many calls in a row failed.
         """
-        own, model = self._settings[slot], self.model_of(slot, branch)
+        own, model = self._settings[slot], self.get_model_name(slot, branch)
         max_tokens = own.max_tokens or self._config.data.max_response_length
-        sampling = Sampling(max_tokens, own.temperature, own.top_p, seed=self.call_seed(key))
+        sampling = Sampling(max_tokens, own.temperature, own.top_p, seed=self.derive_call_seed(key))
         request = msgspec.json.encode([model, list(messages), sampling])
         digest = hashlib.blake2b(request, digest_size=8).hexdigest()
         logged = self._pool.calls.get(key)
         if logged and logged.digest == digest and not logged.failure:
             return ModelReply(logged.text, logged.seed, logged.prompt_tokens, logged.tokens, logged.stop)
         async with self._concurrency[model]:
-            maximum = self._maximum(model, messages, sampling)
+            maximum = self._bound_usage(model, messages, sampling)
             await self._budget.admit(maximum)
             used = Usage()
             try:
@@ -177,14 +177,14 @@ class RoleCaller:
         except TimeoutError as error:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 
-    def _maximum(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
+    def _bound_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
         """Upper bound of the call's usage. The number of characters bounds the prompt tokens, except for the chat
         template and for scripts with several tokens per character."""
         characters = sum(len(message["content"]) for message in messages)
         price = compute_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
-    async def ask(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
+    async def ask_role(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read. key: what for, e.g. `p17.r2.b0.i1/verifier.0`.
 
         Raises:
@@ -242,7 +242,7 @@ class RoleCaller:
                 with wrap_environment_errors("making the environment"):
                     environment = make()
                 try:
-                    first = check_first(await self._environments.call(clock, environment, "reset", prompt))
+                    first = check_reset_reply(await self._environments.call(clock, environment, "reset", prompt))
                     asked = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
                     transcript.messages = check_messages(build(asked), f"{slot}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
@@ -261,9 +261,9 @@ class RoleCaller:
         self, slot: str, branch: str, key: str, transcript: Transcript, environment: Environment, clock: TimeLimit
     ) -> None:
         for turn in range(self._config.env.max_steps):
-            transcript.reply = await self.call(slot, branch, f"{key}turn{turn}", transcript.messages)
+            transcript.reply = await self.call_model(slot, branch, f"{key}turn{turn}", transcript.messages)
             text = transcript.reply.text
-            result = check_step(await self._environments.call(clock, environment, "step", text))
+            result = check_step_reply(await self._environments.call(clock, environment, "step", text))
             text = text if result.kept_chars is None else text[: result.kept_chars]
             transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
             if result.done:

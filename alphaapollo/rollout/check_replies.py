@@ -10,7 +10,7 @@ from alphaapollo.rewards.base import MAX_REWARD
 from alphaapollo.types import Message, Score
 
 
-def check_first(reply: Any) -> list[Message] | str:
+def check_reset_reply(reply: Any) -> list[Message] | str:
     """Validate the result of `reset`: a text or an Observation. Raises EnvironmentFailure."""
     if isinstance(reply, str):
         return reply
@@ -18,7 +18,7 @@ def check_first(reply: Any) -> list[Message] | str:
     return check_messages(reply.messages, "reset")
 
 
-def check_step(reply: Any) -> StepResult:
+def check_step_reply(reply: Any) -> StepResult:
     """Validate the result of `step`: a StepResult with fields of the right types. Raises EnvironmentFailure."""
     _check_type(reply, StepResult, "step returned", "a StepResult")
     result: StepResult = reply
@@ -57,12 +57,12 @@ def check_messages(messages: Any, method: str) -> list[Message]:
     return messages
 
 
-def _check_type(value: Any, expected: type, what: str, hint: str) -> None:
+def _check_type(value: Any, expected: type, subject: str, hint: str) -> None:
     if not isinstance(value, expected):
-        raise EnvironmentFailure(f"{what} {type(value).__name__}; return {hint}")
+        raise EnvironmentFailure(f"{subject} {type(value).__name__}; return {hint}")
 
 
-def _check_number(value: Any, what: str) -> None:
+def _check_number(value: Any, subject: str) -> None:
     if not isinstance(value, Real) or not abs(value) <= MAX_REWARD:  # type: ignore[operator]  # NaN, too
         got = str(value)[:30] if isinstance(value, Real) else type(value).__name__
-        raise EnvironmentFailure(f"step: {what} is {got}; return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
+        raise EnvironmentFailure(f"step: {subject} is {got}; return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")

@@ -21,20 +21,20 @@ RenderPrompt = Callable[[list[Message] | str], list[int]]
 RenderDelta = Callable[[list[Message], int | None], list[int]]
 
 
-def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
+def build_append_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ...
 
     Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0. Returns no row if there are no turns.
     """
-    return [_row(turns)] if turns else []
+    return [_build_row(turns)] if turns else []
 
 
-def memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
+def build_memory_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build one row per turn: its prompt, then its action."""
-    return [_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
+    return [_build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
-def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
+def collect_experts(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
     """Collect the routed experts of a row's tokens [T, layers, k], each from the first completion after the token.
 
     The last token was never computed and gets the experts of the token before it; its outputs are unused. ends:
@@ -50,7 +50,7 @@ def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.nda
     return np.concatenate([*parts, parts[-1][-1:]])
 
 
-def _row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
+def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
     """Concatenate turns."""
     token_ids: list[int] = []
     action_mask: list[int] = []
@@ -63,14 +63,14 @@ def _row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
         logprobs += [0.0] * len(context) + [*action.logprobs]
         ends.append(len(token_ids) - 1)
     versions = [version for turn in turns for version in turn.completion.weight_versions]
-    experts = experts_of([turn.completion for turn in turns], ends)
+    experts = collect_experts([turn.completion for turn in turns], ends)
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, experts)
 
 
 class AppendContext:
     """One growing sequence. Sampled tokens are never rendered again. The methods are those of both contexts."""
 
-    rows = staticmethod(append_context_rows)
+    rows = staticmethod(build_append_rows)
 
     def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
         self._render_prompt, self._render_delta = render_prompt, render_delta
@@ -98,7 +98,7 @@ class MemoryContext:
     """A new prompt each turn: the first observation and the remembered steps as messages, or the messages returned by
     the environment's `recall(steps)`. If the prompt would be too long, the oldest steps are dropped first."""
 
-    rows = staticmethod(memory_context_rows)
+    rows = staticmethod(build_memory_rows)
 
     def __init__(
         self,
@@ -153,9 +153,9 @@ def check_rows(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Seque
     engine_prompts: prompt ids given to the engine, one list per turn.
     """
     for row in rows:
-        own = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+        row_turns = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
         spans = []
-        for turn, before, end in zip(own, engine_prompts[row.first_turn :], row.turn_ends, strict=False):
+        for turn, before, end in zip(row_turns, engine_prompts[row.first_turn :], row.turn_ends, strict=False):
             start = end + 1 - len(turn.completion.token_ids)
             assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
             assert row.token_ids[start : end + 1] == turn.completion.token_ids, (

@@ -31,7 +31,7 @@ class EnvironmentCaller:
         """Call a method. Raises EnvironmentFailure, or TimeoutError when the time limit is exceeded."""
         async with time_limit.running():
             with (
-                SPANS(f"environment.{name}", within=time_limit.left),
+                SPANS(f"environment.{name}", timeout=time_limit.left),
                 wrap_environment_errors(f"{type(environment).__qualname__}.{name}"),
             ):
                 method = getattr(environment, name)

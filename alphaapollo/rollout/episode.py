@@ -18,8 +18,8 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rollout.check_replies import check_first, check_step
-from alphaapollo.rollout.context import Context, append_context_rows, check_rows
+from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
+from alphaapollo.rollout.context import Context, build_append_rows, check_rows
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.types import (
@@ -36,7 +36,7 @@ from alphaapollo.types import (
 )
 from alphaapollo.utils.time_limit import TimeLimit
 
-ATTEMPTS = 2  # a failing environment is retried once
+MAX_ATTEMPTS = 2  # a failing environment is retried once
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EpisodeTask:
     sample: int
     make_environment: Callable[[Sequence[Turn]], Environment]  # of the list that the episode's turns are added to
     sampling: Sampling  # max_tokens: of the episode; in append context observations count too
-    seed_of_turn: Callable[[int], int]
+    derive_turn_seed: Callable[[int], int]
     name: str  # unique among the episodes in flight
 
 
@@ -68,7 +68,7 @@ class _Attempt:
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     score: Score | None = None
     first_observation: list[Message] | str | None = None
-    rows: Callable[[Sequence[Turn]], list[Row]] = append_context_rows
+    rows: Callable[[Sequence[Turn]], list[Row]] = build_append_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ class EpisodeRunner:
         ENVIRONMENT_FAILED (masked, never scored 0). Timeouts and prompts that are too long are not retried. Engine
         errors are raised.
         """
-        with SPANS.at(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
+        with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
             return await self._run(task)
 
     async def _run(self, task: EpisodeTask) -> Trajectory:
         started, time_limit = time.perf_counter(), TimeLimit(self.limits.seconds)
-        for number in range(1, ATTEMPTS + 1):
+        for number in range(1, MAX_ATTEMPTS + 1):
             attempt = _Attempt()
             try:
                 end = await self._play(task, attempt, time_limit)
@@ -106,17 +106,17 @@ class EpisodeRunner:
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
-                score = _failure_score(
+                score = _make_failure_score(
                     f"env.episode_timeout={self.limits.seconds:g} s exceeded in turn {len(attempt.turns)}"
                 )
                 break
             except PromptTooLong as failure:
-                end, score = EpisodeEnd.PROMPT_LIMIT, _failure_score(str(failure))
+                end, score = EpisodeEnd.PROMPT_LIMIT, _make_failure_score(str(failure))
                 break
             except EnvironmentFailure as failure:
                 end, score = (
                     EpisodeEnd.ENVIRONMENT_FAILED,
-                    _failure_score(f"{failure} (attempt {number} of {ATTEMPTS})"),
+                    _make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})"),
                 )
         rows = attempt.rows(attempt.turns)
         check_rows(rows, attempt.turns, attempt.engine_prompts)
@@ -133,7 +133,7 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await self.environments.call(time_limit, environment, "reset", task.prompt))
+            content = check_reset_reply(await self.environments.call(time_limit, environment, "reset", task.prompt))
             first = context.begin(content)
             attempt.first_observation = content
             return await self._take_turns(task, attempt, time_limit, environment, context, first)
@@ -153,14 +153,14 @@ class EpisodeRunner:
         while True:
             number = len(attempt.turns)
             limit = min(budget, self.limits.tokens_per_turn or budget)
-            sampling = replace(task.sampling, max_tokens=limit, seed=task.seed_of_turn(number))
+            sampling = replace(task.sampling, max_tokens=limit, seed=task.derive_turn_seed(number))
             with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
                 completion = await self.engine.generate(context.prompt_ids, sampling, f"{task.name}.{number}")
             turn = Turn(context_ids, completion, self.decode(completion.token_ids))
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)
 
-            result = check_step(await self.environments.call(time_limit, environment, "step", turn.text))
+            result = check_step_reply(await self.environments.call(time_limit, environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
@@ -205,5 +205,5 @@ class EpisodeRunner:
         turn.text = self.decode(ids[:count])
 
 
-def _failure_score(reason: str) -> Score:
+def _make_failure_score(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)

@@ -23,19 +23,19 @@ async def run_group(
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
 
-    def task(sample: int, sampling: Sampling) -> EpisodeTask:
+    def make_task(sample: int, sampling: Sampling) -> EpisodeTask:
         return EpisodeTask(
             prompt,
             sample,
             make_environment,
             sampling=sampling,
-            seed_of_turn=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample),
+            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample),
             name=f"{purpose}.{request.draw}.{prompt.id}.{sample}",
         )
 
-    tasks = [task(sample, sampling) for sample in range(request.num_samples)]
+    tasks = [make_task(sample, sampling) for sample in range(request.num_samples)]
     if request.greedy_baseline:
-        tasks.append(task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+        tasks.append(make_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
     episodes = [asyncio.ensure_future(runner.run(task)) for task in tasks]
     try:
         trajectories = await asyncio.gather(*episodes)

@@ -27,12 +27,14 @@ def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser
     Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse what the
     chat template writes. The error names parsers that do.
     """
-    parse_calls = _safe_parser(
+    parse_calls = _wrap_parser(
         _make_vllm_parser(parser, renderer) if parser else _make_tokenizer_parser(renderer), renderer
     )
-    if problem := _find_mismatch(parse_calls, renderer):
+    if problem := _describe_mismatch(parse_calls, renderer):
         what = f"env.tool_parser={parser}" if parser else "the tokenizer's response_template"
-        raise ValueError(f"{what} does not parse what the chat template writes: {problem}. {_choices(renderer)}")
+        raise ValueError(
+            f"{what} does not parse what the chat template writes: {problem}. {_suggest_parsers(renderer)}"
+        )
     return parse_calls
 
 
@@ -42,10 +44,10 @@ def check_tool_call_parser(
     """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and freezes its settings."""
     arguments = (env, path, trust_remote_code, list(schemas), dict(template_arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(_try_to_make, *arguments).result()
+        process.submit(_make_parser, *arguments).result()
 
 
-def _try_to_make(env: Env, path: str, trust_remote_code: bool, schemas: list[Any], arguments: dict[str, Any]) -> None:
+def _make_parser(env: Env, path: str, trust_remote_code: bool, schemas: list[Any], arguments: dict[str, Any]) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # may register a parser
         load_user_module(env.custom_module, "env.custom_module")
@@ -53,7 +55,7 @@ def _try_to_make(env: Env, path: str, trust_remote_code: bool, schemas: list[Any
     make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, arguments))
 
 
-def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
+def _wrap_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
     """Wrap a parser: any text gives calls or a ToolCallParseError."""
     mark, several = renderer.call_prefix, renderer.supports_parallel_calls
 
@@ -71,7 +73,7 @@ def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
     return parse_calls
 
 
-def _find_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
+def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
     """Render and parse an example call. Returns a description of the mismatch, or an empty string."""
     name, arguments = renderer.example_call
     written = renderer.render_call(name, arguments)
@@ -87,18 +89,18 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
     if getattr(renderer.tokenizer, "response_template", None) is None:
         raise ValueError(
             "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
-            f"to a vLLM parser. {_choices(renderer)}"
+            f"to a vLLM parser. {_suggest_parsers(renderer)}"
         )
-    prefix = renderer.text([QUESTION])  # a template may start the answer
+    prefix = renderer.render_chat([QUESTION])  # a template may start the answer
 
     def parse(text: str) -> list[ToolCall]:
         message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)
-        return [_call(call["function"]) for call in message.get("tool_calls", [])]
+        return [_make_call(call["function"]) for call in message.get("tool_calls", [])]
 
     return parse
 
 
-def _call(function: dict[str, Any]) -> ToolCall:
+def _make_call(function: dict[str, Any]) -> ToolCall:
     name, arguments = function["name"], function["arguments"]
     if not isinstance(name, str):
         raise TypeError("the tool name is not a string")
@@ -111,25 +113,25 @@ def _make_vllm_parser(name: str, renderer: ToolRenderer) -> Parse:
             f"env.tool_parser={name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a tokenizer with "
             "a response_template."
         )
-    from alphaapollo.engines.vllm.tool_parser import vllm_parse
+    from alphaapollo.engines.vllm.tool_parser import make_vllm_parser
 
-    return vllm_parse(name, renderer)
+    return make_vllm_parser(name, renderer)
 
 
-def _choices(renderer: ToolRenderer) -> str:
+def _suggest_parsers(renderer: ToolRenderer) -> str:
     """List the vLLM parsers that parse this template; each is tried."""
     if importlib.util.find_spec("vllm") is None:
         return "Parsers come with vLLM, which is not installed: run scripts/setup.sh."
-    from alphaapollo.engines.vllm.tool_parser import parser_names
+    from alphaapollo.engines.vllm.tool_parser import list_parsers
 
-    fitting = [name for name in parser_names() if _parses_template(name, renderer)]
+    fitting = [name for name in list_parsers() if _can_parse_template(name, renderer)]
     if not fitting:
         return "No vLLM parser does: set env.action_format=tags."
     return f"Parsers that do: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
 
 
-def _parses_template(name: str, renderer: ToolRenderer) -> bool:
+def _can_parse_template(name: str, renderer: ToolRenderer) -> bool:
     try:
-        return not _find_mismatch(_safe_parser(_make_vllm_parser(name, renderer), renderer), renderer)
+        return not _describe_mismatch(_wrap_parser(_make_vllm_parser(name, renderer), renderer), renderer)
     except ValueError:
         return False

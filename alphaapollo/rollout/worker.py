@@ -135,14 +135,14 @@ class RolloutWorker:
         self._runner = EpisodeRunner(
             engine=self.engine,
             decode=renderer.decode,
-            make_context=context_factory(env, renderer, self._data),
+            make_context=make_context_factory(env, renderer, self._data),
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        HEARTBEAT.watch(lambda: self.engine.progress(), self._engine_processes)
+        HEARTBEAT.watch(lambda: self.engine.progress(), self._list_engine_processes)
         gc.freeze()  # scanning vLLM's million objects would double the cost of an episode
 
-    def _engine_processes(self) -> dict[int, str]:
+    def _list_engine_processes(self) -> dict[int, str]:
         """Processes that generation depends on: {pid: name}."""
         names = itertools.chain(["engine core"], itertools.repeat("engine worker"))
         return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.pids()}
@@ -155,7 +155,7 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        with SPANS.at(f"rollout {self._index}"):
+        with SPANS.set_track(f"rollout {self._index}"):
             return await run_group(request, self._runner, self._make_environment)
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
@@ -163,9 +163,9 @@ class RolloutWorker:
         return self._environment.factory(Services(score, self._env, self._tools, self._read_calls))
 
     @property
-    def holds_weights(self) -> bool:
+    def has_weights(self) -> bool:
         """False for the fake engine, which has no weights to verify."""
-        return self.engine.holds_weights
+        return self.engine.has_weights
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         """Return the engine's log-prob of each token after the first, at temperature 1."""
@@ -238,7 +238,7 @@ class RolloutWorker:
         )
 
 
-def context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
+def make_context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
     """Return a function that builds the token context of an episode. All episodes share one cached prompt renderer."""
     prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
     if env.context == "append":

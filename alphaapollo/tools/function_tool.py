@@ -61,8 +61,8 @@ class FunctionTool:
         self._function = function
         self._takes_session = "session" in inspect.signature(function).parameters
         texts = {one.arg_name.lstrip("*"): " ".join((one.description or "").split()) for one in docstring.params}
-        self._model = _arguments_model(function, texts)
-        self.parameters = _schema(self._model)
+        self._model = _make_arguments_model(function, texts)
+        self.parameters = _build_schema(self._model)
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
         try:
@@ -91,7 +91,7 @@ class FunctionTool:
     async def close(self) -> None: ...
 
 
-def _arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:
+def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -109,7 +109,7 @@ def _arguments_model(function: Callable[..., Any], descriptions: dict[str, str])
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
+def _build_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     schema.pop("title", None)
     for argument in schema.get("properties", {}).values():

@@ -74,7 +74,7 @@ class McpClient:
         except (MCPError, OSError, ValueError) as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMETERS:
                 return ToolResult(error.message, ToolStatus.ERROR)
-            reason = f"MCP server {self.name}: {error}{connection.last_log_line()}"
+            reason = f"MCP server {self.name}: {error}{connection.read_last_log_line()}"
             if connection is self._connection:
                 await self.close()
             raise ToolFailedError(reason) from error
@@ -90,8 +90,8 @@ class McpClient:
         async with self._connect_lock:
             if self._connection is None:
                 connection = _Connection(self._command, self._url, self._environment)
-                if problem := await connection.open():
-                    raise ToolFailedError(f"MCP server {self.name}: {problem}")
+                if reason := await connection.open():
+                    raise ToolFailedError(f"MCP server {self.name}: {reason}")
                 self._connection = connection
             return self._connection
 
@@ -115,15 +115,15 @@ class _Connection:
         finally:
             if not ready.done():  # too slow, or the caller was cancelled and will not close the connection
                 self._task.cancel()
-        problem: str = ready.result() if ready.done() else f"no connection within {CONNECT_TIMEOUT:g} s"
-        return problem
+        reason: str = ready.result() if ready.done() else f"no connection within {CONNECT_TIMEOUT:g} s"
+        return reason
 
     async def close(self) -> None:
         self._closing.set()
         await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
         self._task.cancel()
 
-    def last_log_line(self) -> str:
+    def read_last_log_line(self) -> str:
         """The last line that the server wrote to stderr."""
         if self._log.closed:
             return ""
@@ -151,7 +151,7 @@ class _Connection:
                     await self._closing.wait()
             except Exception as error:  # noqa: BLE001  transports raise many types, alone or in groups
                 if not ready.done():
-                    ready.set_result(f"{root_cause(error)}{self.last_log_line()}")
+                    ready.set_result(f"{find_root_cause(error)}{self.read_last_log_line()}")
 
 
 class McpTool:
@@ -181,7 +181,7 @@ def format_answer(answer: CallToolResult) -> str:
     return "\n".join(parts)
 
 
-def root_cause(error: BaseException) -> str:
+def find_root_cause(error: BaseException) -> str:
     """The first exception inside nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
-from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, default_sandbox
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
 
 _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
 
@@ -45,7 +45,7 @@ class PythonCode:
             f"installed; there is no network. {kept} Time limit: {timeout:g} s."
         )
         self._timeout, self._memory_mb, self._keep_state = timeout, memory_mb, keep_state
-        self._sandbox = sandbox or default_sandbox()
+        self._sandbox = sandbox or get_default_sandbox()
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
         name = session.id if self._keep_state else ""

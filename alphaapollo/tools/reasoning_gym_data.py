@@ -20,13 +20,13 @@ def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed
     from reasoning_gym import factory  # takes seconds to import
 
     dataset_class, config_class = factory.DATASETS[task]
-    own = {"seed": seed, "size": 1}
+    fixed = {"seed": seed, "size": 1}
     try:
         if level is None:
-            return dataset_class(config_class(**settings, **own))
+            return dataset_class(config_class(**settings, **fixed))
         curriculum = factory.create_curriculum(task)
         curriculum.set_global_level(level)
-        config = curriculum.generate_configuration({**settings, **own})
+        config = curriculum.generate_configuration({**settings, **fixed})
         for name, value in settings.items():
             setattr(config, name, value)
         return dataset_class(config)

@@ -21,7 +21,7 @@ from typing import Any
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.documents import Passage, read_folder, tokenize
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 
 MANIFEST = "index.json"
 FORMAT = 1
@@ -170,7 +170,7 @@ class LocalRag:
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
         repo_name, query, names = arguments["repo_name"], arguments["query"], self._index.names
         if repo_name not in names:
-            hint = did_you_mean(repo_name, names)
+            hint = suggest_similar(repo_name, names)
             return ToolResult(f"no repo_name {repo_name[:100]!r}.{hint} Known: {', '.join(names)}.", ToolStatus.ERROR)
         try:
             hits = await asyncio.to_thread(self._index.query, repo_name, query, int(arguments.get("top_k", 3)))

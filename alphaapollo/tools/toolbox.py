@@ -16,7 +16,7 @@ import jsonschema
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.time_limit import exclude_waiting
 
 MAX_ARGUMENT_BYTES = 1 << 16
@@ -34,7 +34,7 @@ class ToolBox:
     Args:
         tools: with different names.
         limits: of each tool over all episodes, without the wait for a call's turn.
-        limits_of: limits of single tools, by name.
+        tool_limits: limits of single tools, by name.
         owns: shared resources to close after the tools, e.g. the connection to a server.
 
     Raises ValueError for two tools with one name, limits of an unknown tool, or an invalid schema.
@@ -44,7 +44,7 @@ class ToolBox:
         self,
         tools: Sequence[Tool],
         limits: ToolLimits,
-        limits_of: Mapping[str, ToolLimits] | None = None,
+        tool_limits: Mapping[str, ToolLimits] | None = None,
         owns: Sequence[Closable] = (),
     ):
         self._tools = {tool.name: tool for tool in tools}
@@ -52,9 +52,9 @@ class ToolBox:
         counts = Counter(tool.name for tool in tools)
         if duplicates := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"several tools are named {', '.join(duplicates)}. Names must be unique.")
-        if unknown := sorted(set(limits_of or {}) - set(self._tools)):
+        if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
             raise ValueError(f"limits of unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
-        self._limits = {name: (limits_of or {}).get(name, limits) for name in self._tools}
+        self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
         self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
         self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}
 
@@ -82,7 +82,7 @@ class ToolBox:
         once; then the error is raised.
         """
         start = time.monotonic()
-        checked = self._check(name, arguments)
+        checked = self._check_arguments(name, arguments)
         if isinstance(checked, str):
             return ToolResult(checked, ToolStatus.REFUSED, seconds=time.monotonic() - start)
         with exclude_waiting():
@@ -118,10 +118,10 @@ class ToolBox:
                 raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
-    def _check(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    def _check_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
         """The arguments, or what is wrong with the call."""
         if name not in self._tools:
-            hint, known = did_you_mean(name, self._tools), ", ".join(self.names)
+            hint, known = suggest_similar(name, self._tools), ", ".join(self.names)
             return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -136,11 +136,11 @@ class ToolBox:
                 return f"{name}: the arguments are nested too deeply."
         if not isinstance(arguments, dict):
             return f"{name}: the arguments are not a JSON object but {_json_type(arguments)}."
-        problem = next(iter(self._validators[name].iter_errors(arguments)), None)
-        if problem is not None:
-            where = "".join(f" {part!r}" for part in problem.absolute_path)
+        error = next(iter(self._validators[name].iter_errors(arguments)), None)
+        if error is not None:
+            location = "".join(f" {part!r}" for part in error.absolute_path)
             known = ", ".join(self._tools[name].parameters.get("properties", {})) or "none"
-            return f"{name}: argument{where}: {cut_middle(problem.message, 500)}. Arguments: {known}."
+            return f"{name}: argument{location}: {cut_middle(error.message, 500)}. Arguments: {known}."
         return arguments
 
 

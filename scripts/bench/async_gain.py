@@ -52,7 +52,7 @@ MEDIAN, LONGEST = 100, 1600
 class FakeEngineWorker:
     """Rollout worker with the fake engine."""
 
-    holds_weights = False
+    has_weights = False
 
     def __init__(self, engine: FakeEngine):
         letters = LetterRenderer()

@@ -19,7 +19,7 @@ import pandas as pd
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.load import load_config, shipped_configs
+from alphaapollo.config.load import find_shipped_configs, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import Session, start_workers
 from alphaapollo.observability.console import Console
@@ -54,7 +54,7 @@ EXTRA = {  # in addition to the case's own settings
 def cases() -> dict[str, list[str]]:
     """Overrides by name: each recipe of configs/algorithm, each estimator by its name, each loss with grpo, and
     teacher divergences with and without a reward."""
-    recipes = sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
+    recipes = sorted(path.stem for path in (find_shipped_configs() / "algorithm").glob("*.yaml"))
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     plain = (
         {name: [f"algorithm={name}"] for name in recipes}

@@ -19,7 +19,7 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
 from alphaapollo.cli import api
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.types import Prompt
-from alphaapollo.utils.network import free_port
+from alphaapollo.utils.network import find_free_port
 from tests.loop.conftest import MARK, ROOT, Runner, wait_until_nothing_is_left
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
@@ -115,7 +115,7 @@ def test_ctrl_c_in_a_script_leaves_no_process(ppo: Runner) -> None:
 
 
 def test_serve_and_chat(ppo: Runner) -> None:
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}/v1"
     command = [sys.executable, "-m", "alphaapollo", "serve", str(ppo.task.model), "--port", str(port), "--name", "tiny"]
     log = (ppo.out / "serve.txt").open("w")

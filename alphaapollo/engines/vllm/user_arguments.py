@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 
 _RESERVED = {  # reason -> arguments of vLLM
     "is set by {rollout}.{name}": """
@@ -43,25 +43,25 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
 
     section: config section of the rollout, `rollout` or `actor_rollout_ref.rollout`.
     """
-    own, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
-    if not own or rollout.name != "vllm":
+    user_kwargs, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
+    if not user_kwargs or rollout.name != "vllm":
         return
-    for name in own:
+    for name in user_kwargs:
         if name in RESERVED_ARGUMENTS:
             model = section.removesuffix("rollout") + "model"
             reason = RESERVED_ARGUMENTS[name].format(name=name, rollout=section, model=model)
             raise ValueError(f"{key}.{name} {reason}. Remove it.")
     # in a subprocess: importing vLLM takes memory and freezes its settings
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        known = process.submit(vllm_argument_names).result()
-    for name in own:
+        known = process.submit(list_vllm_arguments).result()
+    for name in user_kwargs:
         if name not in known:
             raise ValueError(
-                f"{key}.{name}: vLLM's EngineArgs has no such argument.{did_you_mean(name, sorted(known), 3)}"
+                f"{key}.{name}: vLLM's EngineArgs has no such argument.{suggest_similar(name, sorted(known), 3)}"
             )
 
 
-def vllm_argument_names() -> set[str]:
+def list_vllm_arguments() -> set[str]:
     """Argument names of vLLM's AsyncEngineArgs."""
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from dataclasses import fields

@@ -13,10 +13,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
 from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests
-from alphaapollo.tools.sandbox import SandboxResult, Status, default_sandbox, run_python
+from alphaapollo.tools.sandbox import SandboxResult, Status, get_default_sandbox, run_python
 from alphaapollo.types import Prompt, Score
 
 TESTS_TIMEOUT = 5.0  # seconds for one run of the tests
@@ -27,7 +27,7 @@ TOLERANCE = 1e-6  # of numbers in a program's output, relative and absolute
 BLOCK = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 SANDBOX_PROGRAM = Path(__file__).with_name("sandbox_program.py")
 
-default_sandbox().start()  # at import, which does not count as grading time
+get_default_sandbox().start()  # at import, which does not count as grading time
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
@@ -42,12 +42,12 @@ def grade(prompt: Prompt, completion: str) -> Score:
     tests, time_limit = read_tests(prompt.ground_truth)
     code = extract_code(completion)
     if not code.strip():
-        return wrong_format("no code in the answer")
+        return make_wrong_format_score("no code in the answer")
     if isinstance(tests, ProgramTests):
         problem = run_program_tests(tests, code, time_limit)
     else:
         problem = run_function_tests(tests, code, time_limit)
-    return replace(accuracy_score(not problem), reason=escape(problem))
+    return replace(make_accuracy_score(not problem), reason=escape(problem))
 
 
 def escape(text: str) -> str:

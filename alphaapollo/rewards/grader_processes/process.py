@@ -10,8 +10,8 @@ import signal
 import sys
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.protocol import IMPORTING, worker_environment
-from alphaapollo.tools.sandbox.types import signal_name
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, make_worker_environment
+from alphaapollo.tools.sandbox.types import format_signal
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries in it
 EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
@@ -41,7 +41,7 @@ class GraderProcess:
         worker = [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_processes.worker", str(os.getpid()), settings]
         handle = await asyncio.create_subprocess_exec(
             *worker,
-            env=worker_environment(),
+            env=make_worker_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_REPLY,
@@ -56,11 +56,11 @@ class GraderProcess:
             ValueError: a function or a component cannot be loaded.
         """
         ready = json.loads(await self._read_line(START_TIMEOUT))
-        if problem := ready["problem"]:
-            raise ValueError(problem)
+        if error := ready["error"]:
+            raise ValueError(error)
         return bool(ready["takes_turns"])
 
-    async def ask(self, request: bytes, seconds: float) -> bytes:
+    async def send_request(self, request: bytes, seconds: float) -> bytes:
         """Send a request and return the reply. Importing a grader's libraries does not count as grading time."""
         assert self._handle.stdin is not None
         self._handle.stdin.write(request)
@@ -104,4 +104,4 @@ class GraderProcess:
         finally:
             self.kill()
         code = await self._handle.wait()
-        return signal_name(-code) if code < 0 else f"exit code {code}"
+        return format_signal(-code) if code < 0 else f"exit code {code}"

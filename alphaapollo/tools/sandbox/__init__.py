@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alphaapollo.tools.sandbox.sandbox import Sandbox, default_sandbox
+from alphaapollo.tools.sandbox.sandbox import Sandbox, get_default_sandbox
 from alphaapollo.tools.sandbox.types import SandboxError, SandboxRequest, SandboxResult, SandboxUnavailableError, Status
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "SandboxResult",
     "SandboxUnavailableError",
     "Status",
-    "default_sandbox",
+    "get_default_sandbox",
     "run_python",
     "run_python_async",
 ]
@@ -41,9 +41,9 @@ def run_python(code: str, **options: Any) -> SandboxResult:
     >>> run_python("print(int(input()) + 1)", stdin="41").stdout
     '42\\n'
     """
-    return default_sandbox().run(code, **options)
+    return get_default_sandbox().run(code, **options)
 
 
 async def run_python_async(code: str, **options: Any) -> SandboxResult:
     """`run_python` without blocking the event loop."""
-    return await default_sandbox().run_async(code, **options)
+    return await get_default_sandbox().run_async(code, **options)

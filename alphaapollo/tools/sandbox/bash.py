@@ -34,14 +34,14 @@ _EXECUTE = 1  # right of Landlock
 
 def main(arguments: list[str]) -> int:
     bash = shutil.which("bash")
-    if bash is None or not seccomp.supported():
+    if bash is None or not seccomp.is_supported():
         print("Bash cannot run in a sandbox on this machine. Use Linux on x86_64 or aarch64.", file=sys.stderr)
         return 125
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
         child = os.fork()
         if child == 0:
             _become_bash(bash, arguments, output.fileno(), messages.fileno())
-        code = _wait(child)
+        code = _wait_for_bash(child)
         for file, stream in ((output, sys.stdout), (messages, sys.stderr)):
             file.seek(0)
             stream.buffer.write(file.read())
@@ -50,11 +50,11 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _wait(child: int) -> int:
+def _wait_for_bash(child: int) -> int:
     """Exit code of bash; 124 if it was stopped. Its other processes end with it."""
     deadline = time.monotonic() + TIME_LIMIT
     try:
-        while time.monotonic() < deadline and _group_size(child) <= MAX_PROCESSES:
+        while time.monotonic() < deadline and _count_group(child) <= MAX_PROCESSES:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status) & 0xFF
@@ -65,7 +65,7 @@ def _wait(child: int) -> int:
             os.killpg(child, signal.SIGKILL)
 
 
-def _group_size(group: int) -> int:
+def _count_group(group: int) -> int:
     size = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(ProcessLookupError):
@@ -91,9 +91,9 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        if version := landlock.version():
-            landlock.restrict(landlock.build_ruleset(_readable(bash), version))
-        seccomp.restrict_shell()
+        if version := landlock.get_version():
+            landlock.apply_ruleset(landlock.build_ruleset(_make_read_rules(bash), version))
+        seccomp.apply_shell_filter()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
     except BaseException as error:  # noqa: BLE001  the frames above belong to the caller
         print(f"Bash cannot run in a sandbox on this machine: {error}", file=sys.stderr, flush=True)
@@ -101,7 +101,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         os._exit(125)
 
 
-def _readable(bash: str) -> list[tuple[int, int]]:
+def _make_read_rules(bash: str) -> list[tuple[int, int]]:
     rules = []
     for path in filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)]):
         rights = landlock.READ if os.path.isdir(path) else landlock.READ_FILE

@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, new_namespace
+from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, make_namespace
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -77,10 +77,12 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
-    own = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    rules = [*context.rules, (own, landlock.READ_WRITE)]
+    folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    rules = [*context.rules, (folder_descriptor, landlock.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
-    _place([*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else own])
+    _move_descriptors(
+        [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
+    )
     linux.set_limits(
         {
             resource.RLIMIT_AS: context.address_space + (spec.memory_mb << 20),
@@ -100,14 +102,14 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     _seed_generators()
     if has_landlock:
-        landlock.restrict(RULESET)
+        landlock.apply_ruleset(RULESET)
     else:
         os.close(RULESET)
     if "seccomp" in spec.layers:
-        seccomp.restrict(has_landlock)
+        seccomp.apply_filter(has_landlock)
 
 
-def _place(descriptors: list[int]) -> None:
+def _move_descriptors(descriptors: list[int]) -> None:
     """Move control, stdin, stdout, stderr and the ruleset to their numbers; close everything else."""
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
     for source, target in zip(aside, (CONTROL, 0, 1, 2, RULESET), strict=True):
@@ -137,7 +139,7 @@ def _serve(spec: ChildSpec) -> int:
     """Run snippets until the control socket closes; the exit code of the last one."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
-        namespace = new_namespace()
+        namespace = make_namespace()
         while True:
             message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 1)
             if not message:

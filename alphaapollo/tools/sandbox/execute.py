@@ -16,7 +16,7 @@ EXIT_ERROR, EXIT_MEMORY = 1, 41
 FILE_NAME = "<snippet>"
 
 
-def new_namespace() -> dict[str, Any]:
+def make_namespace() -> dict[str, Any]:
     """Namespace of a new `__main__` module, which dataclasses, pickle and type hints look up by name."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -43,7 +43,7 @@ def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
         print(stop.code, file=sys.stderr)
         return EXIT_ERROR
     except BaseException as error:  # noqa: BLE001  a snippet may raise anything
-        return _report(error)
+        return _print_exception(error)
     return 0
 
 
@@ -69,9 +69,9 @@ def _compile(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
     return statements, compile(ast.Expression(last.value), FILE_NAME, "eval", dont_inherit=True)
 
 
-def _report(error: BaseException) -> int:
-    ours = isinstance(error, SyntaxError | UnicodeError) and not _is_in_snippet(error.__traceback__)
-    trace = None if ours else error.__traceback__ and error.__traceback__.tb_next
+def _print_exception(error: BaseException) -> int:
+    is_decoding_error = isinstance(error, SyntaxError | UnicodeError) and not _is_in_snippet(error.__traceback__)
+    trace = None if is_decoding_error else error.__traceback__ and error.__traceback__.tb_next
     code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
     traceback.print_exception(type(error), error, trace)
     return code

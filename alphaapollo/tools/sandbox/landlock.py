@@ -25,7 +25,7 @@ READ_WRITE = READ | WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_
 DEVICE = READ_FILE | WRITE_FILE
 
 
-def version() -> int:
+def get_version() -> int:
     """Version of Landlock that the kernel offers; 0 = none."""
     try:
         return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
@@ -48,7 +48,7 @@ def build_ruleset(rules: list[tuple[int, int]], abi: int) -> int:
     return ruleset
 
 
-def restrict(ruleset: int) -> None:
+def apply_ruleset(ruleset: int) -> None:
     """Apply the ruleset to this process. Needs NO_NEW_PRIVS."""
     syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     os.close(ruleset)

@@ -17,7 +17,7 @@ NOBODY_UID = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def machine() -> str:
+def get_machine() -> str:
     """`x86_64`, `aarch64`, or another name, for which there is no seccomp filter."""
     return platform.machine() if platform.system() == "Linux" else ""
 
@@ -46,7 +46,7 @@ def set_capabilities(mask: int) -> None:
     _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
 
 
-def address_space() -> int:
+def get_address_space() -> int:
     """Bytes of address space that this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 

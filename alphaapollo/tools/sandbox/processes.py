@@ -34,7 +34,7 @@ from alphaapollo.tools.sandbox.types import (
     SandboxResult,
     Status,
     format_mode,
-    signal_name,
+    format_signal,
 )
 from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, SHARED, STOP, remove_tree
 
@@ -58,7 +58,7 @@ _MAX_MESSAGES = 64  # of a session's process, discarded before its next snippet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from alphaapollo.tools.sandbox.zygote import main; main()"
 _ROOT = Path(__file__).resolve().parents[3]
-_OWN_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "alphaapollo/tools/sandbox"]
+_SANDBOX_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "alphaapollo/tools/sandbox"]
 
 
 class ZygoteProcess:
@@ -79,7 +79,7 @@ class ZygoteProcess:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the first message carries the zygote's pid
         with theirs:
             self.process = subprocess.Popen(
-                _command(self.folder, bubblewrap),
+                _build_command(self.folder, bubblewrap),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -164,7 +164,7 @@ class SnippetProcess:
             os.set_blocking(file.fileno(), False)
         cpu_seconds = SESSION_CPU_SECONDS if self._is_session else math.ceil(request.timeout) + 1
         spec = ChildSpec(sorted(layers), request.memory_mb, cpu_seconds, self._is_session)
-        stdin = memory_file(request.stdin)
+        stdin = make_memory_file(request.stdin)
         try:
             with notice, control, stdin, open(out_write, "wb") as stdout, open(err_write, "wb") as stderr:
                 zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, stdout, stderr)])
@@ -198,7 +198,7 @@ class SnippetProcess:
         for file in (self._notice, self._control):
             self._selector.register(file, selectors.EVENT_READ)
         self._wait(FORK_TIMEOUT)
-        if _receive(self._control) != READY:
+        if _receive_message(self._control) != READY:
             self._selector.unregister(self._control)
             self._send_order(KILL)
             self._wait(KILL_TIMEOUT)
@@ -211,12 +211,12 @@ class SnippetProcess:
     def _send_code(self, request: SandboxRequest) -> None:
         if self._is_session:  # discard what the process sent after its last snippet
             for _ in range(_MAX_MESSAGES):
-                if not _receive(self._control):
+                if not _receive_message(self._control):
                     break
             self._drain(OutputCapture(0), OutputCapture(0))
             self._send_order(CONTINUE)
         gone_or_full = (BrokenPipeError, BlockingIOError)  # the deadline ends such a run
-        with memory_file(request.code) as code, contextlib.suppress(*gone_or_full):
+        with make_memory_file(request.code) as code, contextlib.suppress(*gone_or_full):
             socket.send_fds(self._control, [json.dumps({"echo": request.echo}).encode()], [code.fileno()])
 
     def _wait_for_end(
@@ -236,20 +236,20 @@ class SnippetProcess:
                 deadline = time.monotonic() + KILL_TIMEOUT
                 self._send_order(KILL)
             if self._control in ready:
-                message = _receive(self._control)
+                message = _receive_message(self._control)
                 if message == b"":
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
                     self._drain(out, err)
                     self._send_order(STOP)  # it may not compute before its next snippet, even if the report is false
-                    return wait_status(message[1] << 8, None, timeout)
+                    return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
                 self._drain(out, err)
                 notice = self._read_notice()
                 self.close()
                 if notice["stop_reason"] and not killed_for:
                     return Status.ERROR, notice["stop_reason"]
-                return wait_status(notice["status"], killed_for, timeout)
+                return interpret_wait_status(notice["status"], killed_for, timeout)
         raise SandboxError("the run was cancelled")
 
     def _wait(self, seconds: float) -> list[Any]:
@@ -262,7 +262,7 @@ class SnippetProcess:
 
     def _read_notice(self) -> dict[str, Any]:
         """The zygote's notice that the process has ended. Raises SandboxError if the zygote has failed."""
-        message = _receive(self._notice)
+        message = _receive_message(self._notice)
         if not message:
             raise SandboxError(self._zygote.end())
         notice: dict[str, Any] = json.loads(message)
@@ -286,7 +286,7 @@ class SnippetProcess:
                 break
 
 
-def _receive(connection: socket.socket) -> bytes | None:
+def _receive_message(connection: socket.socket) -> bytes | None:
     """The next message; None if there is none for now, empty if the other end is closed."""
     try:
         try:
@@ -297,7 +297,7 @@ def _receive(connection: socket.socket) -> bytes | None:
         return None
 
 
-def memory_file(text: str) -> BinaryIO:
+def make_memory_file(text: str) -> BinaryIO:
     """Sealed file in memory, opened at its beginning."""
     file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
     file.write(text.encode("utf-8", "surrogatepass"))
@@ -307,7 +307,7 @@ def memory_file(text: str) -> BinaryIO:
     return file
 
 
-def wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple[Status, str]:
+def interpret_wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple[Status, str]:
     """Status and reason of a process that ended with this wait status. `killed_for`: why it was killed here."""
     if killed_for is Status.TIMEOUT or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return Status.TIMEOUT, f"stopped after {timeout:g} s"
@@ -319,10 +319,10 @@ def wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple
         return (Status.MEMORY, "MemoryError") if code == EXIT_MEMORY else (Status.ERROR, f"exit code {code}")
     if (number := os.WTERMSIG(status)) == signal.SIGKILL:
         return Status.MEMORY, "killed by the kernel: no memory left on the machine"
-    return Status.ERROR, f"killed by {signal_name(number)}"
+    return Status.ERROR, f"killed by {format_signal(number)}"
 
 
-def package_folders() -> list[str]:
+def find_package_folders() -> list[str]:
     """Folders of the packages for snippets, and of the shared libraries installed with them."""
     found = []
     for name in PACKAGES:
@@ -333,17 +333,17 @@ def package_folders() -> list[str]:
     return found
 
 
-def _command(folder: str, bubblewrap: bool) -> list[str]:
+def _build_command(folder: str, bubblewrap: bool) -> list[str]:
     """`folder`: for the working folders of the runs; in bubblewrap a temporary file system replaces it."""
-    packages = package_folders()
+    packages = find_package_folders()
     sites = sorted({os.path.dirname(package) for package in packages})
     settings = {"sites": sites, "packages": packages, "folder": folder or "/tmp"}
     python = os.path.realpath(sys.executable)
     command = [python, "-B", "-S", "-s", "-P", "-c", _BOOT, json.dumps(settings), str(_ROOT)]
-    return [*_bubblewrap(packages), *command] if bubblewrap else command
+    return [*_build_bubblewrap_command(packages), *command] if bubblewrap else command
 
 
-def _bubblewrap(packages: list[str]) -> list[str]:
+def _build_bubblewrap_command(packages: list[str]) -> list[str]:
     """Own process, network, user and IPC namespaces; a read-only root with the interpreter and the chosen packages."""
     user = ["--uid", str(NOBODY_UID), "--gid", str(NOBODY_UID)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
@@ -351,7 +351,7 @@ def _bubblewrap(packages: list[str]) -> list[str]:
     command += ["--proc", "/proc", "--dev", "/dev", "--size", str(DISK_BYTES), "--tmpfs", "/tmp"]
     prefix = [os.path.realpath(sys.executable), os.path.dirname(os.__file__), f"{sys.base_prefix}/lib"]
     bound: list[str] = []
-    for path in [*SHARED, "/etc/ld.so.cache", *prefix, *packages, *(str(_ROOT / name) for name in _OWN_FILES)]:
+    for path in [*SHARED, "/etc/ld.so.cache", *prefix, *packages, *(str(_ROOT / name) for name in _SANDBOX_FILES)]:
         if os.path.islink(path) and path in SHARED:
             command += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path) and not any(path.startswith(f"{other}/") or path == other for other in bound):

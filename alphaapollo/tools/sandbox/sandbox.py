@@ -189,7 +189,7 @@ class Sandbox:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
-            for layers in self._candidates(zygote.facts):
+            for layers in self._list_candidates(zygote.facts):
                 if _is_isolated(zygote, layers):
                     self._layers = layers.union(bubblewrap)
                     self._note_missing(self._layers, zygote.facts)
@@ -202,7 +202,7 @@ class Sandbox:
             f"Use a machine that has seccomp, or set {UNSAFE_VARIABLE}=1 if you trust the code."
         )
 
-    def _candidates(self, facts: Mapping[str, bool]) -> Iterator[frozenset[str]]:
+    def _list_candidates(self, facts: Mapping[str, bool]) -> Iterator[frozenset[str]]:
         """Sets of layers to try, from the strongest to the weakest that the user accepts."""
         usable = [name for name in ("seccomp", "landlock", "setuid") if facts[name] and name not in self._without]
         for choice in product((True, False), repeat=len(usable)):
@@ -239,7 +239,7 @@ _default: dict[int, Sandbox] = {}  # by process, because a forked process cannot
 _default_lock = threading.Lock()
 
 
-def default_sandbox() -> Sandbox:
+def get_default_sandbox() -> Sandbox:
     """The sandbox that `run_python` and the tools of this process share."""
     with _default_lock:
         if os.getpid() not in _default:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 
-from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, machine, syscall
+from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, get_machine, syscall
 
 # name -> number on x86_64 and aarch64 (None: does not exist there)
 _Table = dict[str, tuple[int | None, int | None]]
@@ -49,7 +49,7 @@ FILES: _Table = {  # only with Landlock. No truncate by path: Landlock before ve
     "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
 }
-CHECKED: _Table = {  # allowed for some arguments, see _rules
+CHECKED: _Table = {  # allowed for some arguments, see _make_rules
     "clone": (56, 220), "socketpair": (53, 199), "sendto": (44, 206), "kill": (62, 129), "tgkill": (234, 131),
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
@@ -81,58 +81,58 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, v
 _Condition = tuple[int, int, list[int]]  # the 32-bit word at this offset, masked, is one of these values
 
 
-def supported() -> bool:
-    return machine() in SYS_SECCOMP
+def is_supported() -> bool:
+    return get_machine() in SYS_SECCOMP
 
 
-def restrict(files: bool) -> None:
+def apply_filter(files: bool) -> None:
     """Apply the filter to this process, which must have one thread. Needs NO_NEW_PRIVS.
 
     `files`: whether opening files is allowed (Landlock decides which).
     """
-    _apply(_program(PLAIN | FILES if files else PLAIN, _rules()))
+    _install_filter(_build_program(PLAIN | FILES if files else PLAIN, _make_rules()))
 
 
-def restrict_shell() -> None:
+def apply_shell_filter() -> None:
     """Apply a filter for bash: it may also fork and open files for reading, but not read metadata by path.
 
     Only `execveat` can start bash.
     """
-    rules = _rules() | {
-        "clone": [(_low(0), _NEW_NAMESPACES, [0])],
-        "open": [(_low(1), _WRITE_FLAGS, [0])],
-        "openat": [(_low(2), _WRITE_FLAGS, [0])],
-        "newfstatat": [(_low(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
+    rules = _make_rules() | {
+        "clone": [(_argument_offset(0), _NEW_NAMESPACES, [0])],
+        "open": [(_argument_offset(1), _WRITE_FLAGS, [0])],
+        "openat": [(_argument_offset(2), _WRITE_FLAGS, [0])],
+        "newfstatat": [(_argument_offset(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
     }
-    _apply(_program({name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules))
+    _install_filter(_build_program({name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules))
 
 
-def _low(argument: int) -> int:
+def _argument_offset(argument: int) -> int:
     return 16 + 8 * argument
 
 
-def _rules() -> dict[str, list[_Condition]]:
+def _make_rules() -> dict[str, list[_Condition]]:
     def is_null(argument: int) -> list[_Condition]:
-        return [(_low(argument), _FULL, [0]), (_low(argument) + 4, _FULL, [0])]
+        return [(_argument_offset(argument), _FULL, [0]), (_argument_offset(argument) + 4, _FULL, [0])]
 
-    own_pid = [(_low(0), _FULL, [os.getpid()])]
+    own_pid = [(_argument_offset(0), _FULL, [os.getpid()])]
     return {
-        "clone": [(_low(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
-        "socketpair": [(_low(0), _FULL, [1]), (_low(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
+        "clone": [(_argument_offset(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
+        "socketpair": [(_argument_offset(0), _FULL, [1]), (_argument_offset(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
         "sendto": is_null(4),  # no address
         "kill": own_pid,
         "tgkill": own_pid,
-        "prlimit64": [(_low(0), _FULL, [0]), *is_null(2)],  # read its own limits
-        "ioctl": [(_low(1), _FULL, _IOCTL)],
-        "fcntl": [(_low(1), _FULL, _FCNTL)],
-        "prctl": [(_low(0), _FULL, _PRCTL)],
-        "getsockopt": [(_low(1), _FULL, [1]), (_low(2), _FULL, _GETSOCKOPT)],  # SOL_SOCKET
+        "prlimit64": [(_argument_offset(0), _FULL, [0]), *is_null(2)],  # read its own limits
+        "ioctl": [(_argument_offset(1), _FULL, _IOCTL)],
+        "fcntl": [(_argument_offset(1), _FULL, _FCNTL)],
+        "prctl": [(_argument_offset(0), _FULL, _PRCTL)],
+        "getsockopt": [(_argument_offset(1), _FULL, [1]), (_argument_offset(2), _FULL, _GETSOCKOPT)],  # SOL_SOCKET
     }
 
 
-def _program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
+def _build_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
     """BPF program that allows these calls, and others under the conditions of `rules`."""
-    architecture = machine()
+    architecture = get_machine()
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -148,13 +148,13 @@ def _program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instr
     numbers_of = PLAIN | FILES | CHECKED
     for name, conditions in rules.items():
         if (number := numbers_of[name][column]) is not None:
-            block = _check(conditions)
+            block = _build_checks(conditions)
             program += [(_JUMP_EQUAL, 0, len(block), number), *block]
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     return [*program, (_RETURN, 0, 0, _ERRNO | _EPERM)]
 
 
-def _check(conditions: list[_Condition]) -> list[_Instruction]:
+def _build_checks(conditions: list[_Condition]) -> list[_Instruction]:
     """Allow if all conditions are true, else EPERM."""
     block: list[_Instruction] = []
     for offset, mask, values in conditions:
@@ -165,8 +165,8 @@ def _check(conditions: list[_Condition]) -> list[_Instruction]:
     return [*block, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _apply(program: list[_Instruction]) -> None:
+def _install_filter(program: list[_Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
-    syscall(SYS_SECCOMP[machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)
+    syscall(SYS_SECCOMP[get_machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)

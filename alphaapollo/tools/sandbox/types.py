@@ -97,10 +97,10 @@ def format_mode(layers: Collection[str]) -> str:
     return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
 
 
-def signal_name(number: int) -> str:
+def format_signal(number: int) -> str:
     """Name of a signal; most real-time signals have none.
 
-    >>> signal_name(11), signal_name(40)
+    >>> format_signal(11), format_signal(40)
     ('SIGSEGV', 'signal 40')
     """
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -68,7 +68,7 @@ def main() -> None:
     zygote = Zygote(program, _make_context(settings["packages"]), settings["folder"])
     facts = {
         "landlock": zygote.context.landlock_version > 0,
-        "seccomp": seccomp.supported(),
+        "seccomp": seccomp.is_supported(),
         "setuid": os.geteuid() == 0,
     }
     gc.collect()
@@ -84,7 +84,7 @@ def _make_context(packages: list[str]) -> ForkContext:
         if os.path.exists(path):
             rights = landlock.DEVICE if path in DEVICES else landlock.READ
             rules.append((os.open(path, os.O_PATH), rights))
-    return ForkContext(os.getpid(), linux.address_space(), library, landlock.version(), rules)
+    return ForkContext(os.getpid(), linux.get_address_space(), library, landlock.get_version(), rules)
 
 
 class Zygote:
@@ -110,7 +110,7 @@ class Zygote:
             for descriptor, _ in self._poller.poll(CHECK_SECONDS * 1000 if self._children else None):
                 if descriptor == self._wake:
                     os.read(self._wake, 4096)
-                    self._reap()
+                    self._reap_children()
                 elif descriptor != self._program.fileno():
                     self._follow_order(descriptor)
                 elif not self.fork_next():
@@ -121,9 +121,9 @@ class Zygote:
                 next_check = now + CHECK_SECONDS
 
     def _check_threads(self) -> None:
-        for pid, one in self._children.items():
+        for pid, child in self._children.items():
             if count_threads(pid) > MAX_THREADS:
-                one.stop_reason = f"stopped at more than {MAX_THREADS} threads"
+                child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
                 _kill(pid)
 
     def _end(self) -> None:
@@ -135,8 +135,8 @@ class Zygote:
 
     def _follow_order(self, notice: int) -> None:
         """Stop, continue or kill the child with this notice connection. Killing is also the order of a closed one."""
-        for pid, one in self._children.items():
-            if one.notice != notice:
+        for pid, child in self._children.items():
+            if child.notice != notice:
                 continue
             with contextlib.suppress(BlockingIOError):  # an event of an earlier child
                 order = os.read(notice, MESSAGE_BYTES)
@@ -178,7 +178,7 @@ class Zygote:
         self._children[pid] = _ChildProcess(folder, notice, "seccomp" not in spec.layers)
         self._poller.register(notice, select.POLLIN)
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         while self._children or self._cleaners:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -186,15 +186,15 @@ class Zygote:
             if pid in self._cleaners:
                 self._cleaners.remove(pid)
                 continue
-            one = self._children.pop(pid)
-            if one.may_fork:
+            child = self._children.pop(pid)
+            if child.may_fork:
                 _kill_group(pid)
-            self._clean(one.folder)
+            self._remove_folder(child.folder)
             with contextlib.suppress(KeyError):  # the program has closed it
-                self._poller.unregister(one.notice)
-            _notify(one.notice, status, one.stop_reason)
+                self._poller.unregister(child.notice)
+            _notify(child.notice, status, child.stop_reason)
 
-    def _clean(self, folder: str) -> None:
+    def _remove_folder(self, folder: str) -> None:
         """Remove a child's folder; one that is not empty may hold a lot, so a separate process removes it."""
         with contextlib.suppress(OSError):
             os.rmdir(folder)

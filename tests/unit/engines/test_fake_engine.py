@@ -26,7 +26,7 @@ def test_truncated_answer_has_stop_reason_length():
 
 def test_weights_are_not_verified():
     engine = FakeEngine(50)
-    assert not engine.holds_weights
+    assert not engine.has_weights
     assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
     assert generate(engine, [1], Sampling(2)).weight_version == 7
     assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.server import flags, server_command, server_variables
+from alphaapollo.engines.vllm.server import build_server_command, build_server_environment, format_flags
 
 
 def spec(device: str, **settings: object) -> EngineSpec:
@@ -15,7 +15,7 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 
 def test_cpu_server_has_engine_settings() -> None:
-    words = server_command(spec("cpu"), "first", "127.0.0.1", 8000)
+    words = build_server_command(spec("cpu"), "first", "127.0.0.1", 8000)
     given = pairs(words)
     assert words[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "/model"]
     assert (given["--served-model-name"], given["--port"]) == ("first", "8000")
@@ -24,14 +24,16 @@ def test_cpu_server_has_engine_settings() -> None:
     assert "--no-enable-chunked-prefill" in words
     assert "--enforce-eager" in words
     assert not {"--skip-tokenizer-init", "--worker-extension-cls", "--weight-transfer-config", "--seed"} & set(words)
-    variables = server_variables(spec("cpu"))
+    variables = build_server_environment(spec("cpu"))
     assert (variables["OMP_NUM_THREADS"], variables["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
     assert "VLLM_CONFIGURE_LOGGING" not in variables  # its log is shown
 
 
 def test_gpu_server() -> None:
     kwargs = {"vllm": {"max_cudagraph_capture_size": 64}}
-    words = server_command(spec("cuda", gpu_memory_utilization=0.9, engine_kwargs=kwargs), "m", "0.0.0.0", 80, "hermes")
+    words = build_server_command(
+        spec("cuda", gpu_memory_utilization=0.9, engine_kwargs=kwargs), "m", "0.0.0.0", 80, "hermes"
+    )
     given = pairs(words)
     assert (given["--gpu-memory-utilization"], given["--max-cudagraph-capture-size"]) == ("0.9", "64")
     assert (given["--tool-call-parser"], given["--host"]) == ("hermes", "0.0.0.0")
@@ -41,7 +43,7 @@ def test_gpu_server() -> None:
 
 
 def test_flags() -> None:
-    assert flags({"a_b": True, "c_d": False, "e": 3, "f": {"g": 1}}) == [
+    assert format_flags({"a_b": True, "c_d": False, "e": 3, "f": {"g": 1}}) == [
         "--a-b",
         "--no-c-d",
         "--e",

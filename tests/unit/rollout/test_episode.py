@@ -108,7 +108,7 @@ def play(
         sample=1,
         make_environment=lambda _: left.pop(0),
         sampling=Sampling(max_tokens, stop_token_ids=(STOP,)),
-        seed_of_turn=lambda turn: 100 + turn,
+        derive_turn_seed=lambda turn: 100 + turn,
         name="t",
     )
     return runner(make_runner(engine, EpisodeLimits(turns, seconds, per_turn), grade).run(task))

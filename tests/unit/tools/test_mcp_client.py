@@ -16,7 +16,7 @@ pytest.importorskip("mcp")
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
-from alphaapollo.tools.mcp_client import McpClient, root_cause
+from alphaapollo.tools.mcp_client import McpClient, find_root_cause
 from alphaapollo.tools.toolbox import ToolBox
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
@@ -186,4 +186,4 @@ def test_command_and_url_are_exclusive() -> None:
 
 
 def test_root_cause() -> None:
-    assert root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"
+    assert find_root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from alphaapollo.engines.vllm.process import log_to_file, process_environment
+from alphaapollo.engines.vllm.process import build_process_environment, log_to_file
 
 
 def test_library_log_goes_to_its_file_only(tmp_path, capsys):
@@ -22,7 +22,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
     log, weights = tmp_path / "engine.log", tmp_path / "weights"
     weights.mkdir()
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    variables = process_environment(str(log), [str(weights)]) | {"ALPHAAPOLLO_ENGINE_PARENT": str(parent.pid)}
+    variables = build_process_environment(str(log), [str(weights)]) | {"ALPHAAPOLLO_ENGINE_PARENT": str(parent.pid)}
     code = (
         "from alphaapollo.engines.vllm.process import enter_engine_process; enter_engine_process(); "
         "import os, time; print('hello', flush=True); os.write(2, b'from C'); time.sleep(60)"
@@ -40,7 +40,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
 def test_owner_process_is_not_set_up_as_engine_process(monkeypatch):
     from alphaapollo.engines.vllm.process import enter_engine_process
 
-    for name, value in process_environment("unused.log", []).items():
+    for name, value in build_process_environment("unused.log", []).items():
         monkeypatch.setenv(name, value)
     enter_engine_process()
     assert not os.path.exists("unused.log")

@@ -2,15 +2,15 @@ import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import engine_arguments
-from alphaapollo.engines.vllm.user_arguments import RESERVED_ARGUMENTS, check_engine_kwargs, vllm_argument_names
+from alphaapollo.engines.vllm.settings import build_engine_arguments
+from alphaapollo.engines.vllm.user_arguments import RESERVED_ARGUMENTS, check_engine_kwargs, list_vllm_arguments
 
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
 
 def arguments(device: str, **own: object) -> dict:
     rollout = Rollout(engine_kwargs=EngineKwargs(vllm=own))
-    return engine_arguments(EngineSpec(0, "org/model", False, rollout, device, "float32", 300, "log"))  # type: ignore[arg-type]
+    return build_engine_arguments(EngineSpec(0, "org/model", False, rollout, device, "float32", 300, "log"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -57,4 +57,4 @@ def test_other_engines_are_not_checked():
 
 def test_vllm_knows_all_reserved_arguments():
     pytest.importorskip("vllm")
-    assert RESERVED_ARGUMENTS.keys() <= vllm_argument_names()
+    assert RESERVED_ARGUMENTS.keys() <= list_vllm_arguments()

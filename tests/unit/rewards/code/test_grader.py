@@ -9,11 +9,11 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.tools.sandbox import SandboxUnavailableError, default_sandbox
+from alphaapollo.tools.sandbox import SandboxUnavailableError, get_default_sandbox
 from alphaapollo.types import Outcome, Prompt
 
 try:
-    default_sandbox().start()
+    get_default_sandbox().start()
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
