@@ -235,7 +235,7 @@ class Trajectory:
         return sum(len(row.token_ids) - row.response_start for row in self.rows)
 
     @property
-    def shown_lengths(self) -> list[int]:
+    def prompt_lengths(self) -> list[int]:
         """Length of the engine's prompt of each turn, in tokens."""
         ends = [end for row in self.rows for end in row.turn_ends]
         return [end + 1 - len(turn.completion.token_ids) for end, turn in zip(ends, self.turns, strict=False)]

@@ -7,7 +7,7 @@ joined_trajectories  the rows of a trajectory joined into one, for computations 
 aggregation        loss per token -> scalar, with global weights
 kl                 KL estimators, the KL in the reward, and its coefficient
 correction         importance weights for the log-prob mismatch of rollout engine and trainer
-groups, masked: shared helpers, and the group filter of dynamic sampling
+group_statistics, masked: shared helpers, and the group filter of dynamic sampling
 value_loss, reward_shaping, pf_ppo, mismatch
 accuracy_estimates: pass@k, majority vote and confidence intervals of an evaluation
 result_checks, user_function_checks: checks of results, and of user-defined functions before a run

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.config.schema import AggregationMode
 
 
@@ -47,16 +47,16 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
         case "seq-mean-token-sum-norm":
             weights = torch.full_like(n, 1.0 / (num_rows * horizon))
         case "group-mean-token-mean":
-            groups = Groups.of(group_ids)
+            groups = Groups.from_ids(group_ids)
             weights = 1.0 / (groups.sum(n).clamp(min=1) * len(groups.sizes))[groups.index]
     return torch.where(n > 0, weights, torch.zeros_like(n))
 
 
 def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     """sum_i w_i sum_t m_it l_it. loss, mask [B, L], weights [B] -> scalar; 0 (with a gradient) if all is masked."""
-    return (masked(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
+    return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
 
 
 def aggregate_sequences(loss: Tensor, weights: Tensor) -> Tensor:
     """sum_i w_i l_i for a sequence-level loss. loss, weights [B] -> scalar."""
-    return (masked(loss, weights > 0) * weights.to(loss.dtype)).sum()
+    return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, clamp_symmetric, log_ratio, masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, clamp_symmetric, log_ratio, row_mean
 from alphaapollo.config.schema import RolloutCorrection
 
 Level = Literal["token", "sequence", "geometric"]
@@ -45,8 +45,8 @@ def mismatch_weights(
             inside &= rho >= low
         if high is not None:
             inside &= rho <= high
-        weights = masked(rho, inside)
-    return masked(weights, mask)
+        weights = apply_mask(rho, inside)
+    return apply_mask(weights, mask)
 
 
 def importance_ratio(

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import masked, masked_mean
+from alphaapollo.algorithms.masked import apply_mask, masked_mean
 from alphaapollo.config.schema import Teacher
 
 DivergenceKind = Literal["reverse", "forward", "jsd"]
@@ -86,7 +86,7 @@ def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
     return away.sub_(torch.linalg.vecdot(p, away).unsqueeze(-1)).mul_(p)
 
 
-class TeacherSignal(NamedTuple):
+class TeacherAdvantages(NamedTuple):
     """Advantages and metrics of a teacher on sampled tokens."""
 
     advantages: Tensor  # [B, L], zero off the mask
@@ -94,9 +94,9 @@ class TeacherSignal(NamedTuple):
     agreement: float  # mean of min(1, q/p), an estimate of the overlap
 
 
-def teacher_signal(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherSignal:
+def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:
     """The reverse KL as a policy gradient on samples of the policy: A_t = log q - log p, with a discount of 0 (MiniLLM,
     arXiv 2306.08543, Eq. 2-5, sums over later tokens). Matrices [B, L]."""
-    log_ratio = masked(teacher_logp - old_logp, mask)
+    log_ratio = apply_mask(teacher_logp - old_logp, mask)
     likely = log_ratio.clamp(max=0.0).exp()
-    return TeacherSignal(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(likely, mask)))
+    return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(likely, mask)))

@@ -14,14 +14,14 @@ from torch import Tensor
 class Groups:
     """Group membership of N samples.
 
-    Example: `Groups.of(torch.tensor([7, 7, 9]))` has index [0, 0, 1] and sizes [2, 1].
+    Example: `Groups.from_ids(torch.tensor([7, 7, 9]))` has index [0, 0, 1] and sizes [2, 1].
     """
 
     index: Tensor  # [N] int64, 0 .. G-1
     sizes: Tensor  # [G] int64
 
     @classmethod
-    def of(cls, ids: Tensor) -> Groups:
+    def from_ids(cls, ids: Tensor) -> Groups:
         _, index, sizes = torch.unique(ids, return_inverse=True, return_counts=True)
         return cls(index, sizes)
 
@@ -57,7 +57,7 @@ class Groups:
         return torch.where(self.equal(values), torch.zeros_like(std), std)
 
 
-def deviations(values: Tensor, groups: Groups, baseline: Tensor | None = None) -> Tensor:
+def center_in_groups(values: Tensor, groups: Groups, baseline: Tensor | None = None) -> Tensor:
     """values - group baseline (the mean by default); exactly 0 if all values of a group are equal. [N] -> [N]."""
     if baseline is None:
         baseline = groups.mean(values)
@@ -69,10 +69,10 @@ def normalize_in_groups(values: Tensor, groups: Groups, ddof: int = 1, eps: floa
     """(values - mean) / (std + eps) within each group; exactly 0 if all its values are equal. [N] -> [N]."""
     spread = groups.std(values, ddof) + eps
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    return deviations(values, groups) / spread[groups.index]
+    return center_in_groups(values, groups) / spread[groups.index]
 
 
-def keep_group(metric_values: Sequence[float], tolerance: float = 0.0) -> bool:
+def has_variance(metric_values: Sequence[float], tolerance: float = 0.0) -> bool:
     """Whether the samples of a group differ in the metric: DAPO's dynamic sampling (arXiv 2503.14476, Eq. 11:
     0 < number correct < G).
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import apply_mask
 
 Cells = tuple[Tensor, Tensor]  # row and column of n cells of a matrix. int64 [n] each
 
@@ -33,30 +33,30 @@ class JoinedTrajectories:
     cells: tuple[Cells, Cells] | None  # the action tokens in [B, L] and in [N, K]; None: rows are unchanged
 
     @classmethod
-    def of(cls, mask: Tensor, trajectory_ids: Tensor) -> JoinedTrajectories:
+    def from_mask(cls, mask: Tensor, trajectory_ids: Tensor) -> JoinedTrajectories:
         """Build from mask [B, L] and trajectory_ids [B] (any integers)."""
-        rows = Groups.of(trajectory_ids)
+        rows = Groups.from_ids(trajectory_ids)
         if torch.equal(rows.index, torch.arange(len(mask), device=mask.device)):
             return cls(mask, rows, mask, None)
         row, column = mask.bool().nonzero(as_tuple=True)
         order = rows.index[row].argsort(stable=True)
         owner = rows.index[row[order]]
         counts = torch.bincount(owner, minlength=1)
-        place = torch.arange(len(owner), device=mask.device) - (counts.cumsum(0) - counts)[owner]
-        joined = mask.new_zeros(len(rows.sizes), int(place.max()) + 1 if len(place) else 1)
-        joined[owner, place] = 1
-        return cls(joined, rows, mask, ((row[order], column[order]), (owner, place)))
+        column_index = torch.arange(len(owner), device=mask.device) - (counts.cumsum(0) - counts)[owner]
+        joined = mask.new_zeros(len(rows.sizes), int(column_index.max()) + 1 if len(column_index) else 1)
+        joined[owner, column_index] = 1
+        return cls(joined, rows, mask, ((row[order], column[order]), (owner, column_index)))
 
     def join(self, values: Tensor) -> Tensor:
         """Join rows: [B, L] -> [N, K], zero off the mask; differentiable."""
         if self.cells is None:
-            return masked(values, self.mask)
+            return apply_mask(values, self.mask)
         separate, joined = self.cells
         return values.new_zeros(self.mask.shape).index_put(joined, values[separate])
 
     def split(self, values: Tensor) -> Tensor:
         """Split trajectories: [N, K] -> [B, L], zero off the mask; differentiable."""
         if self.cells is None:
-            return masked(values, self.mask)
+            return apply_mask(values, self.mask)
         separate, joined = self.cells
         return values.new_zeros(self.row_mask.shape).index_put(separate, values[joined])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, masked
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask
 from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -30,10 +30,10 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
     """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
 
     `kind`: a key of ESTIMATORS; a trailing + gives the value of that estimator and the gradient of k2. `limit`: see
-    kl_estimate.
+    estimate_kl.
     """
     log_ratio = logp - ref_logp
-    value = kl_estimate(log_ratio, kind.removesuffix("+"), limit)
+    value = estimate_kl(log_ratio, kind.removesuffix("+"), limit)
     if not kind.endswith("+"):
         return value
     k2 = 0.5 * log_ratio**2
@@ -50,7 +50,7 @@ class KLShapedRewards:
     per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
 
 
-def kl_in_reward(
+def subtract_kl(
     token_rewards: Tensor,
     old_logp: Tensor,
     ref_logp: Tensor,
@@ -60,7 +60,7 @@ def kl_in_reward(
     limit: float | None = MAX_LOG_RATIO,
 ) -> KLShapedRewards:
     """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
-    kl = masked(kl_penalty(old_logp, ref_logp, kind, limit), mask)
+    kl = apply_mask(kl_penalty(old_logp, ref_logp, kind, limit), mask)
     lengths = mask.sum(dim=1)
     num_rows = (lengths > 0).sum().clamp(min=1)
     sums = kl.sum(dim=1)
@@ -72,7 +72,7 @@ def kl_in_reward(
     )
 
 
-def kl_estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+def estimate_kl(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """Value of an estimator (a key of ESTIMATORS), with its own gradient. Any shape.
 
     limit: k3 clamps d to at least -limit so that exp does not overflow.

@@ -11,14 +11,14 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this value before exp (a ratio of 4.9e8), so that float32 stays finite."""
 
 
-def masked(values: Tensor, mask: Tensor) -> Tensor:
+def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
     """`values` with exact zeros off the mask, in value and gradient, even for NaN."""
     return torch.where(mask.bool(), values, values.new_zeros(()))
 
 
 def log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """logp - base_logp on action tokens, clamped to +-limit (gradient 0 beyond); 0 off the mask. [B, L] -> [B, L]."""
-    return clamp_symmetric(masked(logp - base_logp, mask), limit)
+    return clamp_symmetric(apply_mask(logp - base_logp, mask), limit)
 
 
 def clamp_symmetric(values: Tensor, limit: float | None) -> Tensor:
@@ -28,12 +28,12 @@ def clamp_symmetric(values: Tensor, limit: float | None) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over all action tokens, a scalar; 0 if there are none."""
-    return masked(values, mask).sum() / mask.bool().sum().clamp(min=1)
+    return apply_mask(values, mask).sum() / mask.bool().sum().clamp(min=1)
 
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over each row's action tokens; 0 for an empty row. [B, L] -> [B]."""
-    return masked(values, mask).sum(dim=1) / mask.bool().sum(dim=1).clamp(min=1)
+    return apply_mask(values, mask).sum(dim=1) / mask.bool().sum(dim=1).clamp(min=1)
 
 
 def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
@@ -60,22 +60,22 @@ def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_i
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """G_k = R_k + gamma G_{k+1}, with k running over action tokens only; zero off the mask. [B, L] -> [B, L]."""
     is_action = mask.bool()
-    rewards = masked(token_rewards, mask)
+    rewards = apply_mask(token_rewards, mask)
     running = rewards.new_zeros(rewards.shape[0])
     columns = []
     for t in reversed(range(rewards.shape[1])):
         running = torch.where(is_action[:, t], rewards[:, t] + gamma * running, running)
         columns.append(running)
-    return masked(torch.stack(columns[::-1], dim=1), mask)
+    return apply_mask(torch.stack(columns[::-1], dim=1), mask)
 
 
-def last_action(mask: Tensor) -> Tensor:
+def last_action_index(mask: Tensor) -> Tensor:
     """Position of each row's last action token; -1 for an empty row. [B, L] -> [B] int64."""
     from_the_end = mask.numpy()[:, ::-1] != 0  # numpy stops at the first
     return torch.from_numpy(np.where(from_the_end.any(axis=1), mask.shape[1] - 1 - from_the_end.argmax(axis=1), -1))
 
 
-def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
+def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
     """Move rewards off the mask (on an observation token) to the last action token before them, or to the first
     action token of the row if there is none; dropped for an empty row. [B, L] -> [B, L].
 
@@ -86,4 +86,4 @@ def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
     before = torch.where(is_action, positions, -1).cummax(dim=1).values
     first = is_action.to(torch.int64).argmax(dim=1, keepdim=True).expand_as(mask)
     folded = torch.zeros_like(token_rewards).scatter_add_(1, torch.where(before >= 0, before, first), token_rewards)
-    return masked(folded, mask)
+    return apply_mask(folded, mask)

@@ -88,7 +88,7 @@ class PreferenceLoss:
     reads: tuple[str, ...] = ("beta",)  # keys of the `preference` section that it reads
     needs_reference: bool = True
     uses_token_means: bool = False  # compares log-probs per token, in the loss and in its rewards
-    of_pairs: bool = True  # false: single answers with a label; needs the KL
+    is_pairwise: bool = True  # false: single answers with a label; needs the KL
     sft_on_summed_logp: bool = False  # preference.sft_coef weighs the chosen answer's summed log-prob, not its mean
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ class PreferenceLoss:
     def __call__(self, answers: AnswerBatch, config: Preference) -> PreferenceLossOutput:
         beta = self.beta if config.beta is None else config.beta
         losses = self.fn(answers, beta, config)
-        num_compared = len(answers.logp) // 2 if self.of_pairs else len(answers.logp)
+        num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
         check_floats(f"the result of {self}", losses, (num_compared,))
         if config.sft_coef and "sft_coef" in self.reads:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean)
         with torch.no_grad():
             rewards = self.rewards(answers, beta)
-            if self.of_pairs:
+            if self.is_pairwise:
                 is_correct = chosen(rewards) > rejected(rewards)
             else:
                 assert answers.kl is not None
@@ -242,7 +242,7 @@ def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 
 
-@register_preference_loss("kto", reads=("beta", "kto_desirable_weight", "kto_undesirable_weight"), of_pairs=False)
+@register_preference_loss("kto", reads=("beta", "kto_desirable_weight", "kto_undesirable_weight"), is_pairwise=False)
 def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """lambda - lambda s(+-beta (u - z0)) for single answers with a binary label (arXiv 2402.01306, Eq. 8). z0: estimate
     of KL(pi||ref) over the batch, a constant, floored at 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import last_action
+from alphaapollo.algorithms.masked import last_action_index
 
 
 def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, owners: Tensor) -> None:
@@ -19,7 +19,7 @@ def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, owne
         owners: [B], the trajectory of each row, 0 .. N-1 in order.
     """
     rows = torch.bincount(owners, minlength=len(scores)).cumsum(0) - 1
-    last = last_action(mask)[rows]
+    last = last_action_index(mask)[rows]
     rows, last, scores = rows[last >= 0], last[last >= 0], scores[last >= 0]
     token_rewards[rows, last] += scores
 

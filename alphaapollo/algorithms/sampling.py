@@ -99,6 +99,6 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
         before[0] = 0.0
         kept &= before < sampling.top_p  # the token that crosses top_p is kept
     noise = torch.empty_like(ordered).exponential_(generator=generator)
-    place = int((ordered.exp() / noise).masked_fill(~kept, -1.0).argmax())
-    token = int(order[place])
+    position = int((ordered.exp() / noise).masked_fill(~kept, -1.0).argmax())
+    token = int(order[position])
     return token, float(logprobs[token])

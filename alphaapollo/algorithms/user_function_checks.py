@@ -21,7 +21,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.algorithms.preference_losses import AnswerBatch, PreferenceLoss
 from alphaapollo.algorithms.result_checks import InvalidResultError, check_floats, require
 from alphaapollo.config.schema import Actor, Algorithm, Preference
-from alphaapollo.utils.user_module import describe
+from alphaapollo.utils.user_module import format_error
 
 GROUPS, LENGTH = 2, 3
 
@@ -34,8 +34,8 @@ def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: in
     if _is_builtin(estimator.fn):
         return
     undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
-    inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **undeclared)
-    with _report_errors_of(estimator.fn, str(estimator)):
+    inputs = replace(make_toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **undeclared)
+    with _convert_errors(estimator.fn, str(estimator)):
         estimator(inputs, config)
 
 
@@ -46,8 +46,8 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
     """
     if _is_builtin(policy_loss.fn):
         return
-    with _report_errors_of(policy_loss.fn, str(policy_loss)):
-        inputs = toy_loss_inputs(policy_loss, config)
+    with _convert_errors(policy_loss.fn, str(policy_loss)):
+        inputs = make_toy_loss_inputs(policy_loss, config)
         result = policy_loss(inputs, config)
         _check_trainable(result.loss[inputs.mask.bool()] if policy_loss.level == "token" else result.loss)
         for name, value in result.metrics.items():
@@ -59,11 +59,11 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
 
     Raises ValueError if it raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
-    answers = toy_answer_batch(loss)
+    answers = make_toy_answer_batch(loss)
     if _is_builtin(loss.fn):
         loss(answers, config)
         return
-    with _report_errors_of(loss.fn, str(loss)):
+    with _convert_errors(loss.fn, str(loss)):
         _check_trainable(loss(answers, config).losses)
 
 
@@ -78,9 +78,9 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
 
     Raises ValueError if it raises.
     """
-    inputs = toy_loss_inputs(policy_loss, config)
+    inputs = make_toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
-    with _report_errors_of(policy_loss.fn, str(policy_loss)):
+    with _convert_errors(policy_loss.fn, str(policy_loss)):
         result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
         if not result.loss.requires_grad:
             return False
@@ -88,7 +88,7 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
         return bool(gradient.nan_to_num(nan=1.0).any())
 
 
-def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
+def make_toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
     """Rows of one, two and three tokens; every second response is correct."""
     rows = GROUPS * group_size
     lengths = torch.arange(rows) % LENGTH + 1
@@ -111,7 +111,7 @@ def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> Advantag
     )
 
 
-def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
+def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
     """Two rows, of three and two tokens, with `chosen` if the loss selects tokens."""
     logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
@@ -125,7 +125,7 @@ def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
     return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
 
 
-def toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
+def make_toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
     """Two pairs, with the inputs that the loss declares."""
     logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
     return AnswerBatch(
@@ -133,7 +133,7 @@ def toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
         lengths=torch.tensor([2, 3, 2, 1]),
         good=torch.tensor([True, False, True, False]),
         ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
-        kl=None if loss.of_pairs else torch.tensor(0.1),
+        kl=None if loss.is_pairwise else torch.tensor(0.1),
     )
 
 
@@ -142,7 +142,7 @@ def _is_builtin(function: Callable[..., object]) -> bool:
 
 
 @contextmanager
-def _report_errors_of(function: Callable[..., object], what: str) -> Iterator[None]:
+def _convert_errors(function: Callable[..., object], what: str) -> Iterator[None]:
     """Convert errors inside the block to a one-line ValueError that names the function and its file."""
     file = Path(inspect.getsourcefile(function) or "?")
     try:
@@ -150,7 +150,7 @@ def _report_errors_of(function: Callable[..., object], what: str) -> Iterator[No
     except InvalidResultError as error:
         problem = f": {error}"
     except Exception as error:  # noqa: BLE001 the user's code may raise anything
-        problem = f", raised {describe(error, file)}."
+        problem = f", raised {format_error(error, file)}."
     else:
         return
     raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs{problem} Fix the function.")

@@ -53,7 +53,7 @@ class Rows:
             response_starts=np.array(starts, dtype=np.int64),
             action_mask=_concatenate([row.action_mask[start:] for row, start in responses], np.uint8),
             rollout_logprobs=_concatenate([row.logprobs[start:] for row, start in responses], np.float32),
-            routed_experts=_routed_experts(rows),
+            routed_experts=_concatenate_experts(rows),
             prefixes=prefixes,
         )
 
@@ -255,7 +255,7 @@ def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) 
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype=dtype)
 
 
-def _routed_experts(rows: Sequence[Row]) -> np.ndarray | None:
+def _concatenate_experts(rows: Sequence[Row]) -> np.ndarray | None:
     """The routed experts of all rows; None if the engine did not return them."""
     given = [row.routed_experts for row in rows if row.routed_experts is not None]
     assert len(given) in (0, len(rows)), "routed experts are missing for some rows"

@@ -21,14 +21,14 @@ class BadRow:
     """An unreadable row of a json or jsonl file."""
 
     reason: str  # equal for all rows with this problem
-    place: str  # file and line
+    location: str  # file and line
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason} ({self.detail})."
+        return f"{self.location}: {self.reason} ({self.detail})."
 
 
-def file_list(files: str | Sequence[str]) -> list[str]:
+def to_file_list(files: str | Sequence[str]) -> list[str]:
     """Convert one file or several to a list."""
     return [files] if isinstance(files, str) else list(files)
 
@@ -39,7 +39,7 @@ def read_rows(path: str | Path) -> list[DataRow]:
     Raises:
         ValueError: the file does not exist, has another type, cannot be read (or one of its rows), or has no rows.
     """
-    rows = _read(path, strict=True)
+    rows = _read_file(path, strict=True)
     if bad := next((row for row in rows if isinstance(row, BadRow)), None):
         raise ValueError(str(bad))
     return [row for row in rows if not isinstance(row, BadRow)]
@@ -52,7 +52,7 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
     Raises:
         ValueError: the file does not exist, has another type, cannot be read at all, or has no rows.
     """
-    return _read(path, strict=False)
+    return _read_file(path, strict=False)
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
@@ -75,7 +75,7 @@ def column_names(rows: Iterable[DataRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _read(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
+def _read_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
@@ -105,36 +105,36 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(f"{path}: not a readable UTF-8 text file ({error}).") from error
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)
-        return [_row(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
-    values = _parse(text, f"{path}")
+        return [_parse_row(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
+    values = _parse_json(text, f"{path}")
     if isinstance(values, BadRow):
         raise ValueError(str(values))
     if not isinstance(values, list):
         raise ValueError(f"{path}: contains a {type(values).__name__}; a .json file must hold a list of objects.")
     check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
-    return [_object(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
+    return [_check_object(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
 
 
-def _row(line: str, place: str, strict: bool) -> DataRow | BadRow:
-    value, check_surrogates = _parse(line, place), strict and SURROGATE_ESCAPE.search(line) is not None
-    return value if isinstance(value, BadRow) else _object(value, place, check_surrogates)
+def _parse_row(line: str, location: str, strict: bool) -> DataRow | BadRow:
+    value, check_surrogates = _parse_json(line, location), strict and SURROGATE_ESCAPE.search(line) is not None
+    return value if isinstance(value, BadRow) else _check_object(value, location, check_surrogates)
 
 
-def _object(value: Any, place: str, check_surrogates: bool) -> DataRow | BadRow:
+def _check_object(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
     """Check a parsed row. check_surrogates: whether it may contain unpaired surrogates."""
     if not isinstance(value, dict):
-        return BadRow("not an object {...}", place, f"a {type(value).__name__}")
+        return BadRow("not an object {...}", location, f"a {type(value).__name__}")
     if check_surrogates:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             surrogate = f"\\u{ord(error.object[error.start]):04x}"
-            return BadRow("has an unpaired surrogate, which is not a character", place, surrogate)
+            return BadRow("has an unpaired surrogate, which is not a character", location, surrogate)
     return value
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse_json(text: str, location: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also raised for a number with too many digits
-        return BadRow("not valid JSON", place, str(error))
+        return BadRow("not valid JSON", location, str(error))

@@ -1,6 +1,6 @@
 """Distribute rows to mini-batches, ranks and micro-batches: deterministic pure functions on lengths.
 
-trajectories --split_mini_batches--> optimizer steps --balance--> ranks --micro_batches--> forward passes
+trajectories --split_mini_batches--> optimizer steps --balance_ranks--> ranks --split_micro_batches--> forward passes
 
 A part is a set of rows that stay together: one row, the rows of a trajectory, or rows that share a prefix.
 """
@@ -31,7 +31,7 @@ def build_train_batch(
     seed: int,
     shuffle: bool,
     group_ids: Sequence[int] | None = None,
-    whole_trajectories: bool = False,
+    needs_full_trajectories: bool = False,
     prefixes: Prefixes | None = None,
     share_from: float = 0.0,
 ) -> TrainBatch:
@@ -45,18 +45,20 @@ def build_train_batch(
             count once.
         seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
         group_ids: [N], the group of each trajectory, 0 .. G-1, if groups must share a mini-batch too.
-        whole_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
+        needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, computed once; nothing is padded then.
         share_from: minimum ratio of row tokens to computed tokens; below it prefixes are not shared.
     """
-    members, lengths = _members(trajectory_ids), [len(row.token_ids) for row in rows]
-    bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _members(group_ids)
+    members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
+    bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(bundles))
-    mini_batches_of_trajectories = [
+    step_trajectories = [
         [trajectory for bundle in part for trajectory in bundles[bundle]]
         for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
-    steps = [_bundles(trajectories, members, whole_trajectories) for trajectories in mini_batches_of_trajectories]
+    steps = [
+        _make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories
+    ]
     split = [_split_step(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
     if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in split for part in parts):
         prefixes = None
@@ -65,7 +67,7 @@ def build_train_batch(
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for parts, shares in split:
         costs = [[parts[i].costs for i in share] for share in shares]
-        micros = equal_micro_batches(costs, max_tokens, padded and prefixes is None)
+        micros = equalize_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
             positions = []
             for micro in rank_micros:  # a rank stores its rows in the order of their micro-batches
@@ -79,7 +81,7 @@ def build_train_batch(
             for order, steps in zip(orders, mini_batches, strict=True)
         ],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
-        mini_batch_rows=[[row for one in part for row in members[one]] for part in mini_batches_of_trajectories],
+        mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
     )
 
 
@@ -119,10 +121,10 @@ def _join_micro_batches(
     return micros
 
 
-def _bundles(trajectories: list[int], members: list[list[int]], whole_trajectories: bool) -> list[list[int]]:
+def _make_bundles(trajectories: list[int], members: list[list[int]], needs_full_trajectories: bool) -> list[list[int]]:
     """Rows of these trajectories, grouped by what must stay together."""
     bundles = [members[trajectory] for trajectory in trajectories]
-    return bundles if whole_trajectories else [[row] for bundle in bundles for row in bundle]
+    return bundles if needs_full_trajectories else [[row] for bundle in bundles for row in bundle]
 
 
 @dataclass(frozen=True)
@@ -145,25 +147,25 @@ def _split_step(
     Families with a shared prefix are split if they exceed max_tokens, and further until the loads are balanced.
     """
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
-        parts = [_Part(bundle, _costs(bundle, lengths, prefixes)) for bundle in bundles]
-        return parts, balance([part.cost for part in parts], num_ranks)
+        parts = [_Part(bundle, _compute_costs(bundle, lengths, prefixes)) for bundle in bundles]
+        return parts, balance_ranks([part.cost for part in parts], num_ranks)
     ids, shared, limit = prefixes.ids.tolist(), prefixes.lengths.tolist(), max_tokens
     rows = sorted((bundle[0] for bundle in bundles), key=lambda row: (ids[row], -lengths[row]))
     while True:
-        parts = _families(rows, lengths, ids, shared, limit)
+        parts = _split_families(rows, lengths, ids, shared, limit)
         costs = [part.cost for part in parts]
         even = MAX_IMBALANCE * sum(costs)
         if max(costs, default=0) * num_ranks <= even or len(parts) == len(
             rows
         ):  # otherwise no distribution is balanced
-            shares = balance(costs, num_ranks)
+            shares = balance_ranks(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
             if largest * num_ranks <= even or len(parts) == len(rows):
                 return parts, shares
         limit //= 2
 
 
-def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
+def _compute_costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
     """Costs of each row, or of each prefix and the rest of each row."""
     if prefixes is None:
         return [lengths[row] for row in rows]
@@ -171,7 +173,7 @@ def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> li
     return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
-def _families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
+def _split_families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
     """Group rows, sorted by family, into parts of at most `limit` tokens."""
     parts: list[_Part] = []
     family, cost = -1, 0
@@ -187,7 +189,7 @@ def _families(rows: list[int], lengths: list[int], ids: list[int], shared: list[
     return parts
 
 
-def _members(owners: Sequence[int]) -> list[list[int]]:
+def _group_positions(owners: Sequence[int]) -> list[list[int]]:
     """Positions of each owner 0, 1, .."""
     members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
     for position, owner in enumerate(owners):
@@ -203,21 +205,21 @@ def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -
     return [part.tolist() for part in np.array_split(order, count)] if count else []
 
 
-def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Distribute rows to ranks with similar token counts: longest first, each to the rank with the fewest tokens.
 
     Returns row indices per rank, longest first. Loads differ by at most one row's length.
     """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for index in _longest_first(lengths):
+    for index in _sort_longest_first(lengths):
         load, rank = loads[0]
         shares[rank].append(index)
         heapq.heapreplace(loads, (load + lengths[index], rank))
     return shares
 
 
-def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
+def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
     """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
 
     A part is a list of lengths of rows that stay together, usually one row. A micro-batch costs its sum of lengths,
@@ -225,7 +227,7 @@ def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: boo
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
-    for index in _longest_first([max(part) if padded else sum(part) for part in lengths]):
+    for index in _sort_longest_first([max(part) if padded else sum(part) for part in lengths]):
         part = lengths[index]
         cost = (num_rows + len(part)) * longest if padded else tokens + sum(part)
         if not batches or cost > max_tokens:
@@ -236,17 +238,19 @@ def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: boo
     return batches
 
 
-def equal_micro_batches(
+def equalize_micro_batches(
     ranks_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """Call micro_batches for each rank and equalize their number (at least one): a rank with fewer splits its largest
-    ones, then adds empty ones."""
-    ranks = [micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
+    """Split the parts of each rank into micro-batches, the same number (at least one) on every rank.
+
+    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones.
+    """
+    ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
     count = max([1, *map(len, ranks)])
-    return [_split_until(batches, count) for batches in ranks]
+    return [_split_to_count(batches, count) for batches in ranks]
 
 
-def _split_until(batches: list[list[int]], count: int) -> list[list[int]]:
+def _split_to_count(batches: list[list[int]], count: int) -> list[list[int]]:
     batches = list(batches)
     while len(batches) < count:
         fullest = max(range(len(batches)), key=lambda i: len(batches[i]), default=None)
@@ -257,5 +261,5 @@ def _split_until(batches: list[list[int]], count: int) -> list[list[int]]:
     return batches
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
+def _sort_longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])

@@ -74,7 +74,7 @@ def distribute_scored_rows(
     return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
 
 
-def scores_in_row_order(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
+def collect_row_scores(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
     """Collect the scores of the ranks ([R] each) in the order of the rows. float64 [rows]"""
     values = np.empty(layout.num_rows)
     for order, column in zip(layout.row_order, columns, strict=True):
@@ -94,7 +94,7 @@ def _distribute_rows(
         padded=padded,
         seed=0,
         shuffle=False,
-        whole_trajectories=True,
+        needs_full_trajectories=True,
         prefixes=find_prefixes(rows, owners) if share_prompts else None,
         share_from=SHARE_FROM,
     )

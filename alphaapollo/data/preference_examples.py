@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
+from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import TextPiece, answer_pieces, read_text, text_pieces, tokenize
+from alphaapollo.data.sft_examples import TextPiece, make_text_pieces, read_text, split_answer, tokenize_examples
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
@@ -68,7 +68,7 @@ def load_pairs(
             (names them: empty or equal answers, different prompts); a side is too long and truncation is error.
     """
     read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
-    rows = iter(tokenize([side for _, row in read for side in row.sides], renderer))
+    rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
     pairs = [
         (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
         for number, row in read
@@ -85,7 +85,7 @@ def load_labelled(
         ValueError: as load_pairs; also for invalid labels, and if all labels are equal.
     """
     read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
-    rows = iter(tokenize([side for _, row in read for side in row.sides], renderer))
+    rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
     answers = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
         for number, row in read
@@ -96,17 +96,17 @@ def load_labelled(
     if len({answer.good[0] for answer in kept}) == 1:
         kind = "desirable" if kept[0].good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(file_list(files))}: all {len(kept)} answers are {kind}, so there is nothing to compare. Give "
-            f"rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
+            f"{', '.join(to_file_list(files))}: all {len(kept)} answers are {kind}, so there is nothing to compare. "
+            f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )
-    others = unrelated_rows([answer.rows[0] for answer in kept], data.seed, data.max_length)
+    others = make_unrelated_rows([answer.rows[0] for answer in kept], data.seed, data.max_length)
     for answer, other in zip(kept, others, strict=True):
         answer.unrelated = other
     return fitted
 
 
-def unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
+def make_unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
     """Combine each prompt with the answer to another prompt, drawn by `seed` and truncated to max_length.
 
     Raises:
@@ -166,7 +166,7 @@ def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[P
 
 
 def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRow:
-    chosen, rejected = (_answer(row, key) for key in (data.chosen_key, data.rejected_key))
+    chosen, rejected = (_read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(f"one of {data.chosen_key!r} and {data.rejected_key!r} is a text, and the other messages.")
     if chosen == rejected:
@@ -174,21 +174,21 @@ def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRo
     prompt = row.get(data.prompt_key)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_chats(chosen, rejected, data)
-    sides = [_side_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
-    return PreferenceRow(sides, _source(row), margin=_margin(row, data))
+    sides = [_make_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
+    return PreferenceRow(sides, _read_source(row), margin=_read_margin(row, data))
 
 
 def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceRow:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0, too
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-    answer = _answer(row, data.response_key)
+    answer = _read_answer(row, data.response_key)
     return PreferenceRow(
-        [_side_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label)
+        [_make_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _read_source(row), good=bool(label)
     )
 
 
-def _answer(row: DataRow, key: str) -> str | list[Message]:
+def _read_answer(row: DataRow, key: str) -> str | list[Message]:
     value = row.get(key)
     return read_chat(value, repr(key)) if isinstance(value, list) and value else read_text(row, key)
 
@@ -208,13 +208,13 @@ def _split_chats(
     return chosen[:same], chosen[same:], rejected[same:]
 
 
-def _side_pieces(
+def _make_pieces(
     row: DataRow, prompt: object, answer: str | list[Message], renderer: Renderer, data: PairData
 ) -> list[TextPiece]:
     if not isinstance(prompt, list):
         text = read_text(row, data.prompt_key)
         if isinstance(answer, str):
-            return text_pieces(text, answer)
+            return make_text_pieces(text, answer)
         raise ValueError(f"{data.prompt_key!r} is a text, and its answers are messages: make the prompt a chat.")
     chat = read_chat(prompt, repr(data.prompt_key))
     if chat[-1]["role"] == "assistant":
@@ -224,15 +224,15 @@ def _side_pieces(
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
         raise ValueError("an answer has to begin and to end with a message of the assistant.")
-    return answer_pieces(chat, answer_messages, renderer)
+    return split_answer(chat, answer_messages, renderer)
 
 
-def _source(row: DataRow) -> str:
+def _read_source(row: DataRow) -> str:
     source = row.get("data_source")
     return source if isinstance(source, str) else ""
 
 
-def _margin(row: DataRow, data: PairData) -> float:
+def _read_margin(row: DataRow, data: PairData) -> float:
     if not isinstance(data, RewardData):
         return 0.0
     value = row.get(data.margin_key)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
+from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
 from alphaapollo.types import Message, Prompt
 
 
@@ -25,11 +25,13 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
             has), or has bad rows (the message names them), or the files mix chats and texts.
     """
     prompts: list[Prompt] = []
-    for path in file_list(files):
+    for path in to_file_list(files):
         rows = read_rows(path)
         if prompt_key not in (columns := column_names(rows)):
-            raise ValueError(f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_advice(columns, path)}")
-        chat = isinstance((prompts[0].content if prompts else _first(rows, prompt_key)), list)
+            raise ValueError(
+                f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_suggest_fix(columns, path)}"
+            )
+        chat = isinstance((prompts[0].content if prompts else _first_content(rows, prompt_key)), list)
         prompts += convert_rows(path, rows, partial(_to_prompt, prompt_key=prompt_key, chat=chat))
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
@@ -40,16 +42,16 @@ def read_chat(value: list[Any], what: str) -> list[Message]:
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{what} has a message that is not {{role, content}}: {_brief(message)}.")
+            raise ValueError(f"{what} has a message that is not {{role, content}}: {_shorten(message)}.")
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"{what} has a message whose content is not text: {_brief(message)}.")
+            raise ValueError(f"{what} has a message whose content is not text: {_shorten(message)}.")
         messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
         raise ValueError(f"{what} is empty.")
     return messages
 
 
-def _advice(columns: Sequence[str], path: str) -> str:
+def _suggest_fix(columns: Sequence[str], path: str) -> str:
     """Suggest a fix: raw problems must be converted by a script."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
@@ -59,24 +61,26 @@ def _advice(columns: Sequence[str], path: str) -> str:
 
 def _to_prompt(row: DataRow, prompt_key: str, chat: bool) -> Prompt:
     """Prompt of a row, without its id."""
-    reward_model, extra_info, env_kwargs = (_section(row, key) for key in ("reward_model", "extra_info", "env_kwargs"))
+    reward_model, extra_info, env_kwargs = (
+        _read_section(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
+    )
     if row.get("metadata"):
-        extra_info = {**extra_info, "metadata": _metadata(row["metadata"])}
+        extra_info = {**extra_info, "metadata": _parse_metadata(row["metadata"])}
     truths = (section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs))
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
-        raise ValueError(f"data_source is not text: {_brief(data_source)}.")
+        raise ValueError(f"data_source is not text: {_shorten(data_source)}.")
     return Prompt(
         id=0,
         data_source=data_source or "",
-        content=_content(row.get(prompt_key), prompt_key, chat),
+        content=_read_content(row.get(prompt_key), prompt_key, chat),
         ground_truth=_to_text(next((truth for truth in truths if truth is not None), None)),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
     )
 
 
-def _content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
+def _read_content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
     what = f"{prompt_key!r}"
     if value is None:
         raise ValueError(f"{what} is missing.")
@@ -95,22 +99,22 @@ def _content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
     return messages
 
 
-def _first(rows: Sequence[DataRow], prompt_key: str) -> Any:
+def _first_content(rows: Sequence[DataRow], prompt_key: str) -> Any:
     return next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
 
 
-def _section(row: DataRow, key: str) -> dict[str, Any]:
+def _read_section(row: DataRow, key: str) -> dict[str, Any]:
     value = row.get(key)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct of named values: {_brief(value)}.")
+        raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct: {_shorten(value)}.")
     return {
         name: part for name, part in value.items() if part is not None
     }  # parquet adds the keys of all rows to each row
 
 
-def _metadata(value: Any) -> Any:
+def _parse_metadata(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -128,10 +132,10 @@ def _to_text(truth: Any) -> str | None:
         return truth
     if isinstance(truth, bytes) or truth != truth:
         kind = "bytes" if isinstance(truth, bytes) else "not a number"
-        raise ValueError(f"ground_truth is {kind}: {_brief(truth)}. Write it as text.")
+        raise ValueError(f"ground_truth is {kind}: {_shorten(truth)}. Write it as text.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 
-def _brief(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -47,7 +47,7 @@ class Renderer:
 
     def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
         """prompt_ids of many prompts, tokenized in parallel."""
-        texts = [self.text(content) if isinstance(content, list) else content for content in contents]
+        texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
@@ -56,10 +56,10 @@ class Renderer:
         """Token ids between two actions: the end of the assistant's turn, `messages`, the generation prompt.
         `last_token` is the last token of the action: if it ended the turn, the end is not added again.
         """
-        ids = self._after_action(messages, add_generation_prompt=True)
+        ids = self._encode_after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
-    def with_turn_end(self, token_ids: list[int]) -> list[int]:
+    def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """Append the template text after the end of a turn (e.g. a newline) to an answer that ended; a truncated answer
         is unchanged."""
         end = self.turn_end_ids
@@ -69,7 +69,7 @@ class Renderer:
         """Text without special tokens; for display, graders and environments; never re-encoded."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The chat as rendered by the template, including special tokens."""
         if not self.tokenizer.chat_template:
             raise ValueError(
@@ -92,10 +92,10 @@ class Renderer:
         assert isinstance(rendered, str)
         return rendered
 
-    def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    def _encode_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Token ids that the template adds after an assistant's text if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
-        return self.encode([self.text(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
+        return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
     def rewrites_history(self) -> bool:
@@ -104,7 +104,7 @@ class Renderer:
         asked = [Message(role="user", content="?")]
         action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         chat = [*asked, Message(role="assistant", content=action), Message(role="user", content="?")]
-        return not self.text(chat).startswith(self.text(asked) + action)
+        return not self.render_chat(chat).startswith(self.render_chat(asked) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Token ids of each text; a rendered chat already has its special tokens."""
@@ -121,10 +121,10 @@ class Renderer:
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant text; empty without a template."""
-        return self._after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+        return self._encode_after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
 
-def unused_template_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def unused_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One warning for each argument that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):

@@ -52,18 +52,18 @@ def load_examples(
                 "convert the file to chats with python -m examples.data_preprocess.prepare_sft --data_source "
                 f"{path} (docs/data.md)."
             )
-        return convert_rows(path, rows, lambda row: _row_pieces(row, renderer, data))
+        return convert_rows(path, rows, lambda row: _split_row(row, renderer, data))
 
     def truncate(row: Row) -> Row | None:
-        return _truncate(row, data.max_length, data.truncation)
+        return _truncate_row(row, data.max_length, data.truncation)
 
     read = read_examples(files, read_file, max_samples, data)
-    rows = tokenize([pieces for _, pieces in read], renderer)
+    rows = tokenize_examples([pieces for _, pieces in read], renderer)
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
     return apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
 
 
-def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
+def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
     """Split a chat into pieces: the text before an assistant turn, the turn, and so on up to the last turn.
 
     Raises:
@@ -78,8 +78,8 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
     for turn in turns:
         if not messages[turn]["content"].strip():
             raise ValueError(f"the assistant's message {turn} is empty.")
-        before = renderer.text(messages[:turn])
-        after = renderer.text(messages[: turn + 1], add_generation_prompt=False)
+        before = renderer.render_chat(messages[:turn])
+        after = renderer.render_chat(messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
             raise ValueError(
                 f"the chat template rewrites the text before or around message {turn} (e.g. drops old thinking), so "
@@ -91,30 +91,30 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
     return pieces
 
 
-def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Like chat_pieces, but only `answer` is trained on, which starts and ends with an assistant message."""
-    pieces = chat_pieces([*prompt, *answer], renderer)
+def split_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
+    """Like split_chat, but only `answer` is trained on, which starts and ends with an assistant message."""
+    pieces = split_chat([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
-def text_pieces(prompt: str, answer: str) -> list[TextPiece]:
+def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     """Pieces of a text that the model continues."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
-def _row_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
+def _split_row(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
     messages = row.get(data.messages_key)
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a chat.")
-        return chat_pieces(read_chat(messages, repr(data.messages_key)), renderer)
+        return split_chat(read_chat(messages, repr(data.messages_key)), renderer)
     response = read_text(row, data.response_key)
     prompt = row.get(data.prompt_key)
     if not isinstance(prompt, list):
-        return text_pieces(read_text(row, data.prompt_key), response)
+        return make_text_pieces(read_text(row, data.prompt_key), response)
     chat = read_chat(prompt, repr(data.prompt_key))
-    return answer_pieces(chat, [Message(role="assistant", content=response)], renderer)
+    return split_answer(chat, [Message(role="assistant", content=response)], renderer)
 
 
 def read_text(row: DataRow, key: str) -> str:
@@ -127,18 +127,18 @@ def read_text(row: DataRow, key: str) -> str:
     return value
 
 
-def tokenize(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
+def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     """Tokenize all pieces of all examples in one call, because tokenizers then use all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):
-        texts = [piece.text for piece in pieces if _starts_text(piece) == starts_text]
+        texts = [piece.text for piece in pieces if _is_prompt_text(piece) == starts_text]
         tokens[starts_text] = iter(renderer.encode(texts, add_special_tokens=starts_text) if texts else [])
     rows = []
     for example in examples:
         row = Row([], [], [], [])
         for piece in example:
-            _extend(row, piece, next(tokens[_starts_text(piece)]), renderer)
+            _append_piece(row, piece, next(tokens[_is_prompt_text(piece)]), renderer)
         end = row.turn_ends[-1] + 1
         row.token_ids, row.action_mask = row.token_ids[:end], row.action_mask[:end]
         row.logprobs = [0.0] * len(row.token_ids)
@@ -146,11 +146,11 @@ def tokenize(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     return rows
 
 
-def _starts_text(piece: TextPiece) -> bool:
+def _is_prompt_text(piece: TextPiece) -> bool:
     return not piece.rendered and not piece.trained
 
 
-def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
+def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
     """Add a piece to a row. In a rendered turn, the tokens up to its end token are trained on."""
     eos = renderer.tokenizer.eos_token_id
     if piece.trained and not piece.rendered and eos is not None:
@@ -164,7 +164,7 @@ def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer
     row.action_mask = [*row.action_mask, *[1] * num_trained, *[0] * (len(token_ids) - num_trained)]
 
 
-def _truncate(row: Row, max_length: int, truncation: Truncation) -> Row | None:
+def _truncate_row(row: Row, max_length: int, truncation: Truncation) -> Row | None:
     """Truncate a long row. None if it is dropped or has no trained token left."""
     if truncation == "drop":
         return None

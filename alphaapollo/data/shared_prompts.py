@@ -63,21 +63,21 @@ def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
     count = 0
     for members in groups.values():
         prompts = [rows[index].token_ids[: rows[index].response_start] for index in members]
-        for family, length in _families(prompts):
+        for family, length in _find_families(prompts):
             own = [members[index] for index in family]
             ids[own], lengths[own] = count, length
             count += 1
     return Prefixes(ids, lengths)
 
 
-def _families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
+def _find_families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Families of prompts and the length of their shared prefix, by dynamic programming over the sorted prompts: a
     family of n that shares p tokens saves (n - 1) p."""
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
     ordered = [np.array(prompts[index]) for index in order]
-    alike = np.array([_common(a, b) for a, b in pairwise(ordered)])
+    alike = np.array([_common_prefix_length(a, b) for a, b in pairwise(ordered)])
     saved, first = np.zeros(len(order) + 1, dtype=np.int64), np.zeros(len(order) + 1, dtype=np.int64)
     for end in range(1, len(order) + 1):  # of the first `end` prompts; the last family is `first[end]` .. end - 1
         shares = np.minimum.accumulate(alike[: end - 1][::-1])
@@ -93,7 +93,7 @@ def _families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
     return families
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
+def _common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
     """Length of the common prefix."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]

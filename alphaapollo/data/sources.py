@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from alphaapollo.config.schema import PairData, SftData
-from alphaapollo.data.files import file_list
+from alphaapollo.data.files import to_file_list
 from alphaapollo.data.length_limit import check_length_limit
 from alphaapollo.data.stream import choose_rows
 
@@ -29,7 +29,7 @@ class LoadedExamples(Generic[E]):
     sizes: list[int]  # examples of each file
     notices: list[str]  # messages for the user
 
-    def by_source(self) -> list[list[E]]:
+    def split_by_source(self) -> list[list[E]]:
         """The examples of each file."""
         ends = [sum(self.sizes[: index + 1]) for index in range(len(self.sizes))]
         return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
@@ -40,7 +40,7 @@ def read_examples(
 ) -> list[tuple[int, T]]:
     """Examples of all files, each with the index of its file; at most `max_samples` if it is above 0
     (stream.choose_rows)."""
-    read = [(number, example) for number, path in enumerate(file_list(files)) for example in read_file(path)]
+    read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
     return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
 
 
@@ -73,7 +73,7 @@ def apply_max_length(
     notice = f"{counts.too_long} of {counts.total} {what} are over data.max_length: {done}."
     return LoadedExamples(
         [example for _, example in kept],
-        [sizes[number] for number in range(len(file_list(files)))],
+        [sizes[number] for number in range(len(to_file_list(files)))],
         [notice] if counts.too_long else [],
     )
 
@@ -83,7 +83,7 @@ def source_names(files: str | Sequence[str]) -> list[str]:
 
     Example: `["a/train.parquet", "b/train.parquet"]` are `["a/train", "b/train"]`.
     """
-    paths = [Path(file).expanduser().absolute().with_suffix("") for file in file_list(files)]
+    paths = [Path(file).expanduser().absolute().with_suffix("") for file in to_file_list(files)]
     parts = next(
         (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
     )

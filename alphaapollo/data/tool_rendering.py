@@ -62,7 +62,7 @@ class ToolRenderer(Renderer):
 
         Raises ValueError with the reason if it does not.
         """
-        shown = self.text([QUESTION])
+        shown = self.render_chat([QUESTION])
         if missing := [
             schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown
         ]:
@@ -74,7 +74,7 @@ class ToolRenderer(Renderer):
         if append:
             shown = self.tokenizer.decode(self.delta_ids([answer]), skip_special_tokens=False)
         else:
-            shown = self.text([QUESTION, Message(role="assistant", content="!"), answer])
+            shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), answer])
         if RESULT_PLACEHOLDER not in shown:
             raise ValueError(UNSUPPORTED_TEMPLATE)
 
@@ -84,8 +84,8 @@ class ToolRenderer(Renderer):
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
-        return not self.text([QUESTION, calling, _add_call_id(answer, 0)], True).startswith(
-            self.text([QUESTION]) + thought
+        return not self.render_chat([QUESTION, calling, _add_call_id(answer, 0)], True).startswith(
+            self.render_chat([QUESTION]) + thought
         )
 
     @cached_property
@@ -117,23 +117,23 @@ class ToolRenderer(Renderer):
 
     def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Render a call as the model should sample it."""
-        text = self.text([QUESTION, _call_message([name], arguments)], False)
-        pairs = zip(text, self.text([QUESTION]), strict=False)
+        text = self.render_chat([QUESTION, _call_message([name], arguments)], False)
+        pairs = zip(text, self.render_chat([QUESTION]), strict=False)
         start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
         return self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    def _encode_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         answers = list(takewhile(lambda message: message["role"] == "tool", messages))
         if not answers:
-            return super()._after_action(messages, add_generation_prompt)
+            return super()._encode_after_action(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
-        answered = [_add_call_id(answer, place) for place, answer in enumerate(answers)]
+        answered = [_add_call_id(answer, index) for index, answer in enumerate(answers)]
         chat = [QUESTION, _call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
-        _, found, rest = self.text(chat, add_generation_prompt).partition(PLACEHOLDER)
+        _, found, rest = self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
-        end = next((place for place, token in enumerate(ids) if token in self.eos_token_ids), None)
+        end = next((index for index, token in enumerate(ids) if token in self.eos_token_ids), None)
         if not found or end is None:
             raise ValueError(UNSUPPORTED_TEMPLATE)
         return ids[end:]
@@ -143,15 +143,15 @@ def _call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> di
     """Assistant message that calls these tools; the arguments belong to the last call."""
     arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
     calls = [
-        {"id": _call_id(place), "type": "function", "function": {"name": name, "arguments": dict(own)}}
-        for place, (name, own) in enumerate(zip(names, arguments, strict=True))
+        {"id": _call_id(index), "type": "function", "function": {"name": name, "arguments": dict(own)}}
+        for index, (name, own) in enumerate(zip(names, arguments, strict=True))
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _add_call_id(answer: Message, place: int) -> dict[str, Any]:
-    return {**answer, "tool_call_id": _call_id(place)}
+def _add_call_id(answer: Message, index: int) -> dict[str, Any]:
+    return {**answer, "tool_call_id": _call_id(index)}
 
 
-def _call_id(place: int) -> str:
-    return f"call{place:05}"  # nine letters and digits, as some templates require
+def _call_id(index: int) -> str:
+    return f"call{index:05}"  # nine letters and digits, as some templates require

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
-from alphaapollo.data.files import DataRow, column_names, convert_rows, file_list, read_rows
+from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
-from alphaapollo.evaluation.report import report
+from alphaapollo.evaluation.report import report_results
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
 from alphaapollo.observability.counter import ProgressCounter
-from alphaapollo.observability.disk import replace_file, writing
-from alphaapollo.observability.json_values import finite
+from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.observability.json_values import to_finite
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
@@ -42,7 +42,7 @@ class Problem:
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files and print what will be scored."""
-    notices = check(config)
+    notices = check_config(config)
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
@@ -57,17 +57,17 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
 def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[Problem]:
     """Read problems. Raises ValueError for a missing file, invalid rows or a missing response column."""
     prompts = load_prompts(files, prompt_key)
-    rows = [row for path in file_list(files) for row in _rows_with_responses(path, response_key)]
+    rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], Problem] = {}
     for prompt, (row, responses) in zip(prompts, rows, strict=True):
-        truth = prompt.ground_truth if prompt.ground_truth is not None else _text(row.get("ground_truth"))
+        truth = prompt.ground_truth if prompt.ground_truth is not None else _encode_truth(row.get("ground_truth"))
         key = (prompt.data_source, json.dumps(prompt.content), truth)
         problem = found.setdefault(key, Problem(replace(prompt, id=len(found), ground_truth=truth), []))
         problem.responses.extend(responses)
     return list(found.values())
 
 
-def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
+def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
     rows = read_rows(path)
     columns = column_names(rows)
     wanted = [response_key] if response_key else RESPONSES
@@ -91,16 +91,16 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
     """Grade every response and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
-    everything = await _grade(config, problems, terminal)
-    lines = (json.dumps(_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
-    with writing("the scores", folder):
+    everything = await _grade_responses(config, problems, terminal)
+    lines = (json.dumps(_make_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
+    with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
-    report([result for result, _ in everything], [problem.prompt for problem in problems], folder, terminal)
+    report_results([result for result, _ in everything], [problem.prompt for problem in problems], folder, terminal)
 
 
-async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
+async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
     """Grade all responses. Returns results in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
@@ -126,7 +126,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
         await client.close()
 
 
-def _record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
+def _make_record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
     problem = problems[result.problem]
     return {
         "prompt_id": result.problem,
@@ -136,12 +136,12 @@ def _record(problems: Sequence[Problem], result: SampleResult, score: Score) -> 
         "ground_truth": problem.prompt.ground_truth,
         "response": problem.responses[result.sample],
         "answer": result.answer,
-        "reward": finite(score.reward),
+        "reward": to_finite(score.reward),
         "components": score.components,
         "outcome": score.outcome,
         "reason": score.reason,
     }
 
 
-def _text(value: object) -> str | None:
+def _encode_truth(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -30,10 +30,10 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.observability.disk import writing
-from alphaapollo.observability.json_values import finite, plain
+from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.json_values import to_finite, to_json_value
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
-from alphaapollo.utils.redaction import redact, secrets
+from alphaapollo.utils.redaction import find_secrets, redact
 
 QUEUED_STEPS = 4  # beyond this the loop waits for the disk
 
@@ -42,7 +42,7 @@ class RolloutLog:
     """Writes in a background thread. A failed write raises in the next call."""
 
     def __init__(self, folder: Path):
-        with writing("the rollouts", folder):
+        with explain_write_errors("the rollouts", folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
@@ -73,7 +73,7 @@ class RolloutLog:
 
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         part = self._folder / f".{name}.part"
-        with writing("the rollouts", part):
+        with explain_write_errors("the rollouts", part):
             with part.open("w", encoding="utf-8") as file:
                 file.writelines(trajectory_lines(step, groups))
             part.replace(self._folder / name)
@@ -81,23 +81,23 @@ class RolloutLog:
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
     """Yield one JSON line per trajectory, with secrets redact. A greedy baseline follows the samples of its group."""
-    known = secrets()  # tools and servers may return secrets
+    known = find_secrets()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
-            record = trajectory_record(step, group.prompt, trajectory)
+            record = make_trajectory_record(step, group.prompt, trajectory)
             # Rows are most of a line; a faster writer (same numbers, null for nan) keeps the thread from blocking the
             # loop.
-            rows = msgspec.json.encode(record.pop("rows"), enc_hook=plain).decode()
+            rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             try:
-                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=plain)
+                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=to_json_value)
             except ValueError:  # nan or inf, which JSON lacks
-                line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
+                line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
             yield text[:-1] + f', "rows": {rows}}}\n'
 
 
-def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
+def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
     """Convert a trajectory to plain data."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
     asked = prompt.content if trajectory.first_observation is None else trajectory.first_observation
@@ -110,7 +110,7 @@ def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict
         "row_prompt": None if asked == prompt.content else prompt.content,
         "ground_truth": prompt.ground_truth,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
-        "reward": finite(score.reward),
+        "reward": to_finite(score.reward),
         "components": score.components,
         "outcome": score.outcome,
         "reason": score.reason,
@@ -118,12 +118,14 @@ def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict
         "stop_reason": last.stop_reason if last else None,
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
-        "turns": [_turn_record(turn, shown) for turn, shown in zip_longest(trajectory.turns, trajectory.shown_lengths)],
-        "rows": [_row_record(row) for row in trajectory.rows],
+        "turns": [
+            _make_turn_record(turn, shown) for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
+        ],
+        "rows": [_make_row_record(row) for row in trajectory.rows],
     }
 
 
-def _turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
+def _make_turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
     return {
         "text": turn.text,
         "observation": turn.observation,
@@ -138,7 +140,7 @@ def _turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
     }
 
 
-def _row_record(row: Row) -> dict[str, Any]:
+def _make_row_record(row: Row) -> dict[str, Any]:
     return {
         "ids": row.token_ids,
         "mask": row.action_mask,
@@ -153,4 +155,4 @@ def _replace_nan(value: Any) -> Any:
         return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_replace_nan(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
+    return to_finite(value) if isinstance(value, float) else value

@@ -19,11 +19,13 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 def rollout_metrics(
     generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Metrics of all generated trajectories; failed ones have no reward. seconds: duration of the generation."""
+    """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories.
+
+    seconds: duration of the generation."""
     every = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in every for turn in trajectory.turns]
     tokens = np.array([trajectory.num_tokens for trajectory in every])
-    shown = sum(sum(trajectory.shown_lengths) for trajectory in every)
+    shown = sum(sum(trajectory.prompt_lengths) for trajectory in every)
     metrics = {
         "rollout/trajectories": float(len(every)),
         "rollout/tokens": float(tokens.sum()),
@@ -57,7 +59,7 @@ def _select_scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
-    """Sampled tokens per episode, and tokens of the first prompt."""
+    """Compute statistics of the sampled tokens per episode and of the tokens of the first prompt."""
     quantiles = np.quantile(tokens, list(QUANTILES.values()))
     metrics = {
         "response_length/mean": float(tokens.mean()),
@@ -76,8 +78,9 @@ def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str
 
 
 def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
-    """Tool calls per turn, and shares of the calls by status. A turn is invalid if its action could not be parsed, or
-    its calls were refused."""
+    """Compute tool calls per turn, and the share of calls with each status.
+
+    A turn is invalid if its action could not be parsed or its calls were refused."""
     if not turns:
         return {}
     calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
@@ -93,8 +96,9 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Shares of the generated groups, by their samples that did not fail. A group of one sample has no variance to
-    compare and does not count as zero_variance."""
+    """Compute the share of generated groups of each kind, from their samples that did not fail.
+
+    A group of one sample does not count as zero_variance."""
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
@@ -110,11 +114,11 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
 
 
 def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) -> dict[str, float]:
-    """Mean, spread, accuracy and named components of the trajectories with a score.
+    """Compute reward statistics, accuracy and component means of the trajectories that did not fail.
 
     Args:
-        score: prefix of the statistics of the total reward.
-        name: prefix of the accuracy and the components.
+        score: metric prefix of the reward statistics.
+        name: metric prefix of the accuracy and the components.
     """
     scored = _select_scored(trajectories)
     if not scored:
@@ -133,7 +137,7 @@ def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) ->
 
 
 def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Reward, accuracy and length per data source, if there are several."""
+    """Compute mean reward, accuracy and length per data source; empty for a single source."""
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for group in generated:
         by_source[group.prompt.data_source] += group.trajectories
@@ -147,7 +151,9 @@ def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
-    """Metrics over action tokens. advantages, mask: [B, L]; has_advantage: bool [B], rows with a non-zero one."""
+    """Compute advantage statistics over action tokens.
+
+    advantages, mask: [B, L]. has_advantage: bool [B], rows with a non-zero advantage."""
     own = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # numpy selects several times faster than torch
     if not own.numel():
         return {}
@@ -162,14 +168,18 @@ def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarra
     }
 
 
-def length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_action_cost: float) -> float:
-    """Mean reduction of the reward by length shaping. shaped: [N], rewards after all shaping but the KL's."""
+def mean_length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_action_cost: float) -> float:
+    """Compute the mean reduction of the reward by length shaping.
+
+    shaped: [N], rewards after all shaping except the KL penalty."""
     before = sum(one.reward - invalid_action_cost * sum(not turn.valid for turn in one.turns) for one in trajectories)
     return before / len(trajectories) - float(shaped.mean())
 
 
 def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
-    """Metrics of rows, micro-batches and padding. lost: trajectories of the batch's groups that are not trained on."""
+    """Compute metrics of rows, micro-batches and padding.
+
+    trained, lost: number of trajectories in the batch's groups that are trained on, and that are not."""
     loads = [rank.computed_tokens(padded=False) for rank in layout.rank_batches]
     cells = layout.computed_tokens(padded)
     return {
@@ -185,7 +195,9 @@ def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) ->
 
 
 def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dict[str, float]:
-    """Tokens per second. tokens: of the rows trained on; update, step: seconds; num_gpus: 0 on a CPU."""
+    """Compute tokens per second of the update, and per GPU of the iteration.
+
+    tokens: number of tokens of the rows trained on. update, step: durations in seconds. num_gpus: 0 on a CPU."""
     metrics = {}
     if update:
         metrics["perf/train_tokens_per_second"] = tokens / update

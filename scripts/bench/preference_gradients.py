@@ -111,7 +111,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_batch import distribute_examples, distribute_scored_rows, scores_in_row_order
+    from alphaapollo.data.preference_batch import collect_row_scores, distribute_examples, distribute_scored_rows
     from alphaapollo.data.preference_examples import load_labelled, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference
@@ -132,7 +132,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
         layout = distribute_scored_rows(some, 1, 200, False, True)
-        assign_reference(some, scores_in_row_order(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
+        assign_reference(some, collect_row_scores(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
         reference.close()
     (batch,) = distribute_examples(examples, 1, 200, False, True)
     (single,) = distribute_examples(answers, 1, 200, False, True)

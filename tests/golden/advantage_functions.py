@@ -20,7 +20,7 @@ from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
 from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
-from alphaapollo.algorithms.group_statistics import deviations, keep_group, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance, normalize_in_groups
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
 from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
@@ -77,7 +77,7 @@ def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "
 
 
 def centered(scores: Tensor, index: Index, singleton: Singleton) -> Tensor:
-    return with_singletons(deviations(scores, groups_of(index)), scores, index, singleton)
+    return with_singletons(center_in_groups(scores, groups_of(index)), scores, index, singleton)
 
 
 def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
@@ -186,7 +186,7 @@ def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Res
     members: dict[Any, list[float]] = {}
     for name, score in zip(index, scores.tolist(), strict=True):
         members.setdefault(name, []).append(score)
-    return {"value": [keep_group(members[name], tol) for name in index]}
+    return {"value": [has_variance(members[name], tol) for name in index]}
 
 
 def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
@@ -206,7 +206,7 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
 def kl_in_reward(
     token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
 ) -> Results:
-    shaped = kl.kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
+    shaped = kl.subtract_kl(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
     return {
         "rewards": shaped.token_rewards,
         "kl_seq_sum_mean": shaped.per_sequence,

@@ -12,7 +12,7 @@ from torch import Tensor
 from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import fold_to_actions, masked
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions
 from alphaapollo.config.schema import AggregationMode
 
 Results = dict[str, Any]
@@ -46,15 +46,15 @@ def group_ids(index: Sequence[Any]) -> Tensor:
 
 
 def groups_of(index: Sequence[Any]) -> Groups:
-    return Groups.of(group_ids(index))
+    return Groups.from_ids(group_ids(index))
 
 
 def on_tokens(values: Tensor, mask: Tensor) -> Tensor:
-    return masked(values.unsqueeze(1).expand_as(mask), mask)
+    return apply_mask(values.unsqueeze(1).expand_as(mask), mask)
 
 
 def off_mask_rewards(token_rewards: Tensor, mask: Tensor, offmask: OffMask) -> Tensor:
-    return fold_to_actions(token_rewards, mask) if offmask == "fold" else masked(token_rewards, mask)
+    return move_rewards_to_actions(token_rewards, mask) if offmask == "fold" else apply_mask(token_rewards, mask)
 
 
 def token_weights(
@@ -78,7 +78,7 @@ def token_weights(
     if mode.startswith("seq-mean") and global_seqs is not None:
         return weights * num_counted(lengths, count) / global_seqs
     if mode.startswith("group-mean") and global_groups is not None:
-        return weights * num_counted(Groups.of(ids).sum(lengths), count) / global_groups
+        return weights * num_counted(Groups.from_ids(ids).sum(lengths), count) / global_groups
     return weights
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequences
-from alphaapollo.algorithms.masked import log_ratio, masked, masked_mean
+from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
 from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo, reinforce
 from alphaapollo.algorithms.policy_losses.cispo import cispo as cispo_loss
 from alphaapollo.algorithms.policy_losses.gmpo import gmpo_ratio
@@ -32,7 +32,7 @@ def policy_term(
     agg_kw: AggKw,
     clipped: Tensor | None = None,
 ) -> Results:
-    weighted = masked(loss if is_weights is None else loss * is_weights, mask)
+    weighted = apply_mask(loss if is_weights is None else loss * is_weights, mask)
     results = {"loss": aggregated(weighted, mask, agg, agg_kw), "token_loss": weighted}
     return results if clipped is None else {**results, "clipfrac": masked_mean(clipped.to(loss.dtype), mask)}
 
@@ -207,7 +207,7 @@ def clip_cov(
     for row, position in selected:
         drawn[row, position] = True
     ratio = log_ratio(logp, old_logp, mask, limit=None).exp()
-    return policy_term(masked(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask, agg, is_weights, agg_kw)
+    return policy_term(apply_mask(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask, agg, is_weights, agg_kw)
 
 
 def kl_cov(

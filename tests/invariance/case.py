@@ -43,7 +43,7 @@ class Case:
     @classmethod
     def draw(cls, name: Name) -> Case:
         estimator, loss = get_estimator(name.estimator), get_policy_loss(name.loss)
-        closed_form = bool(estimator.no_shaping) and "components" not in estimator.needs
+        closed_form = bool(estimator.no_shaping_reason) and "components" not in estimator.needs
         generator = np.random.default_rng([name.seed, name.number])
         episodes = Episodes.draw(generator, plain=closed_form)
         logprobs = TokenLogProbs.draw(generator, episodes.num_tokens)

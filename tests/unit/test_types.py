@@ -33,7 +33,7 @@ def test_tokens_travel_as_arrays_of_the_same_numbers(group: TrajectoryGroup):
     ]:
         for name, value in vars_of(ours).items():
             assert np.array_equal(vars_of(theirs)[name], value) if name != "completion" else True, name
-    assert (came.score, came.end, came.num_tokens, came.shown_lengths) == (sent.score, sent.end, 3, [2])
+    assert (came.score, came.end, came.num_tokens, came.prompt_lengths) == (sent.score, sent.end, 3, [2])
     assert sum(came.turns[0].completion.logprobs) == sum(LOGPROBS)
 
 

@@ -2,7 +2,7 @@
 
 @register_estimator("mine", group=True)
 def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(inputs, lambda scores, groups: deviations(scores, groups))
+    return from_scores(inputs, lambda scores, groups: center_in_groups(scores, groups))
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Turns:
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
         return sums.index_add_(0, self.index[inside], token_rewards[inside])
 
-    def on_tokens(self, values: Tensor) -> Tensor:
+    def expand_to_tokens(self, values: Tensor) -> Tensor:
         """Copy the value of each turn to its action tokens; zero elsewhere. [M] -> [B, L]."""
         return torch.where(self.index >= 0, values[self.index.clamp(min=0)], 0.0)
 
@@ -88,7 +88,7 @@ class Estimator:
     per_token: bool = False  # the tokens of a trajectory have different advantages
     on_policy: bool = False  # valid for one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Algorithm that it reads; None = unknown
-    no_shaping: str = ""  # reason why rewards cannot include a KL or penalty; empty = they can
+    no_shaping_reason: str = ""  # reason why rewards cannot include a KL or penalty; empty = they can
     check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for unsupported settings
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -107,7 +107,7 @@ class Estimator:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
             raise ValueError(f"{self} needs {', '.join(missing)}, but the batch does not have it.")
-        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
+        if not (is_finite(inputs.scores) and is_finite(inputs.token_rewards)):
             bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
             ids = inputs.trajectory_ids[bad].unique().tolist()
             raise ValueError(
@@ -118,16 +118,18 @@ class Estimator:
     def _check_matrix(self, what: str, matrix: Tensor, mask: Tensor) -> None:
         what = f"the {what} of {self}"
         check_floats(what, matrix, mask.shape)
-        require(all_finite(matrix), f"{what} must be finite, but have NaN or infinite values.")
-        require(not any_off_mask(matrix, mask), f"{what} must be zero outside the action mask. Multiply them by it.")
+        require(is_finite(matrix), f"{what} must be finite, but have NaN or infinite values.")
+        require(
+            not has_values_off_mask(matrix, mask), f"{what} must be zero outside the action mask. Multiply them by it."
+        )
 
 
-def all_finite(values: Tensor) -> bool:
+def is_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite. The sum is a fast test unless finite values overflow."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def any_off_mask(matrix: Tensor, mask: Tensor) -> bool:
+def has_values_off_mask(matrix: Tensor, mask: Tensor) -> bool:
     """Whether any value off the mask is non-zero. Works on blocks of rows, so that temporaries fit into the CPU
     cache."""
     pairs = zip(matrix.split(64), mask.split(64), strict=True)
@@ -166,20 +168,20 @@ class Trajectories:
     mask: Tensor  # [B, L]
 
     @classmethod
-    def of(cls, inputs: AdvantageInputs) -> Trajectories:
-        rows = Groups.of(inputs.trajectory_ids)
+    def from_inputs(cls, inputs: AdvantageInputs) -> Trajectories:
+        rows = Groups.from_ids(inputs.trajectory_ids)
         lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.equal(inputs.scores).all(), "rows of one trajectory must share its score"
-        return cls(rows, Groups.of(rows.first(inputs.group_ids)), scores, lengths, inputs.mask)
+        return cls(rows, Groups.from_ids(rows.first(inputs.group_ids)), scores, lengths, inputs.mask)
 
-    def on_tokens(self, values: Tensor) -> Tensor:
+    def expand_to_tokens(self, values: Tensor) -> Tensor:
         """Copy the value of each trajectory to its action tokens; zero elsewhere. [N] -> [B, L]."""
         return values[self.rows.index].unsqueeze(1) * self.mask.to(values.dtype)
 
 
 def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor]) -> Advantages:
     """Advantages from one score per trajectory: fn(scores [N], groups) -> [N]."""
-    trajectories = Trajectories.of(inputs)
-    advantages = trajectories.on_tokens(fn(trajectories.scores, trajectories.groups))
+    trajectories = Trajectories.from_inputs(inputs)
+    advantages = trajectories.expand_to_tokens(fn(trajectories.scores, trajectories.groups))
     return Advantages(advantages, advantages)

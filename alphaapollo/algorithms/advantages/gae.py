@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, whiten
 from alphaapollo.config.schema import Algorithm
 
 
@@ -18,7 +18,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     Returns (advantages, A + V), zero off the mask.
     """
     is_action = mask.bool()
-    rewards, values = masked(token_rewards, mask), masked(values, mask)
+    rewards, values = apply_mask(token_rewards, mask), apply_mask(values, mask)
     next_value = next_advantage = values.new_zeros(values.shape[0])
     columns = []
     for t in reversed(range(values.shape[1])):
@@ -26,15 +26,15 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
         next_advantage = torch.where(is_action[:, t], delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(is_action[:, t], values[:, t], next_value)
         columns.append(next_advantage)
-    advantages = masked(torch.stack(columns[::-1], dim=1), mask)
+    advantages = apply_mask(torch.stack(columns[::-1], dim=1), mask)
     return advantages, advantages + values
 
 
 @register_estimator("gae", needs=("values",), per_token=True, reads=("gamma", "lam", "whiten_advantages"))
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
-    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
     if config.whiten_advantages:
         advantages = whiten(advantages, joined.mask, ddof=1, eps=1e-8)

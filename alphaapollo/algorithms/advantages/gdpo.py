@@ -21,7 +21,7 @@ def gdpo_sum(components: Tensor, groups: Groups, weights: Tensor, ddof: int = 1,
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
 
 
-def _check_names(config: Algorithm, group_size: int) -> None:
+def _check_reward_names(config: Algorithm, group_size: int) -> None:
     names, weights = config.gdpo_rewards, config.gdpo_weights
     if len(set(names)) < len(names):
         raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. List each name once.")
@@ -43,18 +43,18 @@ def _check_names(config: Algorithm, group_size: int) -> None:
     needs=("components",),
     group=True,
     reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
-    no_shaping="it sums the named rewards as returned by the reward function",
-    check=_check_names,
+    no_shaping_reason="it sums the named rewards as returned by the reward function",
+    check=_check_reward_names,
 )
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Standardize the weighted sum over all samples of the batch (Eq. 6)."""
     assert inputs.components is not None
-    trajectories = Trajectories.of(inputs)
-    names, weights = _named_rewards(inputs.components, config)
+    trajectories = Trajectories.from_inputs(inputs)
+    names, weights = _select_rewards(inputs.components, config)
     rewards = apply_conditions(inputs.components, config.gdpo_conditions)
     components = torch.stack([trajectories.rows.first(rewards[name]) for name in names], dim=1)
     summed = gdpo_sum(components, trajectories.groups, components.new_tensor(weights))
-    advantages = trajectories.on_tokens(standardize(summed, ddof=1, eps=1e-4, eps_inside=False))
+    advantages = trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_inside=False))
     return Advantages(advantages, advantages)
 
 
@@ -67,15 +67,15 @@ def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str
     }
 
 
-def _default_rewards(components: dict[str, Tensor]) -> list[str]:
+def _default_reward_names(components: dict[str, Tensor]) -> list[str]:
     """Rewards that an empty algorithm.gdpo_rewards sums. Excludes `accuracy` if `task` exists: both measure
     correctness, which would count twice."""
     return sorted(name for name in components if not (name == "accuracy" and "task" in components))
 
 
-def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
+def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
     """Names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
-    names = config.gdpo_rewards or _default_rewards(components)
+    names = config.gdpo_rewards or _default_reward_names(components)
     in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
     required = list(dict.fromkeys(names + in_conditions))
     missing = [name for name in required if name not in components]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm
@@ -28,18 +28,20 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.turns is not None
     turns = inputs.turns
     returns = discounted_returns(turns.rewards(inputs.token_rewards), turns.trajectory_ids, config.gamma)
-    turn_advantages = _relative(returns, Groups.of(turns.anchors), config)
-    episode_advantages = from_scores(inputs, lambda scores, groups: _relative(scores, groups, config)).advantages
-    advantages = episode_advantages + config.gigpo_step_weight * turns.on_tokens(turn_advantages) * inputs.mask
-    return Advantages(advantages, turns.on_tokens(returns) * inputs.mask)
+    turn_advantages = _group_advantages(returns, Groups.from_ids(turns.anchors), config)
+    episode_advantages = from_scores(
+        inputs, lambda scores, groups: _group_advantages(scores, groups, config)
+    ).advantages
+    advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages) * inputs.mask
+    return Advantages(advantages, turns.expand_to_tokens(returns) * inputs.mask)
 
 
-def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
+def _group_advantages(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
     by_mean_only = config.norm_adv_by_std_in_grpo is False
-    return deviations(values, groups) if by_mean_only else normalize_in_groups(values, groups)
+    return center_in_groups(values, groups) if by_mean_only else normalize_in_groups(values, groups)
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
     """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns in order -> [M]."""
-    joined = JoinedTrajectories.of(torch.ones_like(rewards)[:, None], trajectory_ids)
+    joined = JoinedTrajectories.from_mask(torch.ones_like(rewards)[:, None], trajectory_ids)
     return joined.split(reward_to_go(joined.join(rewards[:, None]), joined.mask, gamma))[:, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -20,7 +20,7 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
 
 def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
     """alpha (R - mean) / F with F = 1, or the group's std (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
-    centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else deviations(scores, groups)
+    centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
     return gpg_alpha(scores, groups) * centered
 
 

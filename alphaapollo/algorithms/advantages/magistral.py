@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import deviations
+from alphaapollo.algorithms.group_statistics import center_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 
@@ -29,9 +29,9 @@ def magistral(centered: Tensor, mini_batches: Sequence[Tensor], ddof: int = 1, e
 def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Normalize each mini-batch separately. A mini-batch contains complete groups."""
     assert inputs.mini_batches is not None
-    trajectories = Trajectories.of(inputs)
+    trajectories = Trajectories.from_inputs(inputs)
     numbers = trajectories.rows.first(inputs.mini_batches)
     mini_batches = [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()]
-    advantages = magistral(deviations(trajectories.scores, trajectories.groups), mini_batches)
-    on_tokens = trajectories.on_tokens(advantages)
+    advantages = magistral(center_in_groups(trajectories.scores, trajectories.groups), mini_batches)
+    on_tokens = trajectories.expand_to_tokens(advantages)
     return Advantages(on_tokens, on_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, deviations
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -15,12 +15,12 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     A group without action tokens has b = 0; it has no tokens to train on.
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
-    return deviations(scores, groups, baseline)
+    return center_in_groups(scores, groups, baseline)
 
 
 @register_estimator("opo", group=True, on_policy=True, reads=())
 def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    trajectories = Trajectories.of(inputs)
+    trajectories = Trajectories.from_inputs(inputs)
     centered = opo(trajectories.scores, trajectories.lengths, trajectories.groups)
-    advantages = trajectories.on_tokens(centered)
+    advantages = trajectories.expand_to_tokens(centered)
     return Advantages(advantages, advantages)

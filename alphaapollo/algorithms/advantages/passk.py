@@ -47,12 +47,14 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
             "algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
-    pairs = [_passk_pair(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)]
+    pairs = [
+        _passk_advantages(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)
+    ]
     table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.index]
     return torch.where(correct > 0, table[:, 0], table[:, 1])
 
 
-def _passk_pair(size: int, num_wrong: int, k: int) -> tuple[float, float]:
+def _passk_advantages(size: int, num_wrong: int, k: int) -> tuple[float, float]:
     """Advantages of a correct and of a wrong sample of one group."""
     if size < k:
         return 0.0, 0.0
@@ -82,7 +84,7 @@ def _check_k(config: Algorithm, group_size: int) -> None:
     "grpo_passk_analytic",
     group=True,
     reads=("passk_k",),
-    no_shaping="its closed form needs rewards of 0 or 1",
+    no_shaping_reason="its closed form needs rewards of 0 or 1",
     check=_check_k,
 )
 def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, deviations
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardize, whiten
+from alphaapollo.algorithms.masked import move_rewards_to_actions, reward_to_go, standardize, whiten
 from alphaapollo.config.schema import Algorithm
 
 
 def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:
     """A' = R - group mean (Eq. 6), then standardized over all samples of the batch (Eq. 7). [N] -> [N]."""
-    return standardize(deviations(scores, groups), ddof, eps, eps_inside=False)
+    return standardize(center_in_groups(scores, groups), ddof, eps, eps_inside=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Reward-to-go whitened over the action tokens of the batch (Eq. 4-5). Use with a k1 KL in the reward."""
-    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     returns = reward_to_go(token_rewards, joined.mask, config.gamma)
     advantages = whiten(returns, joined.mask, ddof=1, eps=1e-8)
     return Advantages(joined.split(advantages), joined.split(returns))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import fold_to_actions, masked, reward_to_go
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
 
@@ -16,14 +16,14 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
     Returns (advantages, rewards to go), zero off the mask.
     """
     returns = reward_to_go(token_rewards, mask, gamma)
-    return masked(returns - baselines.unsqueeze(1), mask), returns
+    return apply_mask(returns - baselines.unsqueeze(1), mask), returns
 
 
 @register_estimator("remax", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
-    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     baselines = joined.rows.first(inputs.greedy_rewards)
     advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
     return Advantages(joined.split(advantages), joined.split(returns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, deviations
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -13,7 +13,7 @@ def rloo(scores: Tensor, groups: Groups) -> Tensor:
     """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
     sizes = groups.sizes.to(scores.dtype)
     factor = sizes / (sizes - 1).clamp(min=1)
-    return factor[groups.index] * deviations(scores, groups)
+    return factor[groups.index] * center_in_groups(scores, groups)
 
 
 @register_estimator("rloo", group=True, reads=())

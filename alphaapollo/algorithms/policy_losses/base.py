@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import log_ratio, masked, row_mean
+from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.result_checks import check_floats, check_type
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
@@ -69,13 +69,15 @@ class PolicyLoss:
     level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
     on_policy: bool = False  # has no importance ratio: valid for one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
-    of_sequence: bool = False  # a token's loss depends on the other tokens of its sequence; always at sequence level
+    needs_full_sequence: bool = (
+        False  # a token's loss depends on the other tokens of its sequence; always at sequence level
+    )
     choose: TokenSelector | None = None  # selects tokens over the whole mini-batch, for inputs.chosen
 
     @property
     def needs_full_trajectories(self) -> bool:
         """Whether all rows of a trajectory must be in one micro-batch, where they are joined into one row."""
-        return self.of_sequence or self.level == "sequence"
+        return self.needs_full_sequence or self.level == "sequence"
 
     def __str__(self) -> str:
         return f"the policy loss {self.name!r}"
@@ -127,12 +129,12 @@ CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 def clip_range(config: Actor, low: L, high: float) -> tuple[float | L, float]:
     """(below, above) of the clip: clip_ratio_low/high, else clip_ratio for both, else the loss's own."""
     return (
-        _first_set(config.clip_ratio_low, config.clip_ratio, low),
-        _first_set(config.clip_ratio_high, config.clip_ratio, high),
+        _first_not_none(config.clip_ratio_low, config.clip_ratio, low),
+        _first_not_none(config.clip_ratio_high, config.clip_ratio, high),
     )
 
 
-def _first_set(first: float | None, second: float | None, default: L) -> float | L:
+def _first_not_none(first: float | None, second: float | None, default: L) -> float | L:
     if first is not None:
         return first
     return default if second is None else second
@@ -140,12 +142,12 @@ def _first_set(first: float | None, second: float | None, default: L) -> float |
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum a metric over action tokens, without gradient. [B, L] numbers or bools -> float64 scalar."""
-    return masked(values.detach().double(), mask).sum()
+    return apply_mask(values.detach().double(), mask).sum()
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum a metric over non-empty rows, without gradient. [B] numbers or bools -> float64 scalar."""
-    return masked(values.detach().double(), mask.bool().any(dim=1)).sum()
+    return apply_mask(values.detach().double(), mask.bool().any(dim=1)).sum()
 
 
 def old_policy_kl(inputs: PolicyLossInputs, per_row: bool) -> Tensor:

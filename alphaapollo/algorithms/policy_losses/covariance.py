@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import log_ratio, masked, masked_mean
+from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -26,7 +26,7 @@ from alphaapollo.config.schema import Actor
 def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(A - mean A)(log pi - mean log pi) over action tokens, a constant; zero off the mask. [B, L] -> [B, L]."""
     logp = logp.detach()
-    return masked((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
+    return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
 
 
 def clip_cov_candidates(
@@ -82,7 +82,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high)
     fraction = token_sum(inputs.chosen, inputs.mask)
-    return PolicyLossOutput(masked(output.loss, ~inputs.chosen), output.metrics | {"clip_cov_fraction": fraction})
+    return PolicyLossOutput(apply_mask(output.loss, ~inputs.chosen), output.metrics | {"clip_cov_fraction": fraction})
 
 
 def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, log_ratio, masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -43,5 +43,5 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low, high = clip_range(config, 0.4, 0.4)
     advantages = row_mean(inputs.advantages, inputs.mask)
     ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)
-    share = row_mean(masked(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
+    share = row_mean(apply_mask(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
     return PolicyLossOutput(-advantages * ratio, clip_metrics(share, advantages > 0, inputs.mask))

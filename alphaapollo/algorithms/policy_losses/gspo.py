@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, clamp_symmetric, log_ratio, masked, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, clamp_symmetric, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -38,7 +38,7 @@ def gspo_token_ratio(
     """
     held = logp.detach() if logp_sg is None else logp_sg
     sequence = geometric_ratio(held, old_logp, mask, limit)
-    return sequence.unsqueeze(1) * masked(logp - held, mask).exp()
+    return sequence.unsqueeze(1) * apply_mask(logp - held, mask).exp()
 
 
 @register_policy_loss("gspo", level="sequence", reads=CLIP)
@@ -49,7 +49,7 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
-@register_policy_loss("gspo_token", reads=CLIP, of_sequence=True)
+@register_policy_loss("gspo_token", reads=CLIP, needs_full_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
     aggregation is seq-mean-token-mean."""

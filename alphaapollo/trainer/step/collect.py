@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from alphaapollo.algorithms.group_statistics import keep_group
+from alphaapollo.algorithms.group_statistics import has_variance
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.evaluation.validation import generate_missing_groups
@@ -47,7 +47,7 @@ async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
             groups = await generate_groups(run, requests, recovery)
         if run.reward_model_scorer:
             with timer("reward_model"):
-                await run.reward_model_scorer.add_to(groups)
+                await run.reward_model_scorer.score_groups(groups)
         check_not_all_failed(groups)
         generated += groups
         groups = [group for group in groups if is_usable(group)]
@@ -86,7 +86,7 @@ async def generate_groups(
 ) -> list[TrajectoryGroup]:
     """Generate the groups of the requests, with reference log-probs prefetched meanwhile where the plan says so."""
     generating = _generate_with_recovery(run, requests, recovery)
-    return await (run.reference.run_beside(generating) if run.reference else generating)
+    return await (run.reference.prefetch_during(generating) if run.reference else generating)
 
 
 async def _generate_with_recovery(
@@ -97,12 +97,12 @@ async def _generate_with_recovery(
     recovery: counts these groups and engines. Raises WorkerDied if an engine cannot be replaced, or dies again.
     """
     groups: dict[int, TrajectoryGroup] = {}
-    on_end = partial(_offer_to_reference, run) if run.reference else None
+    on_end = partial(_prefetch_reference, run) if run.reference else None
     try:
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     except WorkerDied as death:
         if run.reference:
-            await run.reference.settle()  # the weight sync of the new engine calls the policy's workers, too
+            await run.reference.wait_until_idle()  # the weight sync of the new engine calls the policy's workers, too
         recovery.update(await _replace_engines(run, death, len(requests) - len(groups)))
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     return [groups[index] for index in range(len(requests))]
@@ -131,7 +131,7 @@ async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) ->
     return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": missing}
 
 
-def _offer_to_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
+def _prefetch_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
     """Prefetch reference log-probs of a finished group that will be trained on, or that a reward model has to score
     first."""
     assert run.reference is not None
@@ -142,15 +142,15 @@ def _offer_to_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
 def passes_filter(run: TrainingRun, group: TrajectoryGroup) -> bool:
     """Whether dynamic sampling keeps a usable group; true where it is off."""
     filters = run.config.algorithm.filter_groups
-    return not filters.enable or has_signal(group, filters.metric)
+    return not filters.enable or has_varied_metric(group, filters.metric)
 
 
-def has_signal(group: TrajectoryGroup, metric: str) -> bool:
+def has_varied_metric(group: TrajectoryGroup, metric: str) -> bool:
     """Whether the group's samples that did not fail differ in the metric."""
-    return keep_group([metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
+    return has_variance([get_metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
 
 
-def metric_value(trajectory: Trajectory, metric: str) -> float:
+def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     """The value that algorithm.filter_groups.metric names."""
     if metric in ("accuracy", "reward"):
         return trajectory.accuracy if metric == "accuracy" else trajectory.reward

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, Turns
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
-from alphaapollo.algorithms.divergence import teacher_signal
-from alphaapollo.algorithms.kl import kl_in_reward
+from alphaapollo.algorithms.divergence import compute_teacher_advantages
+from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
-from alphaapollo.trainer.metrics import advantage_metrics, length_penalty
+from alphaapollo.trainer.metrics import advantage_metrics, mean_length_penalty
 from alphaapollo.trainer.step.training_batch import Batch, invalid_action_cost, sum_per_trajectory
 from alphaapollo.types import Trajectory, Turn
 
@@ -70,14 +70,14 @@ class Credit:
     """Advantages of a batch, ready for the update."""
 
     columns: list[Columns[np.ndarray]]  # one per rank
-    has_signal: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
+    has_gradient: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
     metrics: dict[str, float]
 
 
 def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> Credit:
     """Compute advantages and returns from the rewards of a batch, and pack them for each rank."""
     rewards, metrics = _add_kl_penalty(batch, computed, settings)
-    result, returns = _estimate(batch, computed, rewards, settings)
+    result, returns = _estimate_advantages(batch, computed, rewards, settings)
     result, teacher_metrics = _add_teacher_advantages(result, batch, computed, settings.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
@@ -85,10 +85,10 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
         metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
     if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
         shaped = batch.joined.join(batch.token_rewards).sum(-1)
-        metrics["reward/length_penalty"] = length_penalty(
+        metrics["reward/length_penalty"] = mean_length_penalty(
             batch.trajectories, shaped, invalid_action_cost(settings.actor)
         )
-    columns = _pack(batch, computed, result, settings)
+    columns = _pack_columns(batch, computed, result, settings)
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     return Credit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
@@ -99,9 +99,9 @@ def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSetti
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
     trajectories, kl_coef = batch.joined, settings.kl_coef
-    old, ref = (trajectories.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+    old, ref = (trajectories.join(_to_float64(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
     joined = trajectories.join(batch.token_rewards)
-    shaped = kl_in_reward(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
+    shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
     return trajectories.split(shaped.token_rewards), {
         "actor/reward_kl_penalty_coeff": kl_coef,
         "actor/reward_kl_penalty_per_sequence": float(shaped.per_sequence),
@@ -109,7 +109,7 @@ def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSetti
     }
 
 
-def _estimate(
+def _estimate_advantages(
     batch: Batch, computed: WorkerColumns, rewards: Tensor, settings: CreditSettings
 ) -> tuple[Advantages, Tensor]:
     """The estimator's advantages, and the total reward of each trajectory [N]."""
@@ -121,7 +121,7 @@ def _estimate(
         scores=returns[batch.trajectory_ids],
         group_ids=batch.group_ids,
         trajectory_ids=batch.trajectory_ids,
-        values=None if computed.values is None else _double(computed.values),
+        values=None if computed.values is None else _to_float64(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
         turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
@@ -137,12 +137,14 @@ def _add_teacher_advantages(
     if not teacher.sampled:
         return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
-    taught = teacher_signal(_double(computed.old_logprobs), _double(computed.teacher_logprobs), batch.mask)
+    taught = compute_teacher_advantages(
+        _to_float64(computed.old_logprobs), _to_float64(computed.teacher_logprobs), batch.mask
+    )
     both = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
     return both, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
-def _pack(
+def _pack_columns(
     batch: Batch, computed: WorkerColumns, result: Advantages, settings: CreditSettings
 ) -> list[Columns[np.ndarray]]:
     """Cut all matrices [B, L] and row values [B] into one set of flat columns per rank."""
@@ -180,7 +182,7 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
     if policy_loss.choose is None:
         return None
     assert computed.old_logprobs is not None and batch.keys is not None
-    logp, keys = _double(computed.old_logprobs), batch.keys
+    logp, keys = _to_float64(computed.old_logprobs), batch.keys
     counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
     chosen = torch.zeros_like(counted)
     for rows in batch.layout.mini_batch_rows:
@@ -210,7 +212,7 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
         first = len(owners)
         for turn in trajectory.turns:
             owners.append(owner)
-            ids.append(anchors.setdefault((groups[number], _anchor(turn)), len(anchors)))
+            ids.append(anchors.setdefault((groups[number], _get_anchor_state(turn)), len(anchors)))
         for row in trajectory.rows:
             begin = 0
             for place, end in enumerate(row.turn_ends):
@@ -221,11 +223,11 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
     return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
 
 
-def _anchor(turn: Turn) -> Hashable:
+def _get_anchor_state(turn: Turn) -> Hashable:
     """State before an action: the environment's (StepResult.info["state"]), else the tokens shown just before."""
     state = turn.info.get("state")
     return tuple(turn.context_ids) if state is None else repr(state)
 
 
-def _double(matrix: np.ndarray) -> Tensor:
+def _to_float64(matrix: np.ndarray) -> Tensor:
     return torch.from_numpy(matrix.astype(np.float64))

@@ -112,23 +112,24 @@ def build_batch(
         padded=settings.padded,
         seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
         shuffle=actor.shuffle,
-        group_ids=_groups_of_mini_batches(group_of, actor, algorithm),
-        whole_trajectories=policy_loss.needs_full_trajectories or needs_full_sequences(algorithm.rollout_correction),
+        group_ids=_list_mini_batch_groups(group_of, actor, algorithm),
+        needs_full_trajectories=policy_loss.needs_full_trajectories
+        or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
         share_from=SHARE_FROM,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
-    joined = JoinedTrajectories.of(mask, owners)
-    rewards = _turn_rewards(trajectories, mask, invalid_action_cost(actor))
+    joined = JoinedTrajectories.from_mask(mask, owners)
+    rewards = _compute_turn_rewards(trajectories, mask, invalid_action_cost(actor))
     add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_length), mask, owners)
     weights = torch.zeros(3, len(members), dtype=torch.float64)
     horizon = actor.loss_scale_factor or float(settings.max_length)
-    lengths = [_loss_lengths(trajectories, joined, algorithm), joined.mask.sum(-1)]
+    lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
         own = owners[mini_batch].unique()
-        weights[:, own] = _mini_batch_weights(lengths[0][own], lengths[1][own], group_of[own], actor, horizon)
+        weights[:, own] = _compute_mini_batch_weights(lengths[0][own], lengths[1][own], group_of[own], actor, horizon)
     if method := algorithm.filtration.method:
-        weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.of(group_of), method)
+        weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
     keys = draw_keys(joined, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
     return Batch(
@@ -139,8 +140,8 @@ def build_batch(
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_components(trajectories, owners),
-        greedy_rewards=_greedy_rewards(groups, algorithm, actor, settings.max_length, group_of[owners]),
+        components=_expand_components(trajectories, owners),
+        greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, settings.max_length, group_of[owners]),
         trajectories=trajectories,
         loss_weights=loss_weights,
         sequence_weights=sequence,
@@ -212,7 +213,7 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
     return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
 
 
-def _groups_of_mini_batches(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
+def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Group 0 .. G-1 of each trajectory [N], where a group must share a mini-batch because the estimator or the
     aggregation normalises over both; else None."""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
@@ -222,7 +223,7 @@ def _groups_of_mini_batches(group_of: Tensor, actor: Actor, algorithm: Algorithm
     return numbers
 
 
-def _turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: float) -> Tensor:
+def _compute_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: float) -> Tensor:
     """[B, L]: step rewards and penalties on the last action token of their turn."""
     rewards = np.zeros(mask.shape)  # mostly untouched pages, which take no memory
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
@@ -233,7 +234,7 @@ def _turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: flo
     return torch.from_numpy(rewards)
 
 
-def _greedy_rewards(
+def _compute_greedy_rewards(
     groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_length: int, group_ids: Tensor
 ) -> Tensor | None:
     """Reward of the greedy rollout of each row's group, shaped as the others are. [B]"""
@@ -246,20 +247,20 @@ def _greedy_rewards(
     return rewards[group_ids]
 
 
-def _components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str, Tensor]:
+def _expand_components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str, Tensor]:
     """Named rewards of each row's trajectory, [B] each; NaN where it lacks one."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 
-def _loss_lengths(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
+def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
     """Tokens of each trajectory in the loss [N]: its action tokens, or 0 if DAPO's overlong filter removes it."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
 
-def _mini_batch_weights(
+def _compute_mini_batch_weights(
     loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
 ) -> Tensor:
     """Weights [3, n] of a mini-batch's trajectories, over all ranks: in the token-level loss, the sequence-level loss

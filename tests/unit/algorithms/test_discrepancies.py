@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.advantages.gpg import gpg_scale
+from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
 from alphaapollo.algorithms.correction import mismatch_weights
@@ -73,7 +73,7 @@ def test_d2_outcome_on_a_masked_token_is_kept():
 @pytest.mark.parametrize(("second", "alpha"), [([1.0, 0, 0, 0], 1.0), ([1.0, 1, 1, 1], 2.0)])
 def test_d3_gpg_counts_groups_without_variance(second: list[float], alpha: float):
     scores = torch.tensor([1.0, 0, 0, 0, *second])
-    assert gpg_scale(scores, Groups.from_ids(torch.arange(8) // 4)) == alpha
+    assert gpg_alpha(scores, Groups.from_ids(torch.arange(8) // 4)) == alpha
 
 
 def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():

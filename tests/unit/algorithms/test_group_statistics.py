@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.group_statistics import Groups, deviations, keep_group, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance, normalize_in_groups
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
 
 
 def test_statistics_by_group():
-    groups = Groups.of(IDS)
+    groups = Groups.from_ids(IDS)
     assert groups.index.tolist() == [1, 2, 1, 2, 0]
     assert groups.sum(SCORES).tolist() == [8.0, 4.0, 10.0]
     assert groups.mean(SCORES).tolist() == [8.0, 2.0, 5.0]
@@ -21,16 +21,16 @@ def test_statistics_by_group():
 
 
 def test_max_of_negative_values():
-    assert Groups.of(torch.tensor([0, 0])).max(torch.tensor([-3.0, -2.0])).tolist() == [-2.0]
+    assert Groups.from_ids(torch.tensor([0, 0])).max(torch.tensor([-3.0, -2.0])).tolist() == [-2.0]
 
 
-def test_deviations():
-    groups = Groups.of(IDS)
-    assert deviations(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
+def test_center_in_groups():
+    groups = Groups.from_ids(IDS)
+    assert center_in_groups(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 def test_normalised():
-    groups = Groups.of(IDS)
+    groups = Groups.from_ids(IDS)
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
 
@@ -47,14 +47,14 @@ def test_normalised():
     ],
 )
 def test_keep_group(values: list[float], kept: bool):
-    assert keep_group(values) is kept
+    assert has_variance(values) is kept
 
 
 def test_keep_group_with_a_tolerance():
-    assert not keep_group([0.0, 0.1], tolerance=0.1)
-    assert keep_group([0.0, 0.11], tolerance=0.1)
+    assert not has_variance([0.0, 0.1], tolerance=0.1)
+    assert has_variance([0.0, 0.11], tolerance=0.1)
 
 
 def test_nan_in_a_group_is_an_error():
     with pytest.raises(ValueError, match="NaN"):
-        keep_group([1.0, math.nan])
+        has_variance([1.0, math.nan])

@@ -8,36 +8,36 @@ VALUES = torch.tensor([[1.0, 99.0, 2.0], [5.0, 6.0, 99.0], [99.0] * 3, [99.0, 3.
 
 
 def test_rows_of_a_trajectory_become_one_in_their_order():
-    whole = JoinedTrajectories.of(MASK, IDS)
+    whole = JoinedTrajectories.from_mask(MASK, IDS)
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
     assert whole.rows.first(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
 
 
 def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():
-    whole = JoinedTrajectories.of(MASK, IDS)
+    whole = JoinedTrajectories.from_mask(MASK, IDS)
     assert whole.split(whole.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 
 def test_gradients_pass_in_both_directions_and_masked_values_do_not_matter():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
-    whole = JoinedTrajectories.of(MASK, IDS)
+    whole = JoinedTrajectories.from_mask(MASK, IDS)
     (whole.split(2 * whole.join(values)) * 3).sum().backward()
     assert (values.grad == 6 * MASK).all()
 
 
 def test_single_rows_change_only_outside_the_mask():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
-    whole = JoinedTrajectories.of(MASK, torch.tensor([3, 5, 8, 9]))
+    whole = JoinedTrajectories.from_mask(MASK, torch.tensor([3, 5, 8, 9]))
     assert whole.mask is MASK
     assert whole.join(values).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
     whole.split(2 * whole.join(values)).sum().backward()
     assert (values.grad == 2 * MASK).all()
-    other = JoinedTrajectories.of(MASK, torch.tensor([5, 3, 8, 9]))  # in another order
+    other = JoinedTrajectories.from_mask(MASK, torch.tensor([5, 3, 8, 9]))  # in another order
     assert other.split(other.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 
 def test_no_action_token_at_all():
-    whole = JoinedTrajectories.of(torch.zeros(2, 3), torch.tensor([0, 0]))
+    whole = JoinedTrajectories.from_mask(torch.zeros(2, 3), torch.tensor([0, 0]))
     assert whole.mask.tolist() == [[0.0]]
     assert whole.split(whole.join(torch.ones(2, 3))).tolist() == [[0.0] * 3] * 2

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.masked import (
-    fold_to_actions,
-    last_action,
-    masked,
+    apply_mask,
+    last_action_index,
     masked_mean,
+    move_rewards_to_actions,
     reward_to_go,
     row_mean,
     standardize,
@@ -24,8 +24,8 @@ def matrix(*rows: list[float]) -> torch.Tensor:
 
 def test_masked_drops_nan_in_value_and_gradient():
     values = matrix([1.0, 2.0, math.nan, 4.0], [math.inf] * 4).requires_grad_()
-    masked(values, MASK).sum().backward()
-    assert masked(values, MASK).tolist() == [[1.0, 2.0, 0.0, 4.0], [0.0] * 4]
+    apply_mask(values, MASK).sum().backward()
+    assert apply_mask(values, MASK).tolist() == [[1.0, 2.0, 0.0, 4.0], [0.0] * 4]
     assert values.grad.tolist() == [[1.0, 1.0, 0.0, 1.0], [0.0] * 4]
 
 
@@ -65,10 +65,10 @@ def test_reward_to_go_skips_observations():
 
 
 def test_last_action():
-    assert last_action(MASK).tolist() == [3, -1]
+    assert last_action_index(MASK).tolist() == [3, -1]
 
 
 def test_fold_moves_values_to_the_previous_action_token():
     mask = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
     rewards = matrix([1.0, 10.0, 100.0, 1000.0, 10000.0], [1.0] * 5)
-    assert fold_to_actions(rewards, mask).tolist() == [[0, 111.0, 0, 11000.0, 0], [0.0] * 5]
+    assert move_rewards_to_actions(rewards, mask).tolist() == [[0, 111.0, 0, 11000.0, 0], [0.0] * 5]

@@ -7,7 +7,7 @@ from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 
 SCORES = torch.tensor([0.0, 1.0, 1.0, 0.5, 7.0, 7.0], dtype=torch.float64)
-GROUPS = Groups.of(torch.tensor([0, 0, 0, 0, 1, 1]))  # the second one is all equal
+GROUPS = Groups.from_ids(torch.tensor([0, 0, 0, 0, 1, 1]))  # the second one is all equal
 
 
 @pytest.mark.parametrize(
@@ -26,5 +26,5 @@ def test_weights_by_hand(method: str, weights: list[float]) -> None:
 def test_mean_weight_is_one(method: str) -> None:
     torch.manual_seed(0)
     scores, ids = torch.randn(24, dtype=torch.float64), torch.arange(24) // 6
-    weights = filtration_weights(scores, Groups.of(ids), method)
+    weights = filtration_weights(scores, Groups.from_ids(ids), method)
     assert weights.view(4, 6).mean(1) == pytest.approx([1.0] * 4)

@@ -93,7 +93,7 @@ def test_a_better_chosen_answer_lowers_every_loss(name: str):
     answers = AnswerBatch(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
     keys = {"slic_delta": 3.0} if name == "slic" else {}
     losses, _, figures = get_preference_loss(name)(answers, Preference(loss=name, **keys))
-    assert len(losses) == (1 if get_preference_loss(name).of_pairs else 2)
+    assert len(losses) == (1 if get_preference_loss(name).is_pairwise else 2)
     losses.sum().backward()
     chosen, rejected = logp.grad.tolist()
     assert rejected > 0, "the rejected answer becomes less likely"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from alphaapollo.algorithms.kl import kl_in_reward
+from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.reward_shaping import (
     add_outcome_reward,
     condition_reward,
@@ -24,7 +24,7 @@ def test_kl_in_reward_by_hand():
     rewards = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     old = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])
     ref = torch.tensor([[-2.0, -5.0, 0.0], [-3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    shaped = kl_in_reward(rewards, old, ref, mask, coef=0.1)
+    shaped = subtract_kl(rewards, old, ref, mask, coef=0.1)
     torch.testing.assert_close(shaped.token_rewards, torch.tensor([[-0.1, 0.7, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     assert shaped.per_sequence == 3.0  # (1 + 3) and 2, over two non-empty rows
     assert shaped.per_token == 2.0  # means 2 and 2

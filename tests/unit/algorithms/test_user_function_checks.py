@@ -12,8 +12,8 @@ from alphaapollo.algorithms.user_function_checks import (
     check_user_estimator,
     check_user_policy_loss,
     has_gradient_without_advantages,
-    toy_advantage_inputs,
-    toy_loss_inputs,
+    make_toy_advantage_inputs,
+    make_toy_loss_inputs,
 )
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.utils.user_module import load_user_module
@@ -114,10 +114,10 @@ def test_valid_functions_pass(tmp_path: Path) -> None:
 
 
 def test_toy_inputs_are_valid_for_all_builtin_functions() -> None:
-    inputs = toy_advantage_inputs(4, [])
+    inputs = make_toy_advantage_inputs(4, [])
     for estimator in map(get_estimator, estimator_names()):
         if estimator.fn.__module__.startswith("alphaapollo."):
             estimator(inputs, Algorithm())
     for loss in map(get_policy_loss, policy_loss_names()):
         if loss.fn.__module__.startswith("alphaapollo."):
-            assert loss(toy_loss_inputs(loss, Actor()), Actor()).loss.requires_grad
+            assert loss(make_toy_loss_inputs(loss, Actor()), Actor()).loss.requires_grad

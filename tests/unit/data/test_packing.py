@@ -3,7 +3,13 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.data.packing import balance, build_train_batch, equal_micro_batches, micro_batches, split_mini_batches
+from alphaapollo.data.packing import (
+    balance_ranks,
+    build_train_batch,
+    equalize_micro_batches,
+    split_micro_batches,
+    split_mini_batches,
+)
 from alphaapollo.types import Row
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
@@ -32,12 +38,12 @@ def test_shuffled_mini_batches_depend_on_the_seed_alone():
 
 def test_balance_gives_the_longest_to_the_emptiest():
     # 9 -> a; 7 -> b; 6 -> b (13); 5 -> a (14); 1 -> b (14)
-    assert balance([5, 9, 1, 7, 6], 2) == [[1, 0], [3, 4, 2]]
+    assert balance_ranks([5, 9, 1, 7, 6], 2) == [[1, 0], [3, 4, 2]]
 
 
 @given(LENGTHS, st.integers(1, 5))
 def test_ranks_differ_by_one_row_at_most(lengths, num_ranks):
-    shares = balance(lengths, num_ranks)
+    shares = balance_ranks(lengths, num_ranks)
     assert sorted(chain(*shares)) == list(range(len(lengths)))
     loads = [sum(lengths[i] for i in share) for share in shares]
     assert max(loads) - min(loads) <= max(lengths, default=0)
@@ -45,17 +51,17 @@ def test_ranks_differ_by_one_row_at_most(lengths, num_ranks):
 
 def test_micro_batches_by_sum_and_padded():
     lengths = [3, 8, 5, 4]
-    assert micro_batches(parts(lengths), 12, padded=False) == [[1], [2, 3, 0]]  # 8; 5 + 4 + 3 = 12
-    assert micro_batches(parts(lengths), 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
+    assert split_micro_batches(parts(lengths), 12, padded=False) == [[1], [2, 3, 0]]  # 8; 5 + 4 + 3 = 12
+    assert split_micro_batches(parts(lengths), 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
 
 
 def test_row_over_the_budget_is_a_separate_micro_batch():
-    assert micro_batches(parts([20, 3, 30]), 10, padded=True) == [[2], [0], [1]]
+    assert split_micro_batches(parts([20, 3, 30]), 10, padded=True) == [[2], [0], [1]]
 
 
 @given(LENGTHS, st.integers(1, 100), st.booleans())
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens, padded):
-    batches = micro_batches(parts(lengths), max_tokens, padded)
+    batches = split_micro_batches(parts(lengths), max_tokens, padded)
     assert sorted(chain(*batches)) == list(range(len(lengths)))
     for batch in batches:
         rows = [lengths[i] for i in batch]
@@ -64,17 +70,17 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens
 
 def test_ranks_get_equally_many_micro_batches():
     # rank 0 needs three; rank 1 halves its fullest twice; rank 2 has nothing
-    assert equal_micro_batches([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
+    assert equalize_micro_batches([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
         [[0], [1], [2]],
         [[0], [1], [2, 3]],
         [[], [], []],
     ]
-    assert equal_micro_batches([[], []], 10, padded=False) == [[[]], [[]]]
+    assert equalize_micro_batches([[], []], 10, padded=False) == [[[]], [[]]]
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.booleans())
 def test_equal_micro_batches_stay_within_the_budget(ranks, padded):
-    out = equal_micro_batches([parts(lengths) for lengths in ranks], 60, padded)
+    out = equalize_micro_batches([parts(lengths) for lengths in ranks], 60, padded)
     assert len({len(batches) for batches in out}) == 1
     for lengths, batches in zip(ranks, out, strict=True):
         assert sorted(chain(*batches)) == list(range(len(lengths)))
@@ -132,7 +138,7 @@ def test_rows_of_one_trajectory_can_share_a_micro_batch():
     lengths = [9, 3, 2, 2, 4, 9]  # and a prompt token each; trajectory 0 exceeds the budget, 1 and 2 fit together
     for padded in (True, False):
         batch = build_train_batch(
-            rows_of(lengths), ids, 1, 8, 15, padded, seed=0, shuffle=False, whole_trajectories=True
+            rows_of(lengths), ids, 1, 8, 15, padded, seed=0, shuffle=False, needs_full_trajectories=True
         )
         (step,) = batch.rank_batches[0].mini_batches
         walked = [[int(batch.row_order[0][position]) for position in micro] for micro in step.micro_batches]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from alphaapollo.config.schema import PreferenceData, RewardData
-from alphaapollo.data.preference_examples import load_labelled, load_pairs, unrelated_rows
+from alphaapollo.data.preference_examples import load_labelled, load_pairs, make_unrelated_rows
 
 SYSTEM = {"role": "system", "content": "be kind"}
 USER = {"role": "user", "content": "2+2=?"}
@@ -148,11 +148,11 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, rend
     ]
     answers = labelled(tmp_path, renderer, rows).examples
     own = [answer.rows[0] for answer in answers]
-    for place, row in enumerate(unrelated_rows(own, 0, 2048)):
+    for place, row in enumerate(make_unrelated_rows(own, 0, 2048)):
         number = int(extract_answer(renderer, row).removesuffix("<|im_end|>"))
         assert number // 3 != place // 3
         assert row.token_ids[: row.response_start] == own[place].token_ids[: own[place].response_start]
-    drawn = [[row.token_ids for row in unrelated_rows(own, seed, 2048)] for seed in (0, 0, 1)]
+    drawn = [[row.token_ids for row in make_unrelated_rows(own, seed, 2048)] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     start = own[0].response_start
-    assert {len(row.token_ids) for row in unrelated_rows(own, 0, start + 1)} == {start + 1}
+    assert {len(row.token_ids) for row in make_unrelated_rows(own, 0, start + 1)} == {start + 1}

@@ -47,7 +47,7 @@ def test_every_assistant_turn_is_trained_and_nothing_else(tmp_path, renderer):
     chat = [{"role": "system", "content": "s"}, USER, FOUR, USER, {"role": "assistant", "content": "four"}, USER]
     (row,) = load(tmp_path, renderer, [{"messages": chat}])
     assert trained(renderer, row) == ["4<|im_end|>", "four<|im_end|>"]
-    assert row.token_ids == renderer.encode([renderer.text(chat[:5], add_generation_prompt=False)])[0][:-1]
+    assert row.token_ids == renderer.encode([renderer.render_chat(chat[:5], add_generation_prompt=False)])[0][:-1]
 
 
 def test_text_columns_train_the_response_and_eos(tmp_path, renderer):
@@ -83,7 +83,7 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     short, long = {"prompt": "a", "response": "b"}, {"prompt": "abcdef", "response": "xyz"}
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
-    assert read.sizes == [3, 5] and [len(own) for own in read.by_source()] == [3, 5]
+    assert read.sizes == [3, 5] and [len(own) for own in read.split_by_source()] == [3, 5]
     assert read.notices == ["2 of 10 examples are over data.max_length: left out."]
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
 

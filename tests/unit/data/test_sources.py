@@ -13,4 +13,4 @@ def test_the_same_file_twice_has_one_name():
 
 def test_examples_by_source():
     read = LoadedExamples(["a", "b", "c"], sizes=[2, 0, 1], notices=[])
-    assert read.by_source() == [["a", "b"], [], ["c"]]
+    assert read.split_by_source() == [["a", "b"], [], ["c"]]

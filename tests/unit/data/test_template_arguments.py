@@ -1,4 +1,4 @@
-from alphaapollo.data.rendering import Renderer, unused_template_arguments
+from alphaapollo.data.rendering import Renderer, unused_argument_warnings
 from alphaapollo.data.tool_rendering import ToolRenderer
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
 
@@ -9,7 +9,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 def test_they_reach_the_template_at_every_rendering():
     tokenizer = tokenizer_of(HERMES + THINKING)
     silent = Renderer(tokenizer, {"enable_thinking": False})
-    assert silent.text(CHAT) == Renderer(tokenizer).text(CHAT) + "<think></think>"
+    assert silent.render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT) + "<think></think>"
     assert Renderer(tokenizer, {"enable_thinking": True}).text(CHAT) == Renderer(tokenizer).text(CHAT)
     end = silent.encode(["<think></think>"])[0]
     assert silent.prompt_ids(CHAT)[-len(end) :] == silent.delta_ids(CHAT)[-len(end) :] == end
@@ -17,12 +17,12 @@ def test_they_reach_the_template_at_every_rendering():
 
 def test_environment_and_python_tools_are_combined():
     renderer = ToolRenderer(tokenizer_of(HERMES + THINKING), [schema("add", a="integer")], {"enable_thinking": False})
-    text = renderer.text(CHAT)
+    text = renderer.render_chat(CHAT)
     assert '"name": "add"' in text and text.endswith("<think></think>")
 
 
 def test_template_variable_that_is_not_read_is_reported():
     arguments = {"enable_thinking": False, "x": 1}
-    assert unused_template_arguments(arguments, tokenizer_of(HERMES + THINKING)) == [
+    assert unused_argument_warnings(arguments, tokenizer_of(HERMES + THINKING)) == [
         "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
     ]

@@ -173,7 +173,7 @@ def test_tokens_of_three_turns_match_the_template(tmp_path):
     for text, answered in zip(turns, (results("6", "-3"), results("42"), []), strict=True):
         chat += [{"role": "assistant", "content": text}, *answered]
     (row,) = trajectory.rows
-    assert [*row.token_ids, *renderer.encode(["\n"])[0]] == renderer.encode([renderer.text(chat, False)])[0]
+    assert [*row.token_ids, *renderer.encode(["\n"])[0]] == renderer.encode([renderer.render_chat(chat, False)])[0]
     sampled = [token for token, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
     assert sampled == [token for turn in trajectory.turns for token in turn.completion.token_ids]
 

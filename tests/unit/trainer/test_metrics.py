@@ -93,7 +93,7 @@ def test_several_data_sources_have_metrics_of_their_own() -> None:
 def test_cached_tokens_are_a_share_of_prompt_tokens() -> None:
     """Two turns, each of 2 tokens and an action of 1: prompts of 2 and 5 tokens, of which 0 and 3 were cached."""
     episode = played([0.0, 0.0], score=trajectory(0, 1.0, 1).score)
-    assert episode.shown_lengths == [2, 5]
+    assert episode.prompt_lengths == [2, 5]
     episode.turns[1] = _cached(episode.turns[1], 3)
     assert measured(group(episode))["rollout/prompt_tokens_cached"] == 3 / 7
 

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.rloo import rloo
-from alphaapollo.algorithms.group_statistics import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
@@ -82,14 +82,14 @@ def test_one_value_per_trajectory(name: str, options: dict, scores: list[float],
 
 def test_ddof_and_eps():
     """Arguments that only the functions have: ddof and eps."""
-    scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.of(torch.tensor([0, 0, 1, 1]))
+    scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.from_ids(torch.tensor([0, 0, 1, 1]))
     assert normalize_in_groups(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
     assert normalize_in_groups(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
     assert passk_leave_one_out(scores, groups, std_norm=True, ddof=0, eps=1.0).tolist() == [0, 1, 0, 0]
-    assert rloo(torch.tensor([1.0, 3, 5]), Groups.of(torch.tensor([0, 0, 1]))).tolist() == [-2, 2, 0]
+    assert rloo(torch.tensor([1.0, 3, 5]), Groups.from_ids(torch.tensor([0, 0, 1]))).tolist() == [-2, 2, 0]
     spread = torch.tensor([1.0, 3, 0, 6], dtype=torch.float64)
     expected = pytest.approx([x / math.sqrt(5.0) for x in (-1, 1, -3, 3)])
-    assert magistral(deviations(spread, groups), [torch.arange(4)], ddof=0).tolist() == expected
+    assert magistral(center_in_groups(spread, groups), [torch.arange(4)], ddof=0).tolist() == expected
     assert reinforce_pp_baseline(spread, groups, ddof=0, eps=0.0).tolist() == expected
 
 
