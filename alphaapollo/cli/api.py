@@ -22,10 +22,10 @@ from alphaapollo.cli.python_objects import PythonObjects
 from alphaapollo.cli.results import Evaluation, EvolvedRun, TrainedRun
 from alphaapollo.cli.run_process import OnIteration, run_to_end
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, format_value, map_keys, value_of
-from alphaapollo.config.load import load_config, module_of, shipped_configs
+from alphaapollo.config.keys import format_value, get_value, list_keys, list_map_keys
+from alphaapollo.config.load import find_module, find_shipped_configs, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
-from alphaapollo.observability.json_values import plain
+from alphaapollo.observability.json_values import to_json_value
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
@@ -63,21 +63,21 @@ def rl(
         KeyboardInterrupt: Ctrl-C. All processes ended; the same call resumes from the newest checkpoint.
     """
     objects = PythonObjects(reward, environment, tools, estimator)
-    return TrainedRun(*_run(Config, "ppo", config, overrides, objects, on_iteration, show))
+    return TrainedRun(*_run_program(Config, "ppo", config, overrides, objects, on_iteration, show))
 
 
 def sft(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Run supervised fine-tuning with the keys of main_sft. Arguments, result and errors as in `rl`."""
-    return TrainedRun(*_run(SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run_program(SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def dpo(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Train on preferences with the keys of main_dpo. Arguments, result and errors as in `rl`."""
-    return TrainedRun(*_run(DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run_program(DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def evaluate(
@@ -90,7 +90,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score with the keys of main_generation. Arguments and errors as in `rl`."""
     objects = PythonObjects(reward, environment, tools)
-    return Evaluation(*_run(GenerationConfig, "generation", config, overrides, objects, None, show))
+    return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, objects, None, show))
 
 
 def evolve(
@@ -112,10 +112,10 @@ def evolve(
     Other arguments and errors as in `rl`.
     """
     objects = PythonObjects(reward, environment, tools, roles=roles or {})
-    return EvolvedRun(*_run(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
+    return EvolvedRun(*_run_program(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
 
 
-def _run(
+def _run_program(
     schema: type[ConfigT],
     name: str,
     settings: Settings,
@@ -136,7 +136,7 @@ def _run(
         object_words = objects.write(folder.with_name(f".{folder.name}.objects"))
         with_objects = load_config(schema, name, [*words, *object_words])
         _check_not_configured(config, object_words)
-        run_to_end(f"alphaapollo.{module_of(name)}", [*words, *object_words], folder, on_iteration, show)
+        run_to_end(f"alphaapollo.{find_module(name)}", [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
 
 
@@ -145,18 +145,20 @@ def nest_settings(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[
 
     Names that users define, e.g. of `models`, may contain dots. Raises ConfigError for duplicates.
     """
-    settings = json.loads(json.dumps(dict(settings), default=plain))  # paths to text, NumPy numbers to Python numbers
-    groups = {path.name for path in shipped_configs().iterdir() if path.is_dir()}
+    settings = json.loads(
+        json.dumps(dict(settings), default=to_json_value)
+    )  # paths to text, NumPy numbers to Python numbers
+    groups = {path.name for path in find_shipped_configs().iterdir() if path.is_dir()}
     presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and key in groups]
     values: dict[str, Any] = {"defaults": [*presets, "_self_"]} if presets else {}
     chosen = {key for preset in presets for key in preset}
     for key, value in settings.items():
         if key not in chosen:
-            _put(values, key.split("."), value, map_keys(schema))
+            _set_value(values, key.split("."), value, list_map_keys(schema))
     return values
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence[str]) -> None:
+def _set_value(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence[str]) -> None:
     *sections, last = path
     key, inside = ".".join(path), values
     for part in sections:
@@ -165,7 +167,7 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence
             raise ConfigError(f"{key}: {part} is also given as a value. Give it once.")
     if isinstance(value, dict):
         for name, inner in value.items():
-            _put(values, [*path, *([name] if key in maps else name.split("."))], inner, maps)
+            _set_value(values, [*path, *([name] if key in maps else name.split("."))], inner, maps)
     elif last in inside:
         raise ConfigError(f"{key} is given twice. Give it once.")
     else:
@@ -175,9 +177,9 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence
 def _check_not_configured(config: BaseModel, words: Sequence[str]) -> None:
     """Raise ConfigError if a key is set although a Python object is given for it. An estimator may override a
     preset."""
-    known = accepted_keys(type(config))
+    known = list_keys(type(config))
     for key in (word.partition("=")[0] for word in words):
-        if key != "algorithm.adv_estimator" and (value := value_of(config, key)) != known[key].default:
+        if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
             raise ConfigError(
                 f"{key}={format_value(value)}, but a Python object is also given for it. Remove one of them."
             )

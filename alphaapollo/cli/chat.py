@@ -147,7 +147,7 @@ class EngineChat:
         return groups[0].trajectories[0]
 
 
-class PrintedEnvironment:
+class EnvironmentPrinter:
     """Wrapper of one environment that prints the model's turns and the replies."""
 
     def __init__(self, inner: Environment, terminal: Terminal):
@@ -176,7 +176,7 @@ def print_turns(env: Env, terminal: Terminal) -> Env:
         return Score(0.0)
 
     def factory(services: Services) -> Any:
-        return PrintedEnvironment(known.factory(replace(services, score=skip_grading, config=env)), terminal)
+        return EnvironmentPrinter(known.factory(replace(services, score=skip_grading, config=env)), terminal)
 
     name = f"printed {env.env_name}"
     register_environment(name, tools=known.tools)(factory)

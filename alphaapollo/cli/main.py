@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from alphaapollo import __version__
 from alphaapollo.cli.subcommands import SUBCOMMANDS, Subcommand
-from alphaapollo.utils.entry_point import Main
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.entry_point import MainFunction
+from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")
 REFUSED = 2
@@ -43,36 +43,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in HELP:
-        print(overview(), end="")
+        print(format_overview(), end="")
         return 0 if words else REFUSED
     if words[0] == "--version":
         print(__version__)
         return 0
     name, *rest = words
     if name not in SUBCOMMANDS:
-        hint = f"{did_you_mean(name, SUBCOMMANDS)} Known: {', '.join(SUBCOMMANDS)}."
+        hint = f"{suggest_similar(name, SUBCOMMANDS)} Known: {', '.join(SUBCOMMANDS)}."
         print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
     subcommand = SUBCOMMANDS[name]
     if subcommand.command and any(word in HELP[:2] for word in rest):
-        print(subcommand_help(subcommand), end="")
+        print(format_subcommand_help(subcommand), end="")
         return 0
-    run: Main = importlib.import_module(subcommand.main_module).main
+    run: MainFunction = importlib.import_module(subcommand.main_module).main
     return run(subcommand.words(rest))
 
 
-def overview() -> str:
+def format_overview() -> str:
     """Format the list of subcommands."""
     width = max(map(len, SUBCOMMANDS))
     lines = "\n".join(f"  {one.name:<{width}}  {one.what}" for one in SUBCOMMANDS.values())
     return OVERVIEW.format(subcommands=lines)
 
 
-def subcommand_help(subcommand: Subcommand) -> str:
+def format_subcommand_help(subcommand: Subcommand) -> str:
     """Format the help of a subcommand: its most important keys with meaning and default."""
-    from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
+    from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 
-    known = accepted_keys(COMMANDS[subcommand.command])
+    known = list_keys(COMMANDS[subcommand.command])
     shown: list[str] = []
     for name in subcommand.keys:
         key = known[name]

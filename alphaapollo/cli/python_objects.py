@@ -49,12 +49,12 @@ class PythonObjects:
         """Write the files and return the overrides naming them. Raises ValueError for unpicklable objects."""
         words: list[str] = []
         if self.reward is not None:  # graders load nothing else
-            path = _write(folder / "reward.py", PythonObjects(self.reward))
+            path = _write_objects(folder / "reward.py", PythonObjects(self.reward))
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
         others = replace(self, reward=None, graded=self.reward is not None)
         if not (self.environment or self.tools or self.estimator or self.roles):
             return words
-        path = _write(folder / "objects.py", others)
+        path = _write_objects(folder / "objects.py", others)
         if self.environment is not None or self.tools:
             words.append(format_override("env.custom_module", path))
         if self.environment is not None:
@@ -71,7 +71,7 @@ class PythonObjects:
         return words
 
 
-def _write(file: Path, objects: PythonObjects) -> str:
+def _write_objects(file: Path, objects: PythonObjects) -> str:
     """Write a loader and a pickle beside it, with user modules by value. Raises ValueError if it cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="outputs/quickstart", help="folder to write (default outputs/quickstart)")
     options = parser.parse_args(argv)
     try:
-        tree = source_tree(Path.cwd(), Path(__file__).resolve().parents[2])
+        tree = find_source_tree(Path.cwd(), Path(__file__).resolve().parents[2])
     except ValueError as error:
         return report_error(error, 2)
     command = ["bash", str(tree / SCRIPT), str(options.seed), str(Path(options.out).resolve())]
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return os.execvpe(command[0], command, os.environ | {"PATH": ours})
 
 
-def source_tree(*folders: Path) -> Path:
+def find_source_tree(*folders: Path) -> Path:
     """Return the first folder with the example. Raises ValueError if there is none, as in an installed package."""
     for folder in folders:
         if (folder / SCRIPT).is_file():

@@ -55,10 +55,10 @@ class TrainedRun(LoggedRun):
 
         Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
-        from alphaapollo.observability.curve import figure, read_curves
+        from alphaapollo.observability.curve import make_figure, read_curves
 
         chosen = names or tuple(name for name in DEFAULT_CURVES if name in self.metrics)
-        return figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
+        return make_figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class Evaluation:
 
     def plot(self) -> Figure:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
-        from alphaapollo.observability.curve import intervals
+        from alphaapollo.observability.curve import plot_intervals
 
         rows = self.metrics.to_numpy().tolist()
         shares = [(source, name, value, low, high) for source, name, value, low, high, _ in rows if high <= 1]
-        return intervals(shares, str(self.folder))
+        return plot_intervals(shares, str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class EvolvedRun(LoggedRun):
 
         Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
-        from alphaapollo.observability.curve import figure, read_curves
+        from alphaapollo.observability.curve import make_figure, read_curves
 
         metrics = self.metrics
         known = tuple(name for name in ACCURACIES if metrics[name].notna().any())
@@ -130,4 +130,4 @@ class EvolvedRun(LoggedRun):
         curves = read_curves(self.folder / "metrics.jsonl", chosen)
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
         bands = {name: metrics[own].dropna().to_records().tolist() for name, own in bounds.items()}
-        return figure(curves, str(self.folder), "round", bands)
+        return make_figure(curves, str(self.folder), "round", bands)

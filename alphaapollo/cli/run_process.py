@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from alphaapollo.rewards.grader_processes.protocol import worker_environment
+from alphaapollo.rewards.grader_processes.protocol import make_worker_environment
 from alphaapollo.utils.watchdog import exit_with_process, stop_on_signals
 
 OnIteration = Callable[[int, dict[str, float]], None]
@@ -51,28 +51,28 @@ def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: On
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=worker_environment() | {"PYTHONUNBUFFERED": "1"},
+        env=make_worker_environment() | {"PYTHONUNBUFFERED": "1"},
         start_new_session=True,  # this process receives Ctrl-C and forwards it
     )
     assert process.stdout is not None
     printed: deque[str] = deque(maxlen=KEPT_LINES)
-    reader = threading.Thread(target=_read, args=(process.stdout, printed, show), daemon=True)
+    reader = threading.Thread(target=_read_output, args=(process.stdout, printed, show), daemon=True)
     reader.start()
     try:
-        _follow(process, lines, on_iteration)
+        _report_iterations(process, lines, on_iteration)
     except BaseException:
-        _end(process)
+        _stop_process(process)
         raise
     reader.join()
     if process.returncode == REFUSED:
-        raise ValueError(_error_text(printed))
+        raise ValueError(_extract_error(printed))
     if process.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if process.returncode:
-        raise RunFailed(_error_text(printed))
+        raise RunFailed(_extract_error(printed))
 
 
-def _follow(process: subprocess.Popen[str], lines: LineReader, on_iteration: OnIteration | None) -> None:
+def _report_iterations(process: subprocess.Popen[str], lines: LineReader, on_iteration: OnIteration | None) -> None:
     while True:
         try:
             ended = process.wait(POLL_SECONDS) is not None
@@ -85,7 +85,7 @@ def _follow(process: subprocess.Popen[str], lines: LineReader, on_iteration: OnI
             return
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _stop_process(process: subprocess.Popen[str]) -> None:
     """Interrupt the run. It is killed after a timeout or a second Ctrl-C; its child processes end with it."""
     try:
         process.send_signal(signal.SIGINT)
@@ -95,14 +95,14 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _read(pipe: IO[str], printed: deque[str], show: bool) -> None:
+def _read_output(pipe: IO[str], printed: deque[str], show: bool) -> None:
     for line in pipe:
         printed.append(line.rstrip("\n"))
         if show:
             print(line, end="", flush=True)
 
 
-def _error_text(printed: Sequence[str]) -> str:
+def _extract_error(printed: Sequence[str]) -> str:
     """Output from the last line that starts an error."""
     texts = list(printed)
     starts = [

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from alphaapollo.config.docs import pages
+from alphaapollo.config.docs import render_pages
 from alphaapollo.config.errors import EXIT_CODE, report_error
-from alphaapollo.config.key_errors import nearest_keys
-from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, format_value, sections
-from alphaapollo.config.port.translate import port
-from alphaapollo.config.verl import differences, verl_verdict
+from alphaapollo.config.key_errors import find_similar_keys
+from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.port.translate import port_script
+from alphaapollo.config.verl import find_verl_differences, find_verl_verdict
 
 
 def main(argv: list[str]) -> int:
@@ -25,15 +25,15 @@ def main(argv: list[str]) -> int:
             print("\n".join(explain(name) for name in names))
         case ["port", script, *given]:
             try:
-                print(port(Path(script).read_text(encoding="utf-8"), script, given), end="")
+                print(port_script(Path(script).read_text(encoding="utf-8"), script, given), end="")
             except (OSError, ValueError) as error:
                 return report_error(error, EXIT_CODE)
         case ["docs"]:
             folder = Path(__file__).resolve().parents[2] / "docs"
             (folder / "config").mkdir(exist_ok=True)
-            for path, text in pages().items():
+            for path, text in render_pages().items():
                 (folder / path).write_text(text, encoding="utf-8")
-            print(f"wrote {len(pages())} pages to {folder}")
+            print(f"wrote {len(render_pages())} pages to {folder}")
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE
@@ -43,9 +43,7 @@ def main(argv: list[str]) -> int:
 def explain(name: str) -> str:
     """One line: accepted, renamed, dropped, not supported, or unknown with the nearest keys."""
     name = name.lstrip("+~").split("=")[0]
-    found = {
-        command: accepted_keys(schema)[name] for command, schema in COMMANDS.items() if name in accepted_keys(schema)
-    }
+    found = {command: list_keys(schema)[name] for command, schema in COMMANDS.items() if name in list_keys(schema)}
     if found:
         first, *others = found
         key = found[first]
@@ -53,19 +51,19 @@ def explain(name: str) -> str:
         defaults += "".join(
             f", {format_value(found[o].default)} in {o}" for o in others if found[o].default != key.default
         )
-        other = differences(COMMANDS[first]).get(name)
+        other = find_verl_differences(COMMANDS[first]).get(name)
         in_verl = f"; against verl: {other}" if other else ""
         return f"{name}: accepted (default {defaults}, {key.meaning.removesuffix('.')}{in_verl})"
     for schema in COMMANDS.values():
-        if name in sections(schema):
-            return f"{name}: accepted (a section with {', '.join(sections(schema)[name])})"
+        if name in list_sections(schema):
+            return f"{name}: accepted (a section with {', '.join(list_sections(schema)[name])})"
     for schema in COMMANDS.values():
-        if (whole := containing_map(name, schema)) is not None:
-            meaning = accepted_keys(schema)[whole].meaning.removesuffix(".")
+        if (whole := find_containing_map(name, schema)) is not None:
+            meaning = list_keys(schema)[whole].meaning.removesuffix(".")
             return f"{name}: accepted (a name in the map {whole}: {meaning})"
-    if (verdict := verl_verdict(name, *COMMANDS.values())) is not None:
+    if (verdict := find_verl_verdict(name, *COMMANDS.values())) is not None:
         return f"{name}: {verdict}"
-    near = nearest_keys(name, {key: None for schema in COMMANDS.values() for key in accepted_keys(schema)})
+    near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"
 
 

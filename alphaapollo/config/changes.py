@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.config.effects import full_name
-from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, format_value, rules_of, value_of
-from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, Free, OnResume, Section, Verdict
+from alphaapollo.config.effects import resolve_key
+from alphaapollo.config.keys import COMMANDS, Key, format_value, get_markers, get_value, list_keys
+from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict, apply_on_resume
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,35 @@ def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
     """
     now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
     found = []
-    for key in accepted_keys(type(config)).values():
-        rule = resume_rule(config, key)
-        new = _lookup(now, key.name, None)
-        old = _lookup(saved, key.name, _lookup(defaults, key.name, None))
-        if rule.verdict != "ignored" and _comparable(key, old) != _comparable(key, new):
+    for key in list_keys(type(config)).values():
+        rule = find_resume_rule(config, key)
+        new = _look_up(now, key.name, None)
+        old = _look_up(saved, key.name, _look_up(defaults, key.name, None))
+        if rule.verdict != "ignored" and _normalize_paths(key, old) != _normalize_paths(key, new):
             found.append(Change(key.name, old, new, rule.verdict, rule.why))
     return found
 
 
-def resume_rule(config: Section, key: Key) -> OnResume:
+def find_resume_rule(config: Section, key: Key) -> OnResume:
     """What happens when a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in rules_of(key, OnResume)):
+    if any(rule.verdict == "ignored" for _, rule in get_markers(key, OnResume)):
         return ONLY_AT_START
     parts = key.name.split(".")
     for length in range(len(parts), -1, -1):
         if (rule := config.on_resume.get(".".join(parts[:length]))) is not None:
             return rule
-    for section, rule in reversed(rules_of(key, OnResume)):
-        is_met = rule.when is None or rule.when.is_met(value_of(config, full_name(section, rule.when.key)))
-        return rule if is_met else Free()
-    return Free()
+    for section, rule in reversed(get_markers(key, OnResume)):
+        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_key(section, rule.when.key)))
+        return rule if is_met else apply_on_resume()
+    return apply_on_resume()
 
 
-def command_of(saved: Mapping[str, Any]) -> str | None:
+def find_command(saved: Mapping[str, Any]) -> str | None:
     """The command that wrote a configuration, by its sections: `main_sft`; None = another version's."""
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved.keys()), None)
 
 
-def _lookup(values: Any, key: str, default: Any) -> Any:
+def _look_up(values: Any, key: str, default: Any) -> Any:
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return default
@@ -71,8 +71,8 @@ def _lookup(values: Any, key: str, default: Any) -> Any:
     return values
 
 
-def _comparable(key: Key, value: Any) -> Any:
+def _normalize_paths(key: Key, value: Any) -> Any:
     """Different spellings of the same files are equal: `./a.parquet`, `[a.parquet]`."""
-    if not value or not rules_of(key, FilePath):
+    if not value or not get_markers(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(one)) for one in (value if isinstance(value, list) else [value])]

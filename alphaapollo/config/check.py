@@ -10,18 +10,18 @@ import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from alphaapollo.config.effects import inactive_keys, report_ineffective, why_inactive
+from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, rules_of, sections, value_of
-from alphaapollo.config.machine import machine_problems, machine_warnings
+from alphaapollo.config.keys import get_markers, get_value, list_keys, list_sections
+from alphaapollo.config.machine import find_machine_errors, find_machine_warnings
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
-from alphaapollo.config.verl import verl_notices
+from alphaapollo.config.verl import find_verl_warnings
 from alphaapollo.utils.hub import is_local_path
 
 
-def check(
+def check_config(
     config: Section,
     num_gpus: int = 0,
     num_cores: int = 1,
@@ -42,41 +42,43 @@ def check(
     """
     trainer = getattr(config, "trainer", None)
     device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)
-    found = [*path_problems(config), *problems]
+    found = [*find_path_errors(config), *problems]
     if device is not None:
-        found += machine_problems(config, device, num_gpus, num_cores)
+        found += find_machine_errors(config, device, num_gpus, num_cores)
     if found:
         raise ConfigError(found)
-    lines = report_ineffective(config, [*inactive_keys(config, device), *ineffective])
-    lines += section_warnings(config)
+    lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *ineffective])
+    lines += collect_section_warnings(config)
     if device is not None:
-        lines += machine_warnings(config, device, num_cores)
-    return [*lines, *verl_notices(config, given)] if isinstance(config, Config) else lines
+        lines += find_machine_warnings(config, device, num_cores)
+    return [*lines, *find_verl_warnings(config, given)] if isinstance(config, Config) else lines
 
 
-def section_warnings(config: Section) -> Iterator[str]:
+def collect_section_warnings(config: Section) -> Iterator[str]:
     """`Section.warnings` of the configuration and of its sections, with full keys."""
     yield from config.warnings()
-    for name in sections(type(config)):
-        section = value_of(config, name)
+    for name in list_sections(type(config)):
+        section = get_value(config, name)
         if isinstance(section, Section):
             yield from (f"{name}.{line}" for line in section.warnings())
 
 
-def path_problems(config: Section) -> Iterator[str]:
+def find_path_errors(config: Section) -> Iterator[str]:
     """Required paths that are missing, and files and folders that do not exist."""
-    for key in accepted_keys(type(config)).values():
-        for _, path in rules_of(key, FilePath):
-            value = value_of(config, key.name)
-            is_active = why_inactive(config, key) is None
+    for key in list_keys(type(config)).values():
+        for _, path in get_markers(key, FilePath):
+            value = get_value(config, key.name)
+            is_active = explain_inactive(config, key) is None
             if not value and path.required and is_active:
                 yield f"{key.name}: required, got nothing. Set {key.name}=..."
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
-                yield from (f"{key.name}: {problem}" for file in files if (problem := _path_problem(path.kind, file)))
+                yield from (
+                    f"{key.name}: {problem}" for file in files if (problem := _find_path_error(path.kind, file))
+                )
     if isinstance(config, EvolvingConfig):
         for name, model in config.models.items():
-            if problem := _path_problem("model", model.path):
+            if problem := _find_path_error("model", model.path):
                 yield f"models.{name}.path: {problem}"
         if not config.models:
             yield "models: required, got none. Set models.policy.path=MODEL, or base_url and name of a server's model."
@@ -85,10 +87,10 @@ def path_problems(config: Section) -> Iterator[str]:
         if patience is not None:
             yield f"algorithm.reference_reset.patience={patience} needs data.val_files and trainer.test_freq. Set both."
     if isinstance(trainer := getattr(config, "trainer", None), RunFolder):
-        yield from _run_folder_problems(trainer)
+        yield from _find_run_folder_errors(trainer)
 
 
-def _path_problem(kind: str, path: str) -> str:
+def _find_path_error(kind: str, path: str) -> str:
     """What is wrong with one path; empty: nothing."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
@@ -104,7 +106,7 @@ def _path_problem(kind: str, path: str) -> str:
     return f"no such {what}: {path} (searched in {Path.cwd()}). {fix}"
 
 
-def _run_folder_problems(trainer: RunFolder) -> Iterator[str]:
+def _find_run_folder_errors(trainer: RunFolder) -> Iterator[str]:
     folder = trainer.folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():

@@ -10,40 +10,48 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import accepted_keys, containing_map, format_value, sections
-from alphaapollo.config.verl import verl_verdict
-from alphaapollo.utils.registry import did_you_mean, nearest, suggest
+from alphaapollo.config.keys import find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.verl import find_verl_verdict
+from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 
-def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
+def describe_unknown_key(name: str, schema: type[BaseModel], got: Any) -> str:
     """Error line for a key that is not in the schema."""
     shown = f"{name} (got {format_value(got)})"
-    if verdict := verl_verdict(name, schema):
+    if verdict := find_verl_verdict(name, schema):
         return f"{shown}: a key of verl, {verdict}."
-    hint = suggest(nearest_keys(name, accepted_keys(schema))) or " docs/config.md lists the pages of all keys."
+    hint = (
+        format_suggestion(find_similar_keys(name, list_keys(schema))) or " docs/config.md lists the pages of all keys."
+    )
     return f"{shown}: unknown key.{hint}"
 
 
-def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def find_similar_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The most similar known keys. Those with the same last part come first (`lr`: `actor_rollout_ref.actor.optim.lr`),
     those with a similar one last."""
     ends = {key: key.rpartition(".")[2] for key in known}
     last = name.rpartition(".")[2]
     if same_end := [key for key, end in ends.items() if end == last]:
-        return list(dict.fromkeys(nearest(name, same_end, count) + same_end))[:count]
-    like_end = [key for close in nearest(last, set(ends.values()), count) for key, end in ends.items() if end == close]
-    return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
+        return list(dict.fromkeys(find_similar(name, same_end, count) + same_end))[:count]
+    like_end = [
+        key for close in find_similar(last, set(ends.values()), count) for key, end in ends.items() if end == close
+    ]
+    return list(dict.fromkeys(find_similar(name, ends, count) + like_end))[:count]
 
 
-def validation_problems(schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]) -> Iterator[str]:
+def describe_validation_error(
+    schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]
+) -> Iterator[str]:
     """One line per problem of one of pydantic's errors: key, expected, got."""
     parts = [str(part) for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":
-        yield unknown_key_problem(".".join(parts), schema, reduce(getitem, parts, values))
+        yield describe_unknown_key(".".join(parts), schema, reduce(getitem, parts, values))
         return
-    keys, groups = accepted_keys(schema), sections(schema)
+    keys, groups = list_keys(schema), list_sections(schema)
     rule = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else ""
-    while parts and not (rule and containing_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups:
+    while (
+        parts and not (rule and find_containing_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups
+    ):
         parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
     name, got = ".".join(parts), reduce(getitem, parts, values)
     if rule and name in keys:  # of a field's type
@@ -54,5 +62,5 @@ def validation_problems(schema: type[BaseModel], detail: Mapping[str, Any], valu
         yield f"{name}: expected a section with the keys {', '.join(groups[name])}, got {format_value(got)}."
     else:
         expected, written = keys[name].type, json.dumps(got, ensure_ascii=False)  # text in quotes
-        hint = did_you_mean(str(got).lower(), expected.split(" | "), count=3) if " | " in expected else ""
+        hint = suggest_similar(str(got).lower(), expected.split(" | "), count=3) if " | " in expected else ""
         yield f"{name}: expected {expected}, got {written}.{hint}"

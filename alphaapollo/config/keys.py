@@ -59,39 +59,39 @@ class Key:
     declares it (`algorithm.`)."""
 
 
-def rules_of(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+def get_markers(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
     """The key's markers of one kind."""
     return [(section, marker) for section, marker in key.markers if isinstance(marker, kind)]
 
 
 @cache
-def accepted_keys(schema: type[BaseModel]) -> dict[str, Key]:
+def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
     """Every key of the schema by its dotted name, in the order of the schema."""
-    return {key.name: key for key in _walk(schema(), "")}
+    return {key.name: key for key in _walk_keys(schema(), "")}
 
 
 @cache
-def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
+def list_sections(schema: type[BaseModel]) -> dict[str, list[str]]:
     """Every section by its dotted name, with the names of the keys and sections directly in it."""
     return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
 
 
 @cache
-def map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
+def list_map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
     """The keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
-    return tuple(key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
+    return tuple(key.name for key in list_keys(schema).values() if key.type.startswith("map of"))
 
 
-def containing_map(name: str, schema: type[BaseModel]) -> str | None:
+def find_containing_map(name: str, schema: type[BaseModel]) -> str | None:
     """The key of the map that has an entry of this name: `reward.components` for `reward.components.format`."""
-    return next((key for key in map_keys(schema) if name.startswith(f"{key}.")), None)
+    return next((key for key in list_map_keys(schema) if name.startswith(f"{key}.")), None)
 
 
-def _walk(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], ...] = ()) -> Iterable[Key]:
+def _walk_keys(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], ...] = ()) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
         value, markers = getattr(section, name), (*inherited, *((prefix, marker) for marker in field.metadata))
         if isinstance(value, BaseModel):
-            yield from _walk(value, f"{prefix}{name}.", markers)
+            yield from _walk_keys(value, f"{prefix}{name}.", markers)
         else:
             meaning = " ".join((field.description or "").split())
             owner = next(one for one in type(section).__mro__ if name in get_annotations(one))
@@ -142,15 +142,15 @@ def _describe_bounds(metadata: Iterable[Any]) -> str:
     return f" {' and '.join(bounds)}" if bounds else ""
 
 
-def value_of(config: BaseModel, key: str) -> object:
+def get_value(config: BaseModel, key: str) -> object:
     """The value of a dotted key. Raises AttributeError if there is no such key."""
     return attrgetter(key)(config)
 
 
-def with_value(config: C, key: str, value: object) -> C:
+def replace_value(config: C, key: str, value: object) -> C:
     """A copy of the configuration with another value of a dotted key; it is not validated."""
     name, _, rest = key.partition(".")
-    inner = with_value(getattr(config, name), rest, value) if rest else value
+    inner = replace_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: inner})
 
 
@@ -171,10 +171,10 @@ def format_override(key: str, value: Any) -> str:
     >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
     "data.train_files=['a b.parquet','c=1.parquet']"
     """
-    return f"{key}={format_value(value, _quote)}"
+    return f"{key}={format_value(value, _quote_text)}"
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     """Quote a text; Hydra treats backslashes literally except before a quote."""
     parts = text.split("'")
     doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]

@@ -26,31 +26,31 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_errors import unknown_key_problem, validation_problems
+from alphaapollo.config.key_errors import describe_unknown_key, describe_validation_error
 from alphaapollo.config.keys import (
     VERL_GROUP_SIZE,
-    accepted_keys,
-    containing_map,
+    find_containing_map,
     format_value,
+    list_keys,
+    list_sections,
     merge_group_size,
-    sections,
 )
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import secret_keys
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.redaction import find_secret_keys
+from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
-OWN = "_own"  # Hydra's name of the user's file
+USER_FILE = "_own"  # Hydra's name of the user's file
 
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
-def module_of(name: str) -> str:
+def find_module(name: str) -> str:
     """The module that runs with the configuration of this name: `trainer.main_ppo`."""
     return {"evolving": "evolving.main"}.get(name, f"trainer.main_{name}")
 
 
-def shipped_configs() -> Path:
+def find_shipped_configs() -> Path:
     """Folder of the shipped YAML files: inside an installed package, at the root of a clone."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
@@ -82,8 +82,8 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     Raises:
         ConfigError: for every mistake in arguments, files, keys and values.
     """
-    shipped = shipped_configs()
-    options = _parse_options(argv, module_of(config_name), _presets([shipped]) if schema is Config else [])
+    shipped = find_shipped_configs()
+    options = _parse_options(argv, find_module(config_name), _list_presets([shipped]) if schema is Config else [])
     name = (options.config_name or config_name).removesuffix(".yaml")
     own = read_user_file(options.config) if options.config else None
     folders = [shipped]
@@ -93,15 +93,15 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
-    values = _compose(schema, name if own is None else OWN, folders, overrides, own)
+    values = _compose(schema, name if own is None else USER_FILE, folders, overrides, own)
     _check_secrets(values)
-    config = convert(schema, values)
+    config = convert_values(schema, values)
     if options.cfg:
-        print(to_yaml(config), end="")
+        print(dump_yaml(config), end="")
         raise SystemExit(0)
     if own is None and options.config_dir and (file := folders[0] / f"{name}.yaml").is_file():
         own = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return config, _origin(overrides, folders, own or {})
+    return config, _make_origin(overrides, folders, own or {})
 
 
 def read_user_file(file: str) -> dict[str, Any]:
@@ -120,17 +120,17 @@ def read_user_file(file: str) -> dict[str, Any]:
     return {str(key): value for key, value in (values or {}).items()}
 
 
-def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
+def convert_values(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     """Convert plain values strictly; the dict may be changed. Raises ConfigError with every problem found."""
     if schema is Config:
         merge_group_size(values)
-    for key in accepted_keys(schema).values():
+    for key in list_keys(schema).values():
         if key.type.startswith("text"):
-            _number_as_text(values, key.name.split("."))
+            _convert_number_to_text(values, key.name.split("."))
     try:
         return schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        problems = [line for detail in error.errors() for line in validation_problems(schema, detail, values)]
+        problems = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
         raise ConfigError(list(dict.fromkeys(problems))) from None
 
 
@@ -149,7 +149,7 @@ def _check_secrets(values: dict[str, Any]) -> None:
     problems = [
         f"{key} contains {why}, but configurations are written to config.yaml. Remove it, and set an environment "
         "variable instead."
-        for key, why in secret_keys(values)
+        for key, why in find_secret_keys(values)
     ]
     if problems:
         raise ConfigError(problems)
@@ -162,10 +162,10 @@ def check_override(schema: type[BaseModel], word: str) -> None:
     values: Any = override.value()
     for part in reversed(override.key_or_group.split(".")):
         values = {part: values}
-    convert(schema, json.loads(json.dumps(values, default=str)))
+    convert_values(schema, json.loads(json.dumps(values, default=str)))
 
 
-def _number_as_text(values: Any, path: Sequence[str]) -> None:
+def _convert_number_to_text(values: Any, path: Sequence[str]) -> None:
     """Convert numbers of text keys to text: `trainer.experiment_name=7`."""
     for part in path[:-1]:
         values = values.get(part) if isinstance(values, dict) else None
@@ -173,7 +173,7 @@ def _number_as_text(values: Any, path: Sequence[str]) -> None:
         values[path[-1]] = str(values[path[-1]])
 
 
-def to_yaml(config: BaseModel) -> str:
+def dump_yaml(config: BaseModel) -> str:
     """The complete configuration as YAML that can be loaded again."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -182,7 +182,7 @@ def save_config(config: BaseModel, path: Path) -> None:
     """Write the resolved configuration atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(to_yaml(config), encoding="utf-8")
+    part.write_text(dump_yaml(config), encoding="utf-8")
     part.replace(path)
 
 
@@ -208,25 +208,27 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     return options
 
 
-def _presets(folders: Sequence[Path]) -> list[str]:
+def _list_presets(folders: Sequence[Path]) -> list[str]:
     """GROUP=PRESET of all folders."""
     return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested maps to dotted keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        found |= (
+            flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        )
     return found
 
 
-def _origin(overrides: Sequence[Override], folders: Sequence[Path], own: Mapping[str, Any]) -> Origin:
+def _make_origin(overrides: Sequence[Override], folders: Sequence[Path], own: Mapping[str, Any]) -> Origin:
     """own: values of the user's YAML file."""
     named = {override.key_or_group: override.value() for override in overrides}
     presets = tuple(f"{key}={format_value(value)}" for key, value in named.items() if _is_group(key, folders))
-    inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten(value)]
-    keys = [*(key for key in named if "." in key), *inner, *flatten(own)]
+    inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten_maps(value)]
+    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(own)]
     return Origin(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
 
 
@@ -252,16 +254,16 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
 
 
 def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
-    known = {*accepted_keys(schema), *sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
+    known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
     problems = []
     for override in overrides:
         name, got = override.key_or_group, override.value()
         if _is_group(name, folders):
-            if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
-                presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
+            if isinstance(got, str) and f"{name}={got}" not in _list_presets(folders):
+                presets = [preset for preset in _list_presets(folders) if preset.startswith(f"{name}=")]
                 problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known and not containing_map(name, schema):
-            problems.append(unknown_key_problem(name, schema, got))
+        elif name not in known and not find_containing_map(name, schema):
+            problems.append(describe_unknown_key(name, schema, got))
     if problems:
         raise ConfigError(problems)
 
@@ -280,7 +282,7 @@ def _compose(
     """The composed values as plain containers. The schema's defaults are below the YAML, so no key needs a `+`."""
     if own is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-        where, hint = ", ".join(map(str, folders)), did_you_mean(name, names)
+        where, hint = ", ".join(map(str, folders)), suggest_similar(name, names)
         raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
     store = ConfigStore.instance()
     store.store(name="_schema", node=schema().model_dump(mode="json"))
@@ -288,18 +290,18 @@ def _compose(
     search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
     try:
         if own is not None:
-            store.store(name=OWN, node=own)
+            store.store(name=USER_FILE, node=own)
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_in_hydra_syntax(override, set(chosen), folders) for override in overrides]
+            words = [_format_hydra_override(override, set(chosen), folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_to_one_line(error, name)) from None
+        raise ConfigError(_format_hydra_error(error, name)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-def _in_hydra_syntax(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
+def _format_hydra_override(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
     """The override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets or adds a key."""
     assert override.input_line is not None
     if override.is_delete():
@@ -312,7 +314,7 @@ def _in_hydra_syntax(override: Override, chosen: set[str], folders: Sequence[Pat
     return f"++{word}"
 
 
-def _to_one_line(error: Exception, name: str) -> str:
+def _format_hydra_error(error: Exception, name: str) -> str:
     text = str(error).split("Config search path:")[0]
-    where = "the file of --config" if name == OWN else f"{name}.yaml"
-    return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{OWN})': ", "", text).split()).rstrip(".") + "."
+    where = "the file of --config" if name == USER_FILE else f"{name}.yaml"
+    return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{USER_FILE})': ", "", text).split()).rstrip(".") + "."

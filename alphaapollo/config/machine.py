@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.resolve import num_engines
+from alphaapollo.config.resolve import count_engines
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device, Section
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def machine_problems(config: Section, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
+def find_machine_errors(config: Section, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
     """One line per problem. num_gpus, num_cores: of one node."""
     assert isinstance(config, Config | TuningConfig | GenerationConfig | EvolvingConfig)
     if isinstance(config, EvolvingConfig) and not any(model.path for model in config.models.values()):
@@ -21,22 +21,22 @@ def machine_problems(config: Section, device: Device, num_gpus: int, num_cores: 
         return
     if isinstance(config, EvolvingConfig):
         if device == "cuda":
-            yield from _shared_gpu_problems(config)
+            yield from _find_shared_gpu_errors(config)
         return
     ranks = config.trainer.n_gpus_per_node
     if device == "cuda" and ranks > num_gpus:
         yield f"trainer.n_gpus_per_node={ranks}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if isinstance(config, Config):
-        yield from _core_problems(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
+        yield from _find_core_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
         if device == "cuda":
-            yield from _gpu_engine_problems(config, num_gpus)
-        yield from _concurrency_problems(config, device, num_cores)
+            yield from _find_gpu_engine_errors(config, num_gpus)
+        yield from _find_concurrency_errors(config, device, num_cores)
     elif isinstance(config, GenerationConfig):
-        yield from _core_problems("rollout", config.rollout, device, num_cores)
-        yield from _generation_problems(config, device)
+        yield from _find_core_errors("rollout", config.rollout, device, num_cores)
+        yield from _find_generation_errors(config, device)
 
 
-def machine_warnings(config: Section, device: Device, num_cores: int) -> Iterator[str]:
+def find_machine_warnings(config: Section, device: Device, num_cores: int) -> Iterator[str]:
     """One line per setting that works on this machine, but badly."""
     if not isinstance(config, Config) or device != "cpu":
         return
@@ -47,13 +47,13 @@ def machine_warnings(config: Section, device: Device, num_cores: int) -> Iterato
         yield f"{ranks} on {num_cores} cores: the ranks share them and slow each other down."
 
 
-def _core_problems(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
+def _find_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
         yield f"{section}.tensor_model_parallel_size={size} needs a core each, but there are {num_cores}. Lower it."
 
 
-def _gpu_engine_problems(config: Config, num_gpus: int) -> Iterator[str]:
+def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node, nodes = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node, trainer.nnodes
     if rollout.colocate and per_node % size and (rollout.num_engines is None or nodes > 1):
@@ -61,7 +61,7 @@ def _gpu_engine_problems(config: Config, num_gpus: int) -> Iterator[str]:
         key = f"{ROLLOUT}.tensor_model_parallel_size={size}"
         yield f"{key} does not divide trainer.n_gpus_per_node={per_node}. Set one of {divisors}."
         return
-    engines = num_engines(rollout, "cuda", trainer.num_ranks)
+    engines = count_engines(rollout, "cuda", trainer.num_ranks)
     free = per_node if rollout.colocate else num_gpus - per_node
     if engines > free // size * nodes:
         where = "shared with training" if rollout.colocate else "not used for training"
@@ -72,7 +72,7 @@ def _gpu_engine_problems(config: Config, num_gpus: int) -> Iterator[str]:
         )
 
 
-def _concurrency_problems(config: Config, device: Device, num_cores: int) -> Iterator[str]:
+def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> Iterator[str]:
     """Engines that run at the same time as the trainer or the reference need their own GPUs or cores."""
     trainer, role = config.trainer, config.actor_rollout_ref
     rollout, is_separate = role.rollout, trainer.async_mode == "separate"
@@ -83,7 +83,7 @@ def _concurrency_problems(config: Config, device: Device, num_cores: int) -> Ite
         if is_separate:
             yield f"trainer.async_mode=separate {fix}"
     if is_separate and device == "cpu":
-        engines = -(-num_engines(rollout, device, trainer.num_ranks) // trainer.nnodes)
+        engines = -(-count_engines(rollout, device, trainer.num_ranks) // trainer.nnodes)
         of_engines = engines * rollout.tensor_model_parallel_size * (rollout.cpu_threads or 1)
         of_ranks = trainer.n_gpus_per_node * (trainer.cpu_threads or 1)
         if of_ranks + of_engines > num_cores:
@@ -94,10 +94,10 @@ def _concurrency_problems(config: Config, device: Device, num_cores: int) -> Ite
             )
 
 
-def _generation_problems(config: GenerationConfig, device: Device) -> Iterator[str]:
+def _find_generation_errors(config: GenerationConfig, device: Device) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     size = rollout.tensor_model_parallel_size
-    engines, fit = num_engines(rollout, device, trainer.num_gpus), trainer.n_gpus_per_node // size * trainer.nnodes
+    engines, fit = count_engines(rollout, device, trainer.num_gpus), trainer.n_gpus_per_node // size * trainer.nnodes
     if trainer.controller == "local" and engines > 1:
         yield f"trainer.controller=local has one engine, not {engines}. Set rollout.num_engines=1, or controller=ray."
     elif device == "cuda" and not 0 < engines <= fit:
@@ -106,7 +106,7 @@ def _generation_problems(config: GenerationConfig, device: Device) -> Iterator[s
         yield f"{key}: {fit} such engines fit {machine}, but rollout.num_engines={engines}. Lower either."
 
 
-def _shared_gpu_problems(config: EvolvingConfig) -> Iterator[str]:
+def _find_shared_gpu_errors(config: EvolvingConfig) -> Iterator[str]:
     own, share = [name for name, model in config.models.items() if model.path], config.rollout.gpu_memory_utilization
     if config.rollout.name == "vllm" and share * len(own) > 1:
         fix = f"Set {1 / len(own):.2f} or less."

@@ -37,11 +37,11 @@ def resolve_model(model: Model, device: Device) -> Model:
     `enable_gradient_checkpointing=auto` becomes false here; the memory plan (launch/memory/plan.py) may enable it.
     launch/input_checks.py checks whether the kernels support the architecture.
     """
-    dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
+    dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
-    attention = _attention(model.attention, dtype, device)
+    attention = _choose_attention(model.attention, dtype, device)
     chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
-    return model.model_copy(update=chosen | {"use_liger": _use_liger(model, dtype, device)})
+    return model.model_copy(update=chosen | {"use_liger": _choose_liger(model, dtype, device)})
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
@@ -53,9 +53,9 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
-        dtype = _device_dtype(device)
+        dtype = _choose_dtype(device)
     eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
-    engines = num_engines(rollout, device, training_gpus)
+    engines = count_engines(rollout, device, training_gpus)
     return rollout.model_copy(update={"dtype": dtype, "num_engines": engines, "enforce_eager": eager})
 
 
@@ -64,18 +64,18 @@ def resolve_inference_rollout(
 ) -> Rollout:
     """Like resolve_rollout, with the engines' threads, for a run without trainer: engines never sleep."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
-    threads = engine_threads(rollout, num_cores, nnodes, own_cores=False)
+    threads = count_engine_threads(rollout, num_cores, nnodes, own_cores=False)
     alone = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=alone | {"cpu_threads": threads})
 
 
-def chosen_attention(model: Model) -> Attention:
+def get_attention(model: Model) -> Attention:
     """The attention kernel of a resolved section."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
 
 
-def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
+def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
     """Number of engines: as configured, else on GPUs as many as fit; at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
@@ -83,24 +83,24 @@ def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
     return max(fit, 1)
 
 
-def engine_processes(rollout: Rollout, nnodes: int) -> int:
+def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
     """Engine processes per node, of a resolved section."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
 
-def engine_threads(rollout: Rollout, num_cores: int, nnodes: int, own_cores: bool) -> int:
+def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, own_cores: bool) -> int:
     """Threads per engine process on a CPU, of a resolved section: as configured, else a share of the node's cores, or
     one if the trainer runs at the same time (own_cores)."""
-    share = 1 if own_cores else num_cores // engine_processes(rollout, nnodes)
+    share = 1 if own_cores else num_cores // count_engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
 
 
-def _device_dtype(device: Device) -> Dtype:
+def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def why_dtype(requested: str, device: Device, units: str) -> str:
+def explain_dtype(requested: str, device: Device, units: str) -> str:
     """Explain a dtype on a CPU, for the plan. units: the processor's bfloat16 instructions; "" = none."""
     if device == "cuda":
         return ""
@@ -111,7 +111,7 @@ def why_dtype(requested: str, device: Device, units: str) -> str:
     return f" (with {units})" if units else " (slow: this processor has neither amx_bf16 nor avx512_bf16)"
 
 
-def _attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
+def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
     has_flash = has_flash_attn()
     if requested == "auto":
         if device == "cpu":
@@ -130,7 +130,7 @@ def _attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Dev
     return requested
 
 
-def _use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
+def _choose_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     has_liger, key = importlib.util.find_spec("liger_kernel") is not None, "model.use_liger"
     if model.use_liger == "auto":
         return device == "cuda" and dtype == "bfloat16" and has_liger and not model.use_torch_compile

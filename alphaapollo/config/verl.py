@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import COMMANDS, format_value, sections
+from alphaapollo.config.keys import COMMANDS, format_value, list_sections
 from alphaapollo.config.schema import Config
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -20,7 +20,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 @cache
-def verl_tables() -> dict[str, Tables]:
+def load_verl_tables() -> dict[str, Tables]:
     """verl_keys.yaml: command -> table -> its entries, which the file describes."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
     found: dict[str, Tables] = yaml.safe_load(text)
@@ -28,39 +28,39 @@ def verl_tables() -> dict[str, Tables]:
 
 
 @cache
-def verl_keys() -> dict[str, dict[str, str]]:
+def list_verl_keys() -> dict[str, dict[str, str]]:
     """Keys that are not accepted: command -> key, or pattern with `*` -> `renamed to ...` and the like."""
-    return {command: _verdicts(tables) for command, tables in verl_tables().items()}
+    return {command: _make_verdicts(tables) for command, tables in load_verl_tables().items()}
 
 
-def _verdicts(tables: Tables) -> dict[str, str]:
+def _make_verdicts(tables: Tables) -> dict[str, str]:
     renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
     dropped = {key: f"dropped because {reason}" for reason, keys in tables["dropped"].items() for key in keys}
     missing = {key: f"not supported ({reason})" for reason, keys in tables["not_supported"].items() for key in keys}
     return renamed | dropped | missing
 
 
-def verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
+def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
     """Verdict on a key of verl, None if it is not verl's: from its own entry, or from the longest pattern that matches.
 
     Of several schemas, those with the section of the key come first.
     """
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
-        has_section = name.split(".")[0] in sections(schema)
-        for pattern, verdict in verl_keys()[_command(schema)].items():
+        has_section = name.split(".")[0] in list_sections(schema)
+        for pattern, verdict in list_verl_keys()[_find_command(schema)].items():
             if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
                 found.append(("*" not in pattern, has_section, len(pattern), verdict))
     return max(found)[3] if found else None
 
 
-def _command(schema: type[BaseModel]) -> str:
+def _find_command(schema: type[BaseModel]) -> str:
     return next(command for command, known in COMMANDS.items() if known is schema)
 
 
-def differences(schema: type[BaseModel]) -> dict[str, str]:
+def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
     """Accepted keys with another meaning or another default in verl: key -> the difference."""
-    tables = verl_tables()[_command(schema)]
+    tables = load_verl_tables()[_find_command(schema)]
     meanings = tables.get("meaning", {})
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in tables.get("default", {}).items()}
     return {
@@ -69,7 +69,7 @@ def differences(schema: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def verl_notices(config: Config, given: Set[str]) -> Iterator[str]:
+def find_verl_warnings(config: Config, given: Set[str]) -> Iterator[str]:
     """Warnings about keys with another meaning in verl that are set as one would set them there.
 
     given: keys that the user set, not the shipped files.

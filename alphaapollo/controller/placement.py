@@ -1,4 +1,4 @@
-"""Number of processes of each role, decided before any of them starts. Node and GPU of each: ray_placement.py."""
+"""Number of processes of each role, decided before any process starts. ray_placement.py chooses nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Machine:
-    """Resources of one node: this machine, or the largest node of the cluster that RAY_ADDRESS names."""
+    """Resources of one node: of this machine, or of the largest node of the cluster at RAY_ADDRESS."""
 
     num_cores: int
     num_gpus: int
@@ -26,13 +26,15 @@ class Machine:
     bfloat16: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
 
     def memory_for(self, device: Device) -> int:
-        """Bytes available for training: of one GPU, or of the machine's memory. 0: unknown."""
+        """Return the bytes available for training: memory of one GPU, or of the machine on a CPU. 0: unknown."""
         return self.memory if device == "cpu" else self.gpu_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Number and size of the workers of a command. A training rank is a GPU, or a process on a machine without GPUs.
+    """Number and size of the workers of a command.
+
+    A training rank is a GPU, or a process on a machine without GPUs.
 
     Fine-tuning has no engines, and generation has no training ranks.
     """
@@ -45,7 +47,7 @@ class Placement:
     num_engines: int = 0
     tensor_parallel: int = 1  # GPUs or processes per engine
     colocate: bool = False  # engines use the training ranks' GPUs
-    count_engine_threads: int = 1  # of an engine's process on a CPU
+    engine_threads: int = 1  # of an engine's process on a CPU
     critic: bool = False
     reward_model: bool = False
 
@@ -55,29 +57,29 @@ class Placement:
 
     @property
     def data_parallel(self) -> int:
-        """Groups of ranks with rows of their own."""
+        """Number of rank groups that process different rows."""
         return self.num_ranks // self.sequence_parallel
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the run uses; 0 on CPUs."""
+        """Number of GPUs that the run uses; 0 on CPUs."""
         if self.device == "cpu":
             return 0
         return self.num_ranks + (0 if self.colocate else self.num_engines * self.tensor_parallel)
 
     @property
     def shares_gpus(self) -> bool:
-        """Engines and trainers use the same GPUs, one after the other."""
+        """Whether engines and trainers use the same GPUs in turn."""
         return self.device == "cuda" and self.colocate
 
     def describe_ranks(self) -> str:
-        """Training ranks, for the printed plan."""
+        """Describe the training ranks, for the printed plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
         sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
         return f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
 
     def describe_roles(self) -> dict[str, str]:
-        """role -> where it runs, for the printed plan."""
+        """Return role -> description of its processes, for the printed plan."""
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         shared = " on the training GPUs" if self.shares_gpus else ""
@@ -87,7 +89,7 @@ class Placement:
 
 
 def detect_machine() -> Machine:
-    """Cores (within the CPU affinity), GPUs and memory of this machine."""
+    """Return cores (within the CPU affinity), GPUs and memory of this machine."""
     import torch
 
     return Machine(
@@ -100,19 +102,22 @@ def detect_machine() -> Machine:
 
 
 def find_bfloat16_units(cpu_info: str) -> str:
-    """Fastest bfloat16 instruction set among the flags of /proc/cpuinfo."""
+    """Return the fastest bfloat16 instruction set among the flags of /proc/cpuinfo, or "" if there is none."""
     flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
     return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
 def read_smallest_gpu_memory() -> int:
-    """Bytes of the smallest GPU by nvidia-smi, because asking torch would start CUDA in this process. 0: unknown."""
+    """Return the memory of the smallest GPU in bytes; 0: unknown.
+
+    Runs nvidia-smi, because torch would initialize CUDA in this process.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return 0
     query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    return min((int(line) * 2**20 for line in answer.stdout.split("\n") if line.strip().isdigit()), default=0)
+    result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    return min((int(line) * 2**20 for line in result.stdout.split("\n") if line.strip().isdigit()), default=0)
 
 
 def make_placement(
@@ -124,7 +129,7 @@ def make_placement(
     critic: bool,
     reward_model: bool,
 ) -> Placement:
-    """Placement of a checked configuration; `rollout` is resolved (config/resolve.py)."""
+    """Return the placement of a checked configuration. rollout: resolved section (config/resolve.py)."""
     assert rollout.num_engines is not None
     own_cores = trainer.async_mode == "separate"
     return Placement(
@@ -145,8 +150,10 @@ def make_placement(
 
 
 def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
-    """Default number of torch threads per training rank: its share of a node's cores, without the cores reserved for
-    engines in async_mode=separate."""
+    """Return the default number of torch threads per training rank: an equal share of the node's cores.
+
+    With async_mode=separate, cores that are reserved for engines are not shared.
+    """
     cores = machine.num_cores
     if trainer.async_mode == "separate":
         threads = count_engine_threads(rollout, cores, trainer.nnodes, own_cores=True)

@@ -1,5 +1,5 @@
-"""Call environment methods, which are user code: async methods on this event loop, sync methods in threads, both within
-a time limit. Every exception becomes an EnvironmentFailure with a reason."""
+"""Call environment methods, which are user code, within a time limit: async methods on this event loop, sync methods in
+threads. Exceptions become EnvironmentFailure with a reason."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from alphaapollo.utils.time_limit import TimeLimit, exclude_waiting
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 30.0
-MAX_THREADS = 64
+CLOSE_SECONDS = 30.0  # timeout of close()
+MAX_THREADS = 64  # sync calls at a time
 
 
 class EnvironmentCaller:
-    """Calls methods of environments, at most `max_threads` sync ones at a time. Bound to one event loop."""
+    """Caller of environment methods. At most `max_threads` sync methods run at a time. Bound to one event loop."""
 
     def __init__(self, max_threads: int = MAX_THREADS):
         self._slots = asyncio.Semaphore(max_threads)
 
     async def call(self, time_limit: TimeLimit, environment: Environment, name: str, *arguments: Any) -> Any:
-        """Call a method. Raises EnvironmentFailure, or TimeoutError when the time limit is exceeded."""
-        async with time_limit.running():
+        """Call a method. Raises EnvironmentFailure if it fails, TimeoutError if the time limit is exceeded."""
+        async with time_limit.count_time():
             with (
                 SPANS(f"environment.{name}", timeout=time_limit.left),
                 wrap_environment_errors(f"{type(environment).__qualname__}.{name}"),
@@ -40,20 +40,20 @@ class EnvironmentCaller:
                         return await method(*arguments)
                     result = await self._run_in_thread(method, *arguments)
                     return await result if inspect.isawaitable(result) else result
-                except SystemExit as error:  # must not end the run
-                    raise RuntimeError(f"it called exit ({error})") from error
+                except SystemExit as error:  # an environment must not end the run
+                    raise RuntimeError(f"the environment called exit ({error})") from error
 
     async def close(self, environment: Environment) -> None:
         """Close an environment. Failures are logged; they do not change the episode's result."""
         try:
             await self.call(TimeLimit(CLOSE_SECONDS), environment, "close")
         except (EnvironmentFailure, TimeoutError) as error:
-            logger.warning("an environment did not close: %r", error)
+            logger.warning("close() of an environment failed: %r", error)
 
     async def _run_in_thread(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a method in a new daemon thread, which is abandoned if this call is cancelled.
+        """Run a method in a new daemon thread and return its result. A cancelled call abandons the thread.
 
-        A thread pool would lose one thread per hanging environment, and the process could not exit.
+        In a thread pool, each hanging environment would block one thread and keep the process from exiting.
         """
         outcome: Future[tuple[Any, BaseException | None]] = Future()
         outcome.set_running_or_notify_cancel()
@@ -61,7 +61,7 @@ class EnvironmentCaller:
         def run() -> None:
             try:
                 outcome.set_result((method(*arguments), None))
-            except BaseException as error:  # noqa: BLE001  raised in the caller
+            except BaseException as error:  # noqa: BLE001  the caller raises it
                 outcome.set_result((None, error))
 
         with exclude_waiting():

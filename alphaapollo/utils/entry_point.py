@@ -20,13 +20,13 @@ from alphaapollo.utils.temp_folder import run_in_temp_folder
 from alphaapollo.utils.watchdog import stop_on_signals
 
 
-class Main(Protocol):
+class MainFunction(Protocol):
     """Function of command-line arguments (None: sys.argv) that returns an exit code."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
 
-def command(main: Main) -> Main:
+def command(main: MainFunction) -> MainFunction:
     """Decorate a `main` so that it can be called from anywhere except a running event loop (exit code 2).
 
     Processes spawned by multiprocessing import the file of `__main__` again, and a script without a guard would start

@@ -36,7 +36,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         OSError: the lock file cannot be written.
     """
     with ExitStack() as stack:
-        for path in _lock_files(folder):
+        for path in _list_lock_files(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_hold_lock(path, folder))
             stack.callback(path.unlink, missing_ok=True)  # while it is locked
@@ -47,13 +47,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def check_not_in_use(folder: Path) -> None:
     """Raise FolderInUseError if another process works in the folder, before its files are read. Locks nothing."""
-    for path in _lock_files(folder):
+    for path in _list_lock_files(folder):
         if path.exists():
             with suppress(OSError), _hold_lock(path, folder):  # another user's lock file: the run itself reports it
                 pass
 
 
-def _lock_files(folder: Path) -> list[Path]:
+def _list_lock_files(folder: Path) -> list[Path]:
     names = {folder.parent.resolve() / folder.name, folder.resolve()}
     return [name.with_name(f".{name.name}.lock") for name in sorted(names)]
 
@@ -64,7 +64,7 @@ def _hold_lock(path: Path, folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=TIMEOUT)
     except Timeout:
-        raise FolderInUseError(_in_use_message(path, folder)) from None
+        raise FolderInUseError(_format_in_use_message(path, folder)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -78,7 +78,7 @@ def _hold_lock(path: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _in_use_message(path: Path, folder: Path) -> str:
+def _format_in_use_message(path: Path, folder: Path) -> str:
     try:
         owner = json.loads(path.read_text())
         process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"

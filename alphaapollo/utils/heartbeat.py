@@ -105,7 +105,7 @@ class Heartbeat:
 
     def report(self) -> ProcessReport:
         own, helpers = os.getpid(), self._helpers()
-        others = [pid for pid in descendants(own, *helpers) if pid not in helpers]
+        others = [pid for pid in list_descendants(own, *helpers) if pid not in helpers]
         found = [read_process(own)]
         found += [read_process(pid, name) for pid, name in helpers.items()]
         found += [read_process(pid, is_required=False) for pid in others]
@@ -136,13 +136,13 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessI
             with suppress(psutil.AccessDenied):
                 traffic = process.io_counters()
                 disk = traffic.read_bytes + traffic.write_bytes
-            name = name or _short_command(process)
+            name = name or _shorten_command(process)
             return ProcessInfo(pid, name, process.status(), times.user + times.system, disk, is_required)
     except psutil.NoSuchProcess:
         return None
 
 
-def _short_command(process: psutil.Process) -> str:
+def _shorten_command(process: psutil.Process) -> str:
     """The module of `python -m`, or the program."""
     words = process.cmdline()
     if "-m" in words[:-1]:
@@ -150,7 +150,7 @@ def _short_command(process: psutil.Process) -> str:
     return (Path(words[0].split(" ")[0]).name if words else "") or f"process {process.pid}"
 
 
-def descendants(*roots: int) -> list[int]:
+def list_descendants(*roots: int) -> list[int]:
     """pids of the processes that these have started, directly or not, without the roots."""
     found: dict[int, None] = {}
     for root in roots:

@@ -15,32 +15,32 @@ def listen_on_loopback_only() -> None:
         os.environ.setdefault(name, value)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a TCP port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
-_held: dict[int, socket.socket] = {}
+_reserved: dict[int, socket.socket] = {}
 
 
-def hold_port(host: str) -> int:
-    """Listen on a free TCP port of `host` (empty: all addresses), which reserves it until `take_held_port`."""
+def reserve_port(host: str) -> int:
+    """Listen on a free TCP port of `host` (empty: all addresses), which reserves it until `take_reserved_port`."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
     port = int(listening.getsockname()[1])
-    _held[port] = listening
+    _reserved[port] = listening
     return port
 
 
-def take_held_port(port: int) -> int:
+def take_reserved_port(port: int) -> int:
     """Return the listening socket of a held port as a file descriptor, which the caller must close."""
-    return _held.pop(port).detach()
+    return _reserved.pop(port).detach()
 
 
-def interface_to(host: str) -> str | None:
+def find_interface(host: str) -> str | None:
     """Return the network interface, e.g. eth0, used to reach `host`; None if it has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

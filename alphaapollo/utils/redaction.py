@@ -17,7 +17,7 @@ SECRET_KEY_NAME = re.compile(
 URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@host
 
 
-def secrets() -> dict[str, str]:
+def find_secrets() -> dict[str, str]:
     """Return {value: name} of environment variables with a secret's name. Paths are not secrets."""
     found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
     return {
@@ -29,18 +29,18 @@ def secrets() -> dict[str, str]:
 
 def redact(text: str, known: Mapping[str, str] | None = None) -> str:
     """Replace each secret by the name of its variable. known: result of `secrets`, to redact many texts."""
-    for value, name in (secrets() if known is None else known).items():
+    for value, name in (find_secrets() if known is None else known).items():
         text = text.replace(value, f"${name}")
     return text
 
 
-def secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def find_secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of each nested entry that contains a secret, without its value."""
-    known = secrets()
+    known = find_secrets()
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            yield from secret_keys(value, f"{key}.")
+            yield from find_secret_keys(value, f"{key}.")
             continue
         text = str(value) if isinstance(value, str | list) else ""
         if variable := next((variable for secret, variable in known.items() if secret in text), None):

@@ -9,21 +9,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def find_similar(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known names most similar to `name`, best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
+def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
     """Sentence for an error message about an unknown name; empty if no known name is similar.
 
-    >>> did_you_mean("add_", ["add", "sleep"])
+    >>> suggest_similar("add_", ["add", "sleep"])
     " Did you mean 'add'?"
     """
-    return suggest(nearest(name[:100], known, count))
+    return format_suggestion(find_similar(name[:100], known, count))
 
 
-def suggest(names: Sequence[str]) -> str:
+def format_suggestion(names: Sequence[str]) -> str:
     """Sentence that suggests names; empty without names."""
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
@@ -51,7 +51,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         if name not in self._entries:
-            hint = did_you_mean(name, self._entries, count=3)
+            hint = suggest_similar(name, self._entries, count=3)
             raise ValueError(f"unknown {self.what} {name!r}.{hint} Known: {', '.join(self.names())}.")
         return self._entries[name]
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def due(step: int, frequency: int, is_last: bool) -> bool:
+def is_due(step: int, frequency: int, is_last: bool) -> bool:
     """Return whether work is due: every `frequency` iterations and at the end; -1 = never."""
     return frequency > 0 and (step % frequency == 0 or is_last)

@@ -16,17 +16,17 @@ TIMEOUT = 20.0  # seconds of py-spy, per process
 
 def dump_stacks(pids: Iterable[int]) -> str:
     """Stacks of processes of this machine, or the reason why there are none."""
-    return "\n".join(f"--- process {pid}\n{_stack(pid).strip()}\n" for pid in pids)
+    return "\n".join(f"--- process {pid}\n{_dump_stack(pid).strip()}\n" for pid in pids)
 
 
-def _stack(pid: int) -> str:
+def _dump_stack(pid: int) -> str:
     try:
-        return _py_spy(pid)
+        return _dump_with_py_spy(pid)
     except (OSError, subprocess.SubprocessError) as error:
         return dump_own_stacks() if pid == os.getpid() else f"no stack: {error}"
 
 
-def _py_spy(pid: int) -> str:
+def _dump_with_py_spy(pid: int) -> str:
     """Stacks of a process. OSError or SubprocessError: there are none."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")

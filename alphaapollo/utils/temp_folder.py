@@ -39,19 +39,19 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
     unless its path would be too long for sockets."""
     base = Path(tempfile.gettempdir())
     remove_stale_folders(base)
-    folder, lock = _make(base)
+    folder, lock = _make_folder(base)
     if len(os.fsencode(folder)) > SOCKETS:
-        _remove(folder)
+        _remove_folder(folder)
         lock.release()
         return command()
     code: int | None = None
     try:
-        with _temporary_files_in(folder, base):
+        with _redirect_temporary_files(folder, base):
             code = command()
         return code
     finally:
         if code in CLEAN_EXITS or not (folder / "ray").exists():
-            _remove(folder)
+            _remove_folder(folder)
         lock.release()
 
 
@@ -71,17 +71,17 @@ def remove_stale_folders(base: Path) -> None:
                     elsewhere = folder / ELSEWHERE
                     paths = map(Path, elsewhere.read_text().splitlines() if elsewhere.exists() else [])
                     remove_paths(path for path in paths if path.parent == SHARED_MEMORY)
-                    _remove(folder)
+                    _remove_folder(folder)
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove the folder. If a process that is ending still writes there, the next command tries again."""
     remove_paths([folder])
     if folder.exists():
         (folder / LOCK).touch()
 
 
-def _make(base: Path) -> tuple[Path, FileLock]:
+def _make_folder(base: Path) -> tuple[Path, FileLock]:
     """A locked folder. It has a temporary name until it is locked, so that no other command removes it."""
     new = Path(tempfile.mkdtemp(prefix=".alphaapollo-", dir=base))
     lock = FileLock(new / LOCK)
@@ -92,7 +92,7 @@ def _make(base: Path) -> tuple[Path, FileLock]:
 
 
 @contextmanager
-def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
+def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
     """Redirect tempfile, multiprocessing, Ray and everything that reads TMPDIR. torch keeps its compilation cache where
     later commands find it, and Ray stays in `base` if its sockets' paths would be too long."""
     own = {"TMPDIR": str(folder)}

@@ -1,7 +1,7 @@
 """Time limit that excludes waiting for shared resources (a grader, a tool, a thread).
 
     limit = TimeLimit(seconds)
-    async with limit.running():     # TimeoutError once all such blocks together took longer
+    async with limit.count_time():     # TimeoutError once all such blocks together took longer
         with exclude_waiting():     # in any function or task started inside the block: not counted
             await semaphore.acquire()
 
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 _current: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=None)
-_running: set[TimeLimit] = set()  # limits inside a running() block
+_running: set[TimeLimit] = set()  # limits inside a count_time() block
 _paused = False
 
 
@@ -45,7 +45,7 @@ class TimeLimit:
         self._waits = 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def count_time(self) -> AsyncIterator[None]:
         """Count the time of this block. Raises TimeoutError when the limit is exceeded."""
         token = _current.set(self)
         try:

@@ -11,7 +11,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
 _importing = RLock()  # a second thread waits until the module is complete
@@ -34,7 +34,7 @@ def load_user_module(path: str, key: str) -> ModuleType:
     name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
     with _importing:
         if name not in sys.modules:
-            _import(file, name, key, path)
+            _import_file(file, name, key, path)
         return sys.modules[name]
 
 
@@ -51,14 +51,14 @@ def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
             for one, value in vars(module).items()
             if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
         ]
-        hint = did_you_mean(name, defined)
+        hint = suggest_similar(name, defined)
         raise ValueError(
             f"{name_key}: {path} has no {name!r}.{hint} It defines {', '.join(defined) or 'nothing'}. Set {name_key}."
         )
     return getattr(module, name)
 
 
-def describe(error: BaseException, path: Path | None = None) -> str:
+def format_error(error: BaseException, path: Path | None = None) -> str:
     """Format an error in one line, with its last position in the file `path`, or else in any file."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
@@ -69,7 +69,7 @@ def describe(error: BaseException, path: Path | None = None) -> str:
     return f"{kind}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"
 
 
-def _import(file: Path, name: str, key: str, path: str) -> None:
+def _import_file(file: Path, name: str, key: str, path: str) -> None:
     sys.path += [
         folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
     ]  # appended: shadows nothing
@@ -84,6 +84,6 @@ def _import(file: Path, name: str, key: str, path: str) -> None:
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
         fix = "Install what it imports" if isinstance(error, ImportError) else "Fix the file"
-        raise ValueError(f"{key}: {path} does not import: {describe(error, file)}. {fix}.") from error
+        raise ValueError(f"{key}: {path} does not import: {format_error(error, file)}. {fix}.") from error
     finally:
         sys.dont_write_bytecode = before

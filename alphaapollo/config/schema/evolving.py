@@ -12,18 +12,18 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
-    Free,
-    Identity,
     PositiveRatio,
     Section,
+    apply_on_resume,
+    refuse_on_resume,
 )
 from alphaapollo.config.schema.env import Env
-from alphaapollo.config.schema.generation import ROLLOUT_OF_TRAINING, GenerationData, GenerationRollout
+from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import WatchedRun
 
-REQUESTED = Identity("it determines what is requested, and from which model")
-NEW_CHOICE = Free("the choice is made again")
+REQUEST_IDENTITY = refuse_on_resume("it determines what is requested, and from which model")
+NEW_CHOICE = apply_on_resume("the choice is made again")
 
 
 class EvolvingData(GenerationData):
@@ -157,7 +157,7 @@ class EvolvingConfig(Section):
     """Configuration of evolving.main."""
 
     unread = {
-        **{f"rollout.{name}": why for name, why in ROLLOUT_OF_TRAINING.items()},
+        **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
         **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
         "env.rollout.n": "data.n_samples is the number of solutions",
         "rollout.num_engines": "each model has one engine",
@@ -165,14 +165,16 @@ class EvolvingConfig(Section):
         "env.max_tokens_per_turn": "roles.proposer.max_tokens sets it",
     }
     on_resume = {
-        "": REQUESTED,
-        **dict.fromkeys(("budget", "rollout", "trainer"), Free()),
-        **dict.fromkeys(("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUESTED),
-        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), Free()),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), Free()),
-        "evolving.rounds": Free("the new total"),
+        "": REQUEST_IDENTITY,
+        **dict.fromkeys(("budget", "rollout", "trainer"), apply_on_resume()),
+        **dict.fromkeys(
+            ("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUEST_IDENTITY
+        ),
+        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), apply_on_resume()),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), apply_on_resume()),
+        "evolving.rounds": apply_on_resume("the new total"),
         **dict.fromkeys(("evolving.select", "evolving.finalists"), NEW_CHOICE),
-        "models": Free("existing replies stay; the new model answers the remaining requests"),
+        "models": apply_on_resume("existing replies stay; the new model answers the remaining requests"),
     }
 
     data: EvolvingData = EvolvingData()

@@ -12,30 +12,30 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
-    Free,
-    Identity,
     PositiveRatio,
     Section,
+    apply_on_resume,
+    refuse_on_resume,
 )
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
-from alphaapollo.config.schema.sizes import engine_step_problem
+from alphaapollo.config.schema.sizes import find_engine_step_errors
 from alphaapollo.config.schema.trainer import WatchedRun
 
-ROLLOUT_OF_TRAINING = dict.fromkeys(
+UNREAD_ROLLOUT_KEYS = dict.fromkeys(
     ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it is about training"
 )
-MODEL_OF_TRAINING = dict.fromkeys(
+UNREAD_MODEL_KEYS = dict.fromkeys(
     (
         *("attention", "enable_gradient_checkpointing", "router_aux_loss_coef"),
         *("lora_rank", "lora_alpha", "target_modules"),
     ),
     "it is about training",
 )
-SAMPLED = Identity("it determines what is sampled")
+SAMPLE_IDENTITY = refuse_on_resume("it determines what is sampled")
 
 
 class GenerationData(PromptData):
@@ -79,17 +79,19 @@ class GenerationConfig(Section):
     """Configuration of main_generation."""
 
     unread = {
-        **{f"rollout.{name}": why for name, why in ROLLOUT_OF_TRAINING.items()},
-        **{f"model.{name}": why for name, why in MODEL_OF_TRAINING.items()},
+        **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
+        **{f"model.{name}": why for name, why in UNREAD_MODEL_KEYS.items()},
         "env.rollout.n": "data.n_samples is the number of samples",
     }
     on_resume = {  # prompts are compared one by one, so data.path may change
-        "": SAMPLED,
-        **dict.fromkeys(("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), Free()),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), Free()),
-        **{f"reward.judge.{name}": Free() for name in ("base_url", "api_key_env", "timeout")},
-        **{f"rollout.{name}": SAMPLED for name in ("name", "temperature", "top_p", "top_k", "dtype")},
-        **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLED),
+        "": SAMPLE_IDENTITY,
+        **dict.fromkeys(
+            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), apply_on_resume()
+        ),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), apply_on_resume()),
+        **{f"reward.judge.{name}": apply_on_resume() for name in ("base_url", "api_key_env", "timeout")},
+        **{f"rollout.{name}": SAMPLE_IDENTITY for name in ("name", "temperature", "top_p", "top_k", "dtype")},
+        **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
     }
 
     data: GenerationData = GenerationData()
@@ -102,4 +104,4 @@ class GenerationConfig(Section):
 
     def problems(self) -> Iterator[str]:
         longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from engine_step_problem("rollout", self.rollout, longest)
+        yield from find_engine_step_errors("rollout", self.rollout, longest)

@@ -16,15 +16,15 @@ from alphaapollo.config.schema.base import (
     ActiveWhen,
     DecayRate,
     FilePath,
-    Identity,
     Ratio,
     Section,
+    refuse_on_resume,
 )
 
 LoraForm = Literal["merged", "adapter"]
 """What leaves the trainer: full weights with the adapters merged in, or the adapters alone."""
-SHARDED = ActiveUnless("/trainer.num_ranks", 1, because="there is one training rank")
-NO_OFFLOAD_POLICY = ActiveUnless("offload_policy")
+WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, because="there is one training rank")
+UNLESS_OFFLOAD_POLICY = ActiveUnless("offload_policy")
 
 
 class Lora(Section):
@@ -58,7 +58,7 @@ class Lora(Section):
 class Model(Lora):
     path: Annotated[str, ANOTHER_MODEL, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
-    tokenizer_path: Annotated[str, Identity("another tokenizer"), FilePath("tokenizer")] = ""
+    tokenizer_path: Annotated[str, refuse_on_resume("another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
@@ -108,22 +108,22 @@ class Fsdp(Section):
     fsdp_size: Annotated[int, Field(ge=-1), ROUNDING] = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
-    sync_each_micro_batch: Annotated[bool, SHARDED] = True
+    sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
     """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds
     a full float32 gradient (4 bytes per parameter)."""
-    optimizer_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    optimizer_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
     """Keep the optimizer state in host memory between updates (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
 
 
 class RoleFsdp(Fsdp):
-    param_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    param_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
     """Keep parameters in host memory while the role is idle (GPU only)."""
 
 
 class FrozenFsdp(Section):
-    param_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    param_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
     """Keep parameters in host memory while the role is idle (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters stay in host memory and are loaded layer by layer; slow (GPU only)."""

@@ -13,14 +13,14 @@ from alphaapollo.config.schema.data import Data
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
-from alphaapollo.config.schema.rollout import LARGEST_LORA_RANK, Rollout
-from alphaapollo.config.schema.sizes import adapter_export_problem, engine_step_problem, rank_group_problems
+from alphaapollo.config.schema.rollout import MAX_LORA_RANK, Rollout
+from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_engine_step_errors, find_rank_group_errors
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
-MOST_TRAJECTORIES = 10_000_000  # per iteration: the driver holds all of them in memory
+MAX_TRAJECTORIES = 10_000_000  # per iteration: the driver holds all of them in memory
 
 
 class ActorRolloutRef(Section):
@@ -92,9 +92,9 @@ class Config(Section):
 
     def _batch_problems(self) -> Iterator[str]:
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
-        if self.trajectories > MOST_TRAJECTORIES:
+        if self.trajectories > MAX_TRAJECTORIES:
             given = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
-            yield f"{given}: an iteration has at most {MOST_TRAJECTORIES} trajectories. Lower either."
+            yield f"{given}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower either."
         elif size < self.trajectories and self.trajectories % size:
             divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
             yield (
@@ -126,10 +126,10 @@ class Config(Section):
     def _model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank
         longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from engine_step_problem(ROLLOUT, self.actor_rollout_ref.rollout, longest)
-        yield from adapter_export_problem(MODEL, self.actor_rollout_ref.model, self.trainer)
-        if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= LARGEST_LORA_RANK:
-            yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {LARGEST_LORA_RANK}, got {rank}."
+        yield from find_engine_step_errors(ROLLOUT, self.actor_rollout_ref.rollout, longest)
+        yield from find_adapter_export_errors(MODEL, self.actor_rollout_ref.model, self.trainer)
+        if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
+            yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."
 
     def _rank_problems(self) -> Iterator[str]:
         actor, trainer, name = self.actor_rollout_ref.actor, self.trainer, "ulysses_sequence_parallel_size"
@@ -138,7 +138,7 @@ class Config(Section):
             f"{ACTOR}.fsdp_config.fsdp_size": actor.fsdp_config.fsdp_size,
             "critic.fsdp_config.fsdp_size": self.critic.fsdp_config.fsdp_size,
         }
-        yield from rank_group_problems(sizes, trainer)
+        yield from find_rank_group_errors(sizes, trainer)
         if trainer.controller == "local" and (self.actor_rollout_ref.rollout.num_engines or 1) > 1:
             engines = self.actor_rollout_ref.rollout.num_engines
             yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."

@@ -9,7 +9,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from alphaapollo.config.schema.base import CODE, OTHER_REWARDS, ActiveWhen, FilePath, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
-WITH_REWARD_MODEL = ActiveWhen("enable")
+WHEN_REWARD_MODEL = ActiveWhen("enable")
 
 
 class CustomRewardFunction(Section):
@@ -69,10 +69,10 @@ class RewardModelPath(Section):
 class RewardModel(Section):
     enable: Annotated[bool, OTHER_REWARDS] = False
     """Also score every trajectory with a trained reward model."""
-    weight: Annotated[float, WITH_REWARD_MODEL, OTHER_REWARDS] = 1.0
+    weight: Annotated[float, WHEN_REWARD_MODEL, OTHER_REWARDS] = 1.0
     """Weight of its score in the reward; 0 = metrics only."""
-    max_length: Annotated[PositiveInt | None, WITH_REWARD_MODEL, OTHER_REWARDS] = None
+    max_length: Annotated[PositiveInt | None, WHEN_REWARD_MODEL, OTHER_REWARDS] = None
     """Maximum tokens it reads, from the end; null = as many as its config allows."""
-    forward_max_token_len_per_gpu: Annotated[PositiveInt, WITH_REWARD_MODEL] = 16384
+    forward_max_token_len_per_gpu: Annotated[PositiveInt, WHEN_REWARD_MODEL] = 16384
     """Maximum tokens of a micro-batch per rank."""
-    model: Annotated[RewardModelPath, WITH_REWARD_MODEL] = RewardModelPath()
+    model: Annotated[RewardModelPath, WHEN_REWARD_MODEL] = RewardModelPath()

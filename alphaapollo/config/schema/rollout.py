@@ -21,7 +21,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
-LARGEST_LORA_RANK = 512  # that vLLM serves
+MAX_LORA_RANK = 512  # that vLLM serves
 
 
 class ValSampling(Section):

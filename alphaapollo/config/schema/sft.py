@@ -19,7 +19,7 @@ from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import ValSampling
 from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTrainer
 
-WITH_PROMPTS = ActiveWhen("/data.val_prompts")
+WHEN_VAL_PROMPTS = ActiveWhen("/data.val_prompts")
 
 
 class SftData(TuningData):
@@ -34,9 +34,9 @@ class SftData(TuningData):
     ] = ""
     """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): one or
     several parquet or jsonl files; empty = none. val_max_samples and truncation apply."""
-    max_prompt_length: Annotated[PositiveInt, WITH_PROMPTS, OTHER_VALIDATION] = 512
+    max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, OTHER_VALIDATION] = 512
     """Maximum tokens of a rendered prompt of val_prompts."""
-    max_response_length: Annotated[PositiveInt, WITH_PROMPTS, OTHER_VALIDATION] = 512
+    max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, OTHER_VALIDATION] = 512
     """Maximum tokens after a prompt of val_prompts, over all turns."""
 
 
@@ -53,8 +53,8 @@ class SftConfig(TuningConfig):
     on_resume = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
 
     data: SftData = SftData()
-    rollout: Annotated[SftRollout, WITH_PROMPTS] = SftRollout()
-    env: Annotated[Env, WITH_PROMPTS] = Env()
-    reward: Annotated[Reward, WITH_PROMPTS] = Reward()
-    custom_reward_function: Annotated[CustomRewardFunction, WITH_PROMPTS] = CustomRewardFunction()
+    rollout: Annotated[SftRollout, WHEN_VAL_PROMPTS] = SftRollout()
+    env: Annotated[Env, WHEN_VAL_PROMPTS] = Env()
+    reward: Annotated[Reward, WHEN_VAL_PROMPTS] = Reward()
+    custom_reward_function: Annotated[CustomRewardFunction, WHEN_VAL_PROMPTS] = CustomRewardFunction()
     trainer: TuningTrainer = TuningTrainer(experiment_name="sft")

@@ -9,7 +9,7 @@ from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.trainer import Training
 
 
-def rank_group_problems(sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
+def find_rank_group_errors(sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
     """Groups of `size` consecutive ranks must cover all ranks, each within one node or over whole nodes; -1 = all.
 
     sizes: key -> size.
@@ -25,12 +25,12 @@ def rank_group_problems(sizes: Mapping[str, int], trainer: Training) -> Iterator
         yield f"{key}={size} {why}. Set one of {', '.join(map(str, fits))}{other}."
 
 
-def adapter_export_problem(section: str, lora: Lora, trainer: Training) -> Iterator[str]:
+def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> Iterator[str]:
     if trainer.export_lora == "adapter" and not lora.lora_rank:
         yield f"trainer.export_lora=adapter needs adapters, got {section}.lora_rank=0. Set merged."
 
 
-def engine_step_problem(section: str, rollout: Rollout, longest: int) -> Iterator[str]:
+def find_engine_step_errors(section: str, rollout: Rollout, longest: int) -> Iterator[str]:
     """An engine step takes at least one token of each sequence. longest: tokens of prompt and response."""
     tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
     if rollout.name == "vllm" and max(tokens, longest) < sequences:

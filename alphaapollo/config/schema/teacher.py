@@ -10,7 +10,7 @@ from alphaapollo.config.schema.base import OTHER_TEACHER, ActiveWhen, FilePath, 
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
-WITH_TEACHER = ActiveWhen("divergence")
+WHEN_TEACHER = ActiveWhen("divergence")
 
 
 class TeacherModel(Section):
@@ -27,11 +27,11 @@ class Teacher(Section):
     """Divergence to minimize; null = no teacher. sampled = reverse KL on the sampled tokens, as a policy gradient. Over
     the full vocabulary: reverse KL(policy||teacher), forward KL(teacher||policy), or jsd, the generalized
     Jensen-Shannon divergence (arXiv 2306.13649)."""
-    coef: Annotated[PositiveFloat, WITH_TEACHER] = 1.0
+    coef: Annotated[PositiveFloat, WHEN_TEACHER] = 1.0
     """Weight beside the other terms of the loss: advantages, KL and entropy."""
-    beta: Annotated[float, Field(gt=0.0, lt=1.0), WITH_TEACHER, ActiveWhen("divergence", "jsd"), OTHER_TEACHER] = 0.5
+    beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), OTHER_TEACHER] = 0.5
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
-    model: Annotated[TeacherModel, WITH_TEACHER] = TeacherModel()
+    model: Annotated[TeacherModel, WHEN_TEACHER] = TeacherModel()
 
     @property
     def sampled(self) -> bool:

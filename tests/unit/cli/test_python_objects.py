@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ModelReply, Verifier, VerifierReport, make_role
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import worker_environment
+from alphaapollo.rewards.grader_processes.protocol import make_worker_environment
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_module
@@ -80,7 +80,12 @@ assert not [name for name in sys.modules if "test_given" in name]
 assert "torch" not in sys.modules
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=make_worker_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
 

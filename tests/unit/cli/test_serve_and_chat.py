@@ -49,7 +49,7 @@ def test_serve_executes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
     config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
-    assert serve.server_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
+    assert serve.make_engine_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
 
 
 def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ class Counting:
 def test_turns_are_printed_as_they_happen() -> None:
     shown = io.StringIO()
     inner = Counting(None)  # type: ignore[arg-type]
-    printed: Any = chat.PrintedEnvironment(inner, Terminal(file=shown, width=80))
+    printed: Any = chat.EnvironmentPrinter(inner, Terminal(file=shown, width=80))
 
     async def episode() -> None:
         assert printed.reset(Prompt(1, "chat", "sums")) == "about sums"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.changes import command_of, find_changes, resume_rule
-from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.changes import find_changes, find_command, find_resume_rule
+from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import Section, Verdict
 
@@ -30,7 +30,7 @@ REFUSED: dict[type[Section], set[str]] = {
 
 def keys_with(schema: type[Section], verdict: Verdict) -> set[str]:
     config = schema()
-    return {name for name, key in accepted_keys(schema).items() if resume_rule(config, key).verdict == verdict}
+    return {name for name, key in list_keys(schema).items() if find_resume_rule(config, key).verdict == verdict}
 
 
 @pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: schema.__name__)
@@ -66,14 +66,14 @@ def test_what_determines_requests_must_not_change(command: str, applied: list[st
     schema = COMMANDS[command]
     config = schema()
     assert isinstance(config, Section)
-    verdicts = {name: resume_rule(config, accepted_keys(schema)[name]).verdict for name in (*applied, *refused)}
+    verdicts = {name: find_resume_rule(config, list_keys(schema)[name]).verdict for name in (*applied, *refused)}
     assert verdicts == dict.fromkeys(applied, "applied") | dict.fromkeys(refused, "refused")
 
 
 def test_tables_of_whole_configurations_name_keys_that_exist() -> None:
     for schema in COMMANDS.values():
         assert issubclass(schema, Section)
-        known = accepted_keys(schema)
+        known = list_keys(schema)
         for name in (*schema.unread, *schema.on_resume):
             assert not name or name in known or any(key.startswith(f"{name}.") for key in known), name
 
@@ -129,5 +129,5 @@ def test_a_file_of_another_version_has_defaults_for_new_keys_and_may_have_old_on
 def test_the_command_is_known_by_its_sections() -> None:
     commands = {"main_ppo": Config, "main_sft": SftConfig, "main_generation": GenerationConfig, "main_eval": EvalConfig}
     for command, schema in commands.items():
-        assert command_of(schema().model_dump(mode="json")) == command
-    assert command_of({"data": {}}) is None
+        assert find_command(schema().model_dump(mode="json")) == command
+    assert find_command({"data": {}}) is None

@@ -10,35 +10,39 @@ import yaml
 
 import alphaapollo
 from alphaapollo.config.__main__ import explain
-from alphaapollo.config.docs import pages
-from alphaapollo.config.key_errors import nearest_keys
-from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, sections
+from alphaapollo.config.docs import render_pages
+from alphaapollo.config.key_errors import find_similar_keys
+from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import verl_keys
+from alphaapollo.config.verl import list_verl_keys
 
 PACKAGE = Path(alphaapollo.__file__).parent
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_field_has_a_meaning(command: str):
-    assert [key.name for key in accepted_keys(COMMANDS[command]).values() if not key.meaning] == []
+    assert [key.name for key in list_keys(COMMANDS[command]).values() if not key.meaning] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_renamed_keys_lead_to_accepted_ones(command: str):
-    accepted = accepted_keys(COMMANDS[command])
-    renamed = {key: text.split()[2] for key, text in verl_keys()[command].items() if text.startswith("renamed to ")}
+    accepted = list_keys(COMMANDS[command])
+    renamed = {
+        key: text.split()[2] for key, text in list_verl_keys()[command].items() if text.startswith("renamed to ")
+    }
     assert renamed
     schema = COMMANDS[command]
-    assert {key: new for key, new in renamed.items() if new not in accepted and not containing_map(new, schema)} == {}
+    assert {
+        key: new for key, new in renamed.items() if new not in accepted and not find_containing_map(new, schema)
+    } == {}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_accepted_key_is_reported_as_missing(command: str):
     schema = COMMANDS[command]
-    entries = [entry for entry in verl_keys()[command] if "*" not in entry.removesuffix(".*")]
-    assert [entry for entry in entries if entry in accepted_keys(schema)] == []
-    assert [entry for entry in entries if entry.removesuffix(".*") in sections(schema)] == []
+    entries = [entry for entry in list_verl_keys()[command] if "*" not in entry.removesuffix(".*")]
+    assert [entry for entry in entries if entry in list_keys(schema)] == []
+    assert [entry for entry in entries if entry.removesuffix(".*") in list_sections(schema)] == []
 
 
 def test_no_key_is_listed_twice():
@@ -105,7 +109,7 @@ def test_explain_command():
 
 
 def test_nearest_prefers_keys_that_end_alike():
-    found = nearest_keys("optim.lr", accepted_keys(Config))
+    found = find_similar_keys("optim.lr", list_keys(Config))
     assert found[:2] == ["critic.optim.lr", "actor_rollout_ref.actor.optim.lr"]
 
 
@@ -114,17 +118,17 @@ def test_the_pages_are_current():
     if not docs.exists():
         pytest.skip("an installed package has no docs folder")
     written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")} | {"verl_keys.md"}
-    assert written == pages().keys()
+    assert written == render_pages().keys()
     index = (docs / "config.md").read_text(encoding="utf-8")
-    assert [path for path in pages() if f"]({path})" not in index] == []
-    outdated = [path for path, text in pages().items() if (docs / path).read_text(encoding="utf-8") != text]
+    assert [path for path in render_pages() if f"]({path})" not in index] == []
+    outdated = [path for path, text in render_pages().items() if (docs / path).read_text(encoding="utf-8") != text]
     assert outdated == [], "run: make docs"
 
 
 def test_every_key_is_on_one_page():
     """On the page of its command, or below the title of a shared section that this page links to."""
     rows = re.compile(r"^\| `([\w.]+)`", flags=re.MULTILINE)
-    found = pages()
+    found = render_pages()
     shared = {part.partition("\n")[0]: rows.findall(part) for part in found["config/shared.md"].split("\n## ")[1:]}
     for command, schema in COMMANDS.items():
         listed = rows.findall(found[f"config/{command}.md"])
@@ -132,7 +136,7 @@ def test_every_key_is_on_one_page():
             section = part.partition("\n")[0].replace("top level", "")
             for title in re.findall(r"\[([^\]]+)\]\(shared\.md", part):
                 listed += [f"{section}.{name}".removeprefix(".") for name in shared[title]]
-        assert set(listed) >= set(accepted_keys(schema))
+        assert set(listed) >= set(list_keys(schema))
 
 
 def test_every_accepted_key_has_a_reader():
@@ -152,4 +156,4 @@ def test_every_accepted_key_has_a_reader():
     of_schema = "\n".join(file.read_text(encoding="utf-8") for file in schema_files)
     read = {*re.findall(r"\.(\w+)", text), *re.findall(r"\bself\.(\w+)", of_schema)}
     for schema in COMMANDS.values():
-        assert [key for key in accepted_keys(schema) if key.rsplit(".", 1)[-1] not in read] == []
+        assert [key for key in list_keys(schema) if key.rsplit(".", 1)[-1] not in read] == []

@@ -10,16 +10,16 @@ from alphaapollo.config.errors import ConfigError, exit_on_config_error
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import (
     Origin,
-    convert,
+    convert_values,
+    find_shipped_configs,
     load_config,
     load_with_origin,
     save_config,
-    shipped_configs,
 )
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.resume import read_saved
 
-SHIPPED = shipped_configs()
+SHIPPED = find_shipped_configs()
 
 
 def load(*argv: str) -> Config:
@@ -241,7 +241,7 @@ def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
 def test_a_saved_config_loads_again(tmp_path: Path):
     config = load("algorithm=dapo", "actor_rollout_ref.actor.optim.lr=3e-7", "data.train_files=[a,'ü b']")
     save_config(config, tmp_path / "run" / "config.yaml")
-    assert convert(Config, read_saved(tmp_path / "run")) == config
+    assert convert_values(Config, read_saved(tmp_path / "run")) == config
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
     again = load("--config-dir", str(tmp_path / "run"), "--config-name", "config")
     assert again == config
@@ -256,7 +256,7 @@ def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[s
 
 def test_convert_reports_every_problem():
     with pytest.raises(ConfigError) as caught:
-        convert(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
+        convert_values(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
     assert len(caught.value.problems) == 2
 
 

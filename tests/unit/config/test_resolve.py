@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout, why_dtype
+from alphaapollo.config.resolve import count_engines, explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.config.schema.base import Device
 
@@ -24,11 +24,11 @@ def test_dtypes():
 
 
 def test_a_dtype_is_explained_by_the_processor():
-    assert why_dtype("auto", "cpu", "amx_bf16") == " (auto on a CPU; model.dtype=bfloat16 would use its amx_bf16)"
-    assert why_dtype("auto", "cpu", "") == " (auto on a CPU)"
-    assert why_dtype("bfloat16", "cpu", "avx512_bf16") == " (with avx512_bf16)"
-    assert why_dtype("bfloat16", "cpu", "").startswith(" (slow: ")
-    assert why_dtype("float32", "cpu", "amx_bf16") == why_dtype("auto", "cuda", "amx_bf16") == ""
+    assert explain_dtype("auto", "cpu", "amx_bf16") == " (auto on a CPU; model.dtype=bfloat16 would use its amx_bf16)"
+    assert explain_dtype("auto", "cpu", "") == " (auto on a CPU)"
+    assert explain_dtype("bfloat16", "cpu", "avx512_bf16") == " (with avx512_bf16)"
+    assert explain_dtype("bfloat16", "cpu", "").startswith(" (slow: ")
+    assert explain_dtype("float32", "cpu", "amx_bf16") == explain_dtype("auto", "cuda", "amx_bf16") == ""
 
 
 def test_engines_compile_on_gpus_by_default():
@@ -40,15 +40,15 @@ def test_engines_compile_on_gpus_by_default():
 
 
 def test_engines_fill_the_training_gpus():
-    assert num_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
-    assert num_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1
-    assert num_engines(Rollout(num_engines=3), "cuda", 8) == 3
+    assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
+    assert count_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1
+    assert count_engines(Rollout(num_engines=3), "cuda", 8) == 3
 
 
 def test_the_number_of_engines():
-    assert num_engines(Rollout(num_engines=3), "cuda", 8) == 3
-    assert num_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
-    assert num_engines(Rollout(), "cpu", 4) == num_engines(Rollout(tensor_model_parallel_size=4), "cuda", 2) == 1
+    assert count_engines(Rollout(num_engines=3), "cuda", 8) == 3
+    assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
+    assert count_engines(Rollout(), "cpu", 4) == count_engines(Rollout(tensor_model_parallel_size=4), "cuda", 2) == 1
 
 
 @pytest.mark.parametrize(

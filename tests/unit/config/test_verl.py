@@ -4,20 +4,20 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.__main__ import explain
-from alphaapollo.config.keys import COMMANDS, accepted_keys, containing_map, sections
+from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import differences, verl_keys, verl_tables, verl_verdict
+from alphaapollo.config.verl import find_verl_differences, find_verl_verdict, list_verl_keys, load_verl_tables
 
 SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_keys.py
 
 
 def exists(key: str, command: str) -> bool:
     schema = COMMANDS[command]
-    return key in accepted_keys(schema) or key in sections(schema) or containing_map(key, schema)
+    return key in list_keys(schema) or key in list_sections(schema) or find_containing_map(key, schema)
 
 
 def named_keys(text: str, command: str) -> list[str]:
-    tops = {key.split(".")[0] for key in accepted_keys(COMMANDS[command])}
+    tops = {key.split(".")[0] for key in list_keys(COMMANDS[command])}
     words = re.findall(r"\b([a-z_]+(?:\.[a-z_]\w*)+)", text)
     return [word for word in words if word.split(".")[0] in tops]
 
@@ -32,7 +32,7 @@ def test_every_key_of_verls_scripts_is_answered():
     unanswered = [
         f"{command} {key}"
         for command, key in seen
-        if not exists(key, command) and verl_verdict(key, COMMANDS[command]) is None
+        if not exists(key, command) and find_verl_verdict(key, COMMANDS[command]) is None
     ]
     assert unanswered == []
 
@@ -41,7 +41,7 @@ def test_every_key_of_verls_scripts_is_answered():
 def test_hints_name_only_keys_that_exist(command: str):
     wrong = {
         pattern: missing
-        for pattern, verdict in verl_keys()[command].items()
+        for pattern, verdict in list_verl_keys()[command].items()
         if (
             missing := [key for key in named_keys(verdict, command) if not exists(key, program_meant(verdict, command))]
         )
@@ -58,12 +58,12 @@ def test_named_keys_are_found():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_only_accepted_keys_are_listed_as_differences(command: str):
-    assert [key for key in differences(COMMANDS[command]) if key not in accepted_keys(COMMANDS[command])] == []
+    assert [key for key in find_verl_differences(COMMANDS[command]) if key not in list_keys(COMMANDS[command])] == []
 
 
 def test_default_of_this_project_is_not_a_difference():
-    keys = accepted_keys(Config)
-    assert [key for key, value in verl_tables()["main_ppo"]["default"].items() if keys[key].default == value] == []
+    keys = list_keys(Config)
+    assert [key for key, value in load_verl_tables()["main_ppo"]["default"].items() if keys[key].default == value] == []
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_default_of_this_project_is_not_a_difference():
     ],
 )
 def test_families(key: str, verdict: str):
-    found = verl_verdict(key, Config)
+    found = find_verl_verdict(key, Config)
     assert found is not None and found.startswith(verdict)
 
 
 def test_section_is_answered_with_its_replacement():
-    assert verl_verdict("ray_kwargs", Config) == verl_verdict("ray_kwargs.x", Config)
-    assert verl_verdict("nothing.of.verls", Config) is None
+    assert find_verl_verdict("ray_kwargs", Config) == find_verl_verdict("ray_kwargs.x", Config)
+    assert find_verl_verdict("nothing.of.verls", Config) is None
 
 
 def test_explain_lists_the_differences():

@@ -5,7 +5,7 @@ import yaml
 
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import verl_notices
+from alphaapollo.config.verl import find_verl_warnings
 
 ROOT = Path(__file__).resolve().parents[3]
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -15,7 +15,7 @@ RECIPES = [file for file in FILES if "actor_rollout_ref" in yaml.safe_load(file.
 
 def notices(*argv: str) -> list[str]:
     config, origin = load_with_origin(Config, "ppo", argv)
-    return list(verl_notices(config, origin.keys))
+    return list(find_verl_warnings(config, origin.keys))
 
 
 def test_a_mini_batch_of_prompts():

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from alphaapollo.utils.heartbeat import ActiveCall, Heartbeat, descendants, read_process
+from alphaapollo.utils.heartbeat import ActiveCall, Heartbeat, list_descendants, read_process
 
 
 def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
@@ -42,7 +42,7 @@ def test_a_stopped_grandchild_is_found_and_named_by_its_command() -> None:
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     try:
         end = time.monotonic() + 30
-        while not (found := descendants(child.pid)) or read_process(found[0]).name != "timeit":  # type: ignore[union-attr]
+        while not (found := list_descendants(child.pid)) or read_process(found[0]).name != "timeit":  # type: ignore[union-attr]
             assert time.monotonic() < end
             time.sleep(0.01)
         os.kill(found[0], signal.SIGSTOP)
@@ -50,7 +50,7 @@ def test_a_stopped_grandchild_is_found_and_named_by_its_command() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         assert process is not None and process.name == "timeit" and not process.is_required
-        assert found[0] in descendants(os.getpid())
+        assert found[0] in list_descendants(os.getpid())
         os.kill(found[0], signal.SIGKILL)
     finally:
         child.kill()
@@ -66,7 +66,7 @@ def test_a_process_name_may_have_any_bytes() -> None:
         while b"\xff" not in comm.read_bytes():
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert child.pid in descendants(os.getpid())
+        assert child.pid in list_descendants(os.getpid())
         assert child.pid in [process.pid for process in Heartbeat().report().processes]
     finally:
         child.kill()

@@ -5,21 +5,21 @@ import socket
 
 import pytest
 
-from alphaapollo.utils.network import hold_port, interface_to, listen_on_loopback_only, take_held_port
+from alphaapollo.utils.network import find_interface, listen_on_loopback_only, reserve_port, take_reserved_port
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
-    assert interface_to("127.0.0.1") == "lo"
-    assert interface_to("no.such.host.invalid") is None
-    assert interface_to("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("no.such.host.invalid") is None
+    assert find_interface("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
 
 
 def test_reserved_port_is_not_given_again() -> None:
-    port = hold_port("127.0.0.1")
+    port = reserve_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     with (
-        socket.socket(fileno=take_held_port(port)) as listening,
+        socket.socket(fileno=take_reserved_port(port)) as listening,
         socket.create_connection(("127.0.0.1", port), timeout=5),
     ):
         listening.accept()[0].close()

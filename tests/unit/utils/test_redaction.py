@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import redact, secret_keys, secrets
+from alphaapollo.utils.redaction import find_secret_keys, find_secrets, redact
 
 CANARY = "canary-7f3a91c2d4"
 
@@ -20,7 +20,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_variables_are_secrets() -> None:
-    assert CANARY in secrets() and "true" not in secrets() and "/home/user/token" not in secrets()
+    assert CANARY in find_secrets() and "true" not in find_secrets() and "/home/user/token" not in find_secrets()
     assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
 
 
@@ -48,7 +48,7 @@ def test_configuration_with_a_secret_is_refused_without_showing_it(
 def test_names_and_other_keys_pass() -> None:
     values = {"reward": {"judge": {"api_key_env": "SOME_API_KEY"}}, "data": {"prompt_key": "prompt"}}
     template = {"data": {"apply_chat_template_kwargs": {"eos_token": "<end>", "api_key": ""}}}
-    assert [*secret_keys(values), *secret_keys(template)] == []
+    assert [*find_secret_keys(values), *find_secret_keys(template)] == []
     assert load_config(Config, "ppo", ["reward.judge.api_key_env=SOME_API_KEY"]).reward.judge.api_key_env
 
 

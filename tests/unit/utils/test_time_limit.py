@@ -9,10 +9,10 @@ from tests.unit.virtual_time import run
 def test_only_running_blocks_count():
     async def play() -> float:
         limit = TimeLimit(10.0)
-        async with limit.running():
+        async with limit.count_time():
             await asyncio.sleep(4)
         await asyncio.sleep(100)  # between the blocks
-        async with limit.running():
+        async with limit.count_time():
             await asyncio.sleep(5)
         return limit.left
 
@@ -22,10 +22,10 @@ def test_only_running_blocks_count():
 def test_all_blocks_share_the_limit():
     async def play() -> float:
         limit = TimeLimit(10.0)
-        async with limit.running():
+        async with limit.count_time():
             await asyncio.sleep(7)
         try:
-            async with limit.running():
+            async with limit.count_time():
                 await asyncio.sleep(7)
         except TimeoutError:
             return asyncio.get_running_loop().time()
@@ -41,7 +41,7 @@ def test_waiting_is_excluded_in_nested_calls_and_tasks():
 
     async def play() -> float:
         limit = TimeLimit(10.0)
-        async with limit.running():
+        async with limit.count_time():
             await asyncio.sleep(1)
             await wait()
             await asyncio.create_task(wait())  # a task that was started in the block
@@ -55,7 +55,7 @@ def test_waiting_is_excluded_in_nested_calls_and_tasks():
 def test_time_after_waiting_counts():
     async def play() -> float:
         limit = TimeLimit(10.0)
-        async with limit.running():
+        async with limit.count_time():
             with exclude_waiting():
                 await asyncio.sleep(100)
             await asyncio.sleep(11)
@@ -67,7 +67,7 @@ def test_time_after_waiting_counts():
 
 def test_other_timeouts_while_waiting_are_passed_on():
     async def play() -> None:
-        async with TimeLimit(10.0).running():
+        async with TimeLimit(10.0).count_time():
             with exclude_waiting():
                 async with asyncio.timeout(20):
                     await asyncio.sleep(100)
@@ -93,7 +93,7 @@ def test_paused_limits_do_not_count():
             resume_time_limits()
 
         async def work(limit: TimeLimit, seconds: float) -> None:
-            async with limit.running():
+            async with limit.count_time():
                 await asyncio.sleep(seconds)
 
         stopping = asyncio.create_task(stop())

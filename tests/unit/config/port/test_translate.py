@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.__main__ import main
-from alphaapollo.config.port.translate import port, translate
+from alphaapollo.config.port.translate import port_script, translate_keys
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of
 
@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def ported(name: str, *given: str) -> dict[str, str]:
     """Keys and values for a script, as the shell passes them to python."""
     path = SCRIPTS / f"{name}.sh"
-    return dict(word.split("=", 1) for word in arguments(port(path.read_text(), str(path), given)))
+    return dict(word.split("=", 1) for word in arguments(port_script(path.read_text(), str(path), given)))
 
 
 def arguments(script: str) -> list[str]:
@@ -41,7 +41,7 @@ def test_grpo():
 
 def test_every_changed_line_has_a_comment():
     path = SCRIPTS / "grpo.sh"
-    text = port(path.read_text(), str(path))
+    text = port_script(path.read_text(), str(path))
     for line in (
         "actor_rollout_ref.actor.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5: here it counts trajectories",
         "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are never padded",
@@ -61,8 +61,8 @@ def test_variables_of_the_script_and_more_keys():
 
 def test_wandb_needs_no_login():
     line = "export WANDB_MODE=${WANDB_MODE:-offline}\n"
-    assert line in port('python3 -m verl.trainer.main_ppo trainer.logger=\'["console","wandb"]\'', "a.sh")
-    assert line not in port("python3 -m verl.trainer.main_ppo trainer.logger=console", "a.sh")
+    assert line in port_script('python3 -m verl.trainer.main_ppo trainer.logger=\'["console","wandb"]\'', "a.sh")
+    assert line not in port_script("python3 -m verl.trainer.main_ppo trainer.logger=console", "a.sh")
 
 
 def test_ppo():
@@ -105,7 +105,7 @@ def test_multi_turn_reads_the_configuration_it_starts_from():
 def test_other_programs():
     script = "torchrun --nproc_per_node=$1 --nnodes 2 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp\n"
     script += "python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"
-    text = port(script, "both.sh")
+    text = port_script(script, "both.sh")
     assert 'python -m alphaapollo.trainer.main_sft "${arguments[@]}"' in text and "torchrun" not in text
     assert '    "trainer.n_gpus_per_node=${1}"\n' in text and "    trainer.nnodes=2\n" in text
     assert "    grad_clip=1  # was optim.clip_grad\n" in text
@@ -134,7 +134,7 @@ def test_other_programs():
     ],
 )
 def test_values_that_are_written_differently(key: str, value: str, line: str):
-    assert line in [word for word, _ in translate({key: value}, "main_ppo").values()]
+    assert line in [word for word, _ in translate_keys({key: value}, "main_ppo").values()]
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -157,13 +157,13 @@ CORRECTION = "algorithm.rollout_correction"
     ],
 )
 def test_the_correction_of_engine_and_trainer(values: dict[str, str], found: dict[str, str]):
-    lines = translate({f"{CORRECTION}.{name}": value for name, value in values.items()}, "main_ppo")
+    lines = translate_keys({f"{CORRECTION}.{name}": value for name, value in values.items()}, "main_ppo")
     words = [word for word, _ in lines.values() if word.startswith(CORRECTION)]
     assert words == [f"{CORRECTION}.{name}={value}" for name, value in found.items()]
 
 
 def test_names_of_types_and_trackers_of_other_programs():
-    lines = translate({"model.dtype": "bf16", "trainer.logger": "console"}, "main_sft")
+    lines = translate_keys({"model.dtype": "bf16", "trainer.logger": "console"}, "main_sft")
     assert [word for word, _ in lines.values()] == ["model.dtype=bfloat16", "trainer.logger=[console]"]
 
 
@@ -177,13 +177,13 @@ def test_names_of_types_and_trackers_of_other_programs():
     ],
 )
 def test_what_is_left_out_says_why(key: str, value: str, comment: str):
-    lines = translate({key: value}, "main_ppo")
+    lines = translate_keys({key: value}, "main_ppo")
     assert any(comment in found and not word for word, found in lines.values())
 
 
 @pytest.mark.parametrize("option", ["--nproc_per_node=4", "--standalone --nproc-per-node 4"])
 def test_torchrun_options_become_keys(option: str):
-    assert "    trainer.n_gpus_per_node=4\n" in port(f"torchrun {option} -m verl.trainer.sft_trainer", "a.sh")
+    assert "    trainer.n_gpus_per_node=4\n" in port_script(f"torchrun {option} -m verl.trainer.sft_trainer", "a.sh")
 
 
 def test_a_script_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
