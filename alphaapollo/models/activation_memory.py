@@ -1,8 +1,8 @@
-"""Memory of a training pass, measured by running the model on the meta device, where tensors have no data.
+"""Activation memory of a training pass, measured by running the model on the meta device without data.
 
     config.json -> model on meta -> forward and backward of one and of two of its layers -> bytes
 
-The difference is what each layer keeps; the remainder does not grow with depth.
+The difference between two layers and one is what each layer keeps. The rest does not grow with depth.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Numbers of parameters, and KV cache sizes in an engine."""
+    """Parameter counts of a model, and its KV cache size in an engine."""
 
     parameters: int
-    root: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
-    unit: int  # of the largest such layer; 0 if layers are too small to be gathered separately
+    root: int  # parameters outside the layers that FSDP gathers one at a time: embedding, head, norms
+    unit: int  # parameters of the largest such layer; 0 if layers are too small to be gathered separately
     num_layers: int
-    head: int  # of the output projection
+    head: int  # parameters of the output projection
     tied: bool  # the output projection is the embedding
     hidden_size: int
-    kv_elements: int  # keys and values of one token in all layers
+    kv_elements: int  # key and value elements of one token in all layers
     kv_heads: int
 
 
@@ -51,13 +51,13 @@ class ModelSizes:
 class Activations:
     """Bytes of one micro-batch on one rank, in the dtype of forward and backward."""
 
-    kept: int  # by all layers, from the forward to the backward pass
-    layer: int  # in addition, during the backward pass of a layer, with its gradients
-    head: int  # in addition to `kept`, while the head computes log-probs and gradients, with the head's gradient
+    kept: int  # bytes that all layers keep from the forward to the backward pass
+    layer: int  # more bytes during the backward pass of one layer, with its gradients
+    head: int  # more bytes than `kept` while the head computes log-probs and gradients, with the head's gradient
 
 
 def load_meta(model: Model, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model of config.json with meta tensors, with its attention backend (`padded` for `auto`)."""
+    """Build the model of config.json with meta tensors and its attention backend (`padded` for `auto`)."""
     loaded = load_without_weights(model, dtype)
     if loaded.config._attn_implementation == register_backend("padded"):  # not the attention of the model's own code
         kind: Attention = "padded" if model.attention == "auto" else model.attention
@@ -66,7 +66,7 @@ def load_meta(model: Model, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _attend_on_meta(kind: Attention, call: AttentionCall) -> Tensor:
-    """Keep the tensors that a backend keeps."""
+    """Return attention output on the meta device. It keeps the same tensors for backward as the backend `kind`."""
     call.check_supported(kind)
     if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.repeat_key_value_heads()
@@ -76,7 +76,7 @@ def _attend_on_meta(kind: Attention, call: AttentionCall) -> Tensor:
 
 
 class _FusedKernel(torch.autograd.Function):
-    """Shapes of a fused kernel: forward keeps inputs, output and one number per row of scores."""
+    """Stand-in for a fused attention kernel, which keeps inputs, output and one number per row of scores."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
 
 
 def count_adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
-    """Number of parameters of all adapters: A [rank, in] and B [out, rank] of each adapted layer."""
+    """Count the parameters of all adapters: A [rank, in] and B [out, rank] of each adapted layer."""
     targets = set(resolve_target_modules(model, lora))
     layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
     return sum(lora.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
@@ -120,25 +120,24 @@ def count_adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
 
 @dataclass(frozen=True)
 class TrainingPass:
-    """Forward and backward pass over a micro-batch of `rows` rows of `length` response tokens."""
+    """Configuration of a forward and backward pass over `rows` rows of `length` response tokens."""
 
     rows: int
     length: int
     checkpointing: bool
     device: str  # cpu or cuda; sets the size of a chunk of logits
-    need_head: bool = True  # log-probs over the vocabulary (a critic computes one number per token)
-    divergence: Divergence | None = None  # from a frozen model's distributions
-    adapters: bool = False  # LoRA: layers keep as much, but their weights and the head get no gradient
+    need_head: bool = True  # compute log-probs over the vocabulary; false for a critic
+    divergence: Divergence | None = None  # divergence from a frozen model's distributions to compute
+    adapters: bool = False  # LoRA: layers keep as many bytes, but their weights and the head get no gradient
 
 
 def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activations:
-    """Measure a training pass. `model`: from load_meta, in the dtype of forward and backward."""
-    (first, peak), (second, _) = (
-        _measure_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2)
-    )
+    """Measure the memory of a training pass. `model` comes from load_meta, in the dtype of forward and backward."""
+    rows, length = training.rows, training.length
+    (first, peak), (second, _) = (_measure_decoder_bytes(model, rows, length, count) for count in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
-    hidden = training.rows * training.length * model.config.get_text_config().hidden_size * parameter.element_size()
+    hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
     head = _measure_head_peak(model, training) if training.need_head else 0
     if training.adapters:
         peak -= parameter.element_size() * read_model_sizes(model).unit
@@ -149,13 +148,13 @@ def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activ
 
 
 def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
-    """Peak bytes of a forward pass without gradients, hidden states included."""
+    """Measure the peak bytes of a forward pass without gradients, including hidden states."""
     with torch.no_grad():
         return _measure_decoder_bytes(model, 1, num_tokens, 1)[1]
 
 
 def _measure_decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
-    """Bytes alive between forward and backward pass through the first layers, and the peak."""
+    """Return (kept bytes, peak bytes) of a pass through the first layers. Kept: between forward and backward."""
     decoder = model.base_model
     first = find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
@@ -197,7 +196,7 @@ def _measure_head_peak(model: PreTrainedModel, training: TrainingPass) -> int:
 
 
 class LiveByteCounter(TorchDispatchMode):
-    """Count bytes of the storages that operations allocate, as long as they are alive. Parameters and buffers of the
+    """Context manager that counts the live bytes of storages that operations allocate. Parameters and buffers of the
     module `known` do not count."""
 
     def __init__(self, known: nn.Module):
@@ -232,6 +231,6 @@ class LiveByteCounter(TorchDispatchMode):
 
 
 def _grouped_mm(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Meta result of aten._grouped_mm for any dtype."""
+    """Compute the meta result of aten._grouped_mm for any dtype."""
     shapes = (torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in (x, weight))
     return torch.empty_like(torch.ops.aten._grouped_mm.default(*shapes, *args, **kwargs), dtype=x.dtype)

@@ -153,9 +153,7 @@ def load_config(model: Model) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(
-            f"model.path={model.path}: its configuration cannot be read: {_get_first_line(error)}"
-        ) from error
+        raise ValueError(f"model.path={model.path}: cannot read config.json: {_get_first_line(error)}") from error
 
 
 def _load(

@@ -97,9 +97,8 @@ class MicroBatchBuilder:
         width = layout.token_ids.shape[1]
         part = self.sequence.part(width) if self.sequence else slice(None)
         responses = chosen.response_lengths
-        token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _concatenate_ranges(
-            responses
-        )
+        starts = chosen.token_offsets[:-1] + chosen.response_starts
+        token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         states = self._find_tokens(layout, token_index - 1)
         targets = self._copy(chosen.token_ids[token_index])
         cells = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.algorithms import sampling
-from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.resolve import get_attention
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import uses_own_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
@@ -57,9 +57,7 @@ class PolicyModel(FsdpRoot):
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Statistics [n] of the response tokens at `temperature`; `divergence_target` adds the divergence from it."""
-        hidden = PolicyModel.compute_head_input(
-            self, micro
-        )  # without FSDP's hooks, which are on self.compute_head_input
+        hidden = PolicyModel.compute_head_input(self, micro)  # without the FSDP hooks of self.compute_head_input
         own = compute_token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
         if micro.sequence is None:
             return own
@@ -124,7 +122,7 @@ def load_policy(
 ) -> PolicyModel:
     """Load and shard a policy (a collective). It is frozen, in `dtype`, unless `trainable_seed` is given (see
     lora.load_trainable_lm)."""
-    attention, first = chosen_attention(model), dist.get_rank() == 0
+    attention, first = get_attention(model), dist.get_rank() == 0
     if trainable_seed is None:
         policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
     else:
@@ -154,9 +152,8 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     vocabulary = policy.model.config.get_text_config().vocab_size
     texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
     ours = policy(builder.build(make_rows(texts, [1, 1]), [0, 1]), 1.0).logprobs
-    native = torch.cat(
-        [policy.compute_native_logprobs(torch.from_numpy(text)[None].to(builder.device)) for text in texts]
-    )
+    tokens = [torch.from_numpy(text)[None].to(builder.device) for text in texts]
+    native = torch.cat([policy.compute_native_logprobs(text) for text in tokens])
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(

@@ -1,10 +1,10 @@
 """FSDP2 sharding: each rank keeps a slice of every parameter and gathers one decoder layer at a time.
 
-Slices are float32 for the optimizer; gathered layers have the dtype of forward and backward. One rank runs the same
-code with complete slices.
+Slices are float32 for the optimizer; gathered layers have the dtype of forward and backward. A single rank runs the
+same code with complete parameters.
 
     mesh [shard]             all ranks share one copy of the model
-    mesh [replicate, shard]  each group of consecutive ranks shares a copy of its own (HSDP)
+    mesh [replicate, shard]  each group of consecutive ranks shares one copy (HSDP)
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from alphaapollo.utils.network import find_interface, take_reserved_port
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-COLLECTIVE_TIMEOUT = timedelta(hours=1)  # covers a rank that loads or writes a large model while the others wait
+COLLECTIVE_TIMEOUT = timedelta(hours=1)  # long enough for one rank to load or write a large model
 
 
 class FsdpRoot(nn.Module):
-    """Model that `shard` splits over the ranks."""
+    """Base class of models that `shard` splits over the ranks."""
 
     layers: Sequence[nn.Module]  # modules that are gathered one at a time, the decoder layers
-    float32_modules: Sequence[nn.Module] = ()  # submodules that compute in float32 whatever the dtype of the others
+    float32_modules: Sequence[nn.Module] = ()  # submodules that always compute in float32
     forward_methods: Sequence[str] = ()  # methods besides forward that use parameters
 
 
@@ -48,15 +48,15 @@ R = TypeVar("R", bound=FsdpRoot)
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
-    """Initialize torch.distributed for this process, unless a second model in the process has done so already.
+    """Initialize torch.distributed for this process, unless another model in the process has done so already.
 
     Gloo gets the network interface that reaches rank 0: its default, the address of the host name, is loopback on many
     machines. The group is not bound to a `device_id`: ranks wait for each other over gloo, and NCCL takes the device of
     the tensors, which `workers.process_group.join_ranks` has set.
 
     Args:
-        init_method: tcp://host:port, where rank 0 holds the port (`network.reserve_port`), or file://path. Not used by a
-            single rank.
+        init_method: tcp://host:port, where rank 0 holds the port (`network.reserve_port`), or file://path. Not
+            used by a single rank.
     """
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
@@ -80,7 +80,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """Create the device mesh (a collective). `fsdp_size`: ranks that share one copy of the model, -1 = all."""
+    """Create the device mesh (a collective). `fsdp_size` ranks share one copy of the model; -1 = all."""
     world_size = dist.get_world_size()
     if fsdp_size in (-1, world_size):
         return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
@@ -94,8 +94,8 @@ def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -
     Rank 0 has weights on the CPU, the other ranks have meta tensors.
 
     Args:
-        dtype: of forward and backward; gradients are reduced in float32 (float64 stays float64).
-        offload_policy: FSDP2's CPU offload: slices, gradients and optimizer step stay in host memory (GPU only).
+        dtype: dtype of forward and backward. Gradients are reduced in float32, or in float64 if `dtype` is float64.
+        offload_policy: use FSDP2's CPU offload: slices, gradients and optimizer state stay in host memory (GPU only).
     """
     # Detached tensors instead of parameters: FSDP moves parameters to the GPU in place, so a reference to one would
     # keep the complete parameter there.
@@ -112,7 +112,7 @@ def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -
     for module in root.float32_modules:
         exact_precision = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=exact)
         fully_shard(module, mesh=mesh, mp_policy=exact_precision, offload_policy=policy)
-    # The root unit has embedding and head. They stay gathered because the backward pass needs the head first.
+    # The root unit has the embedding and the head. It stays gathered because the backward pass starts with the head.
     fully_shard(root, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
     for method in root.forward_methods:
         register_fsdp_forward_method(root, method)
@@ -147,22 +147,22 @@ def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, sli
 
 
 def reshard(model: nn.Module) -> None:
-    """Free parameters that a forward pass without backward left gathered; they would be stale after the next step."""
+    """Free the parameters that a forward pass without backward has gathered, which become stale at the next step."""
     cast(FSDPModule, model).reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a parameter from all ranks onto their device (a collective)."""
+    """Gather a parameter from all ranks onto the device of the mesh (a collective)."""
     if not isinstance(tensor, DTensor):
         return tensor
     return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
-def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
-    """Process group of the ranks that share one copy of the tensor; None = all ranks."""
+def get_shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
+    """Return the process group of the ranks that share one copy of the tensor; None = all ranks."""
     return tensor.device_mesh.get_group("shard") if isinstance(tensor, DTensor) else None
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's slice, a view."""
+    """Return this rank's slice of a parameter, as a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

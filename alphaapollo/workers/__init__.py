@@ -1,1 +1,1 @@
-"""The training ranks: policy with reference, critic; reward model; SFT."""
+"""Workers, each one training rank: policy (with its reference), critic, reward model, and fine-tuning."""

@@ -1,4 +1,4 @@
-"""Columns of numbers per response token that workers compute over micro-batches."""
+"""Columns: one number per response token of a batch, computed by workers over micro-batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def compute_column(
     mini_batches: Iterable[MiniBatch],
     builder: MicroBatchBuilder,
 ) -> np.ndarray:
-    """Compute a column with forward passes over `mini_batches`; rows in none of them are zero. float32 [sum responses]
+    """Compute a column with forward passes over `mini_batches`. float32 [sum responses]
 
-    `compute` returns one number per response token of a micro-batch, [n]. `root` is resharded afterwards.
+    `compute` returns one number per response token of a micro-batch, [n]. Rows that are in no mini-batch are zero.
+    `root` is resharded afterwards.
     """
     column = ColumnBuilder(rows)
     for mini_batch in mini_batches:
@@ -35,7 +36,7 @@ def compute_column(
 
 
 class ColumnBuilder:
-    """Column [sum responses] of `rows`, collected from micro-batches. Values stay on the device until `fetch`."""
+    """Builder of a column [sum responses] of `rows` from micro-batches. Values stay on the device until `fetch`."""
 
     def __init__(self, rows: Rows):
         self.rows = rows
@@ -43,12 +44,12 @@ class ColumnBuilder:
         self.parts: list[Tensor] = []
 
     def add(self, positions: list[int], values: Tensor) -> None:
-        """Add the flat values of the rows at `positions`."""
+        """Add the values [n] of all response tokens of the rows at `positions`."""
         self.positions += positions
         self.parts.append(values)
 
     def fetch(self, column: np.ndarray | None = None) -> np.ndarray:
-        """Write the values into `column` (zeros if None). float32 (float64 stays) [sum responses]"""
+        """Return `column` (zeros if None) with the added values. float32, or float64 if any input is [sum responses]"""
         offsets, done = self.rows.response_offsets, 0
         values = np.zeros(0, dtype=np.float32)
         if self.parts:

@@ -2,7 +2,7 @@
 
     load_batch -> compute_values -> update(columns) -> offload
 
-Methods that compute are collectives. They reload offloaded tensors; `offload` ends the critic's phase on the GPU.
+Methods that compute are collectives and reload offloaded tensors. `offload` ends the critic's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
-from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.resolve import get_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.lora import load_trainable_lm
@@ -31,12 +31,12 @@ class CriticWorker(TrainingWorker):
     """One rank of the critic.
 
     Args:
-        model: with the path of the critic's model.
-        optimizer_steps: of the whole run, for the learning rate schedule.
-        seed: of the new value head, and of new adapters (LoRA).
+        model: model configuration, with the path of the critic's model.
+        optimizer_steps: number of optimizer steps of the run, for the learning rate schedule.
+        seed: random seed of the new value head and of new adapters (LoRA).
     """
 
-    batch: RankBatch  # of this iteration
+    batch: RankBatch  # this iteration's rows
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class CriticWorker(TrainingWorker):
         fsdp = critic.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
-        loaded = load_trainable_lm(model, chosen_attention(model), self.dtype, dist.get_rank() == 0, seed)
+        loaded = load_trainable_lm(model, get_attention(model), self.dtype, dist.get_rank() == 0, seed)
         self.model = shard(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
-        """Set the rows of this iteration."""
+        """Set the batch of this iteration."""
         self.batch = batch
 
     def compute_values(self) -> np.ndarray:
-        """Compute the value before each response token. float32 [sum responses]
+        """Compute the value of the state before each response token. float32 [sum responses]
 
-        Raises ValueError if the first batch shares prompts and the model does not support that.
+        Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
         self.state.reload()
         self.sharing.check_batch(self.batch)
         return compute_column(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
-        """Make the optimizer steps of one iteration. Returns metrics over all ranks.
+        """Run the optimizer steps of one iteration and return metrics over all ranks.
 
         The loss is the mean over the action tokens of a mini-batch, weighted by `columns.value_weights`.
         """
@@ -87,14 +87,14 @@ class CriticWorker(TrainingWorker):
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
 
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
-        """Run forward and backward of one micro-batch."""
+        """Run the forward and backward pass of one micro-batch and add its metrics to `sums`."""
         micro = self.builder.build(self.batch.rows, positions, columns)
-        given = micro.columns
-        assert given.returns is not None and given.values is not None and given.value_weights is not None
+        inputs = micro.columns
+        assert inputs.returns is not None and inputs.values is not None and inputs.value_weights is not None
         values = micro.to_matrix(self.model(micro))
-        returns, mask = micro.to_matrix(given.returns), micro.to_matrix(micro.mask)
-        losses, clipped = value_loss(values, micro.to_matrix(given.values), returns, mask, self.critic.cliprange_value)
-        loss = aggregate(losses, mask, given.value_weights)
+        returns, mask = micro.to_matrix(inputs.returns), micro.to_matrix(micro.mask)
+        losses, clipped = value_loss(values, micro.to_matrix(inputs.values), returns, mask, self.critic.cliprange_value)
+        loss = aggregate(losses, mask, inputs.value_weights)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         sums.add(
             {
@@ -111,7 +111,7 @@ class CriticWorker(TrainingWorker):
 
 
 def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Turn sums over everything into means: the loss per optimizer step, the others per token."""
+    """Turn sums over all ranks into means: the loss per optimizer step, other metrics per action token."""
     tokens = max(1.0, sums["tokens"])
     variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
     return {

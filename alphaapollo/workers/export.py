@@ -22,15 +22,16 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join
 def export_checkpoint(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind = "policy"
 ) -> float:
-    """Write the weights of a worker's checkpoint, saved by any number of ranks, to `output`.
+    """Export the weights in a worker's checkpoint `folder` to `output`, a Hugging Face folder.
 
-    A fine-tuned model is a policy. A critic becomes a token classifier with one label.
+    Any number of ranks may have saved the checkpoint. A critic becomes a token classifier with one label, and a
+    fine-tuned model has the kind "policy".
 
-    Returns the mean difference between the outputs of the checkpoint and those that transformers computes with the
-    folder, for a probe (models/export/verification.py).
+    Returns the mean |difference| between the checkpoint's outputs on a probe and the outputs that transformers computes
+    with the exported folder (models/export/verification.py).
 
     Raises:
-        ValueError: the model cannot be loaded, the checkpoint is of another model, or the outputs differ too much.
+        ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
     probe, expected = _write_folder(folder, model, dtype, output, form, kind)
@@ -42,7 +43,7 @@ def export_checkpoint(
 def _write_folder(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
-    """Write the folder. Returns the tokens of the probe and the checkpoint's outputs; frees the model."""
+    """Write the Hugging Face folder and free the model. Returns the probe's tokens and the checkpoint's outputs."""
     mesh, *_ = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
@@ -61,7 +62,7 @@ def _write_folder(
         config = loaded.config.get_text_config()
         probe = make_probe_tokens(config.vocab_size, config.pad_token_id)
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
-        micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # all tokens but the first are its response
+        micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # the response is all tokens except the first
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)
         return probe, [float(value) for value in values]
     finally:

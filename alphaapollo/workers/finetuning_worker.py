@@ -1,6 +1,6 @@
 """Base class of the fine-tuning workers: one rank, one optimizer step at a time.
 
-    counts over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
+    count over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
 
 Each kind of fine-tuning is a subclass with `count` and `loss` (e.g. sft.py).
 """
@@ -28,16 +28,16 @@ B = TypeVar("B", bound=RankBatch)
 
 
 class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
-    """One rank of a fine-tuning.
+    """One rank of a fine-tuning run.
 
     Args:
-        model: resolved.
-        optimizer_steps: of the whole run, for the learning rate schedule.
+        model: model configuration after `resolve_model`.
+        optimizer_steps: number of optimizer steps of the run, for the learning rate schedule.
     """
 
     tuning: TuningConfig
     model: FsdpRoot
-    routers: Routers | None = None  # of a mixture of experts
+    routers: Routers | None = None  # routers of a mixture of experts; None: a dense model
     self_check_warnings: list[str]
 
     def __init__(
@@ -56,14 +56,14 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     @abstractmethod
     def count(self, batch: B) -> dict[str, Tensor]:
-        """Counts of this rank's batch, such as tokens or pairs, for the mean of the loss and for metrics."""
+        """Count this rank's tokens, pairs etc. by name. The counts normalize the loss and the metrics."""
 
     @abstractmethod
     def loss(self, batch: B, positions: list[int], counts: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Part of the batch's loss of the micro-batch of the rows at `positions`, and sums for metrics.
+        """Compute the loss part and the metric sums of the micro-batch of the rows at `positions`.
 
         Args:
-            counts: of the batch, over all ranks.
+            counts: counts of the batch over all ranks.
         """
 
     def load_model(self) -> None:
@@ -74,7 +74,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.self_check_warnings = make_self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
-        """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
+        """Run one optimizer step. If the gradient is not finite, skip the step or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         balancer = self.make_load_balancer(self.routers)
@@ -93,7 +93,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
-        """Compute the counts and sums that a step would report."""
+        """Compute the counts and metric sums of a batch without training on it."""
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:

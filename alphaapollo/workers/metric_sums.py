@@ -15,9 +15,9 @@ MAX_SUFFIX = "_max"
 
 
 class MetricSums:
-    """Named sums over micro-batches and then over ranks. Names that end in _max keep the maximum.
+    """Named sums over micro-batches and ranks; for names that end in _max, maxima.
 
-    Adding does not wait for the device. All ranks of `group` (None: all ranks) must add the same names.
+    `add` does not wait for the device. All ranks of `group` (None: all ranks) must add the same names.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -33,7 +33,7 @@ class MetricSums:
             self.totals[name] = value
 
     def reduce(self, device: torch.device) -> dict[str, float]:
-        """Values over all ranks (a collective)."""
+        """Return the sums and maxima over all ranks (a collective)."""
         reduced: dict[str, float] = {}
         for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
             is_max = operation == dist.ReduceOp.MAX
@@ -46,7 +46,7 @@ class MetricSums:
 
 
 def compute_optimizer_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
-    """Metrics of the optimizer steps of one iteration. Norms do not include skipped steps."""
+    """Compute metrics of the optimizer steps of one iteration. Gradient norms of skipped steps are left out."""
     norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
     return {
         "grad_norm": mean(norms),

@@ -1,4 +1,4 @@
-"""Base classes of the workers: one training rank with a model, frozen or trained."""
+"""Base classes of the workers. A worker is one rank with a frozen or a trained model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ModelWorker:
     """One rank with a model. Methods other than `memory` are collectives.
 
     Args:
-        model: resolved.
-        fsdp_size: ranks that share one copy of the model; -1 = all.
+        model: model configuration after `resolve_model`.
+        fsdp_size: number of ranks that share one copy of the model; -1 = all.
     """
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
@@ -32,16 +32,16 @@ class ModelWorker:
         self.config, self.placement = model, placement
         self.mesh, sequence, self.data_group = join_ranks(placement, fsdp_size)
         self.device = torch.device(placement.device)
-        self.dtype: torch.dtype = getattr(torch, model.dtype)  # of forward and backward
+        self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
 
     def free_cache(self) -> None:
-        """Release GPU memory that torch caches, for other processes."""
+        """Release the GPU memory that torch caches, so that other processes can use it."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def memory(self) -> dict[str, float]:
-        """Memory of this process in GiB."""
+        """Return memory metrics of this process in GiB."""
         return memory_metrics()
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class ModelWorker:
 
 
 class TrainingWorker(ModelWorker):
-    """One rank with a model in training. Methods other than `get_save_future` and `memory` are collectives.
+    """One rank with a trained model. Methods other than `get_save_future` and `memory` are collectives.
 
     Args:
         saves_in_background: write checkpoints from a copy while training continues.
@@ -63,20 +63,19 @@ class TrainingWorker(ModelWorker):
         self.writer = CheckpointWriter(saves_in_background)
 
     def offload(self) -> None:
-        """End a phase: reshard, offload what is configured, and free cached GPU memory."""
+        """End a phase: reshard the model, offload the configured tensors, and free cached GPU memory."""
         self.state.offload()
         self.free_cache()
 
     def save(self, folder: str) -> None:
-        """Start a checkpoint of the current state. The worker may continue before the files are written, see
-        `get_save_future`.
+        """Start to write a checkpoint of the current state. `get_save_future` returns its future.
 
-        Raises OSError e.g. if the disk is full, FloatingPointError if the weights are not finite.
+        Raises OSError, e.g. if the disk is full, and FloatingPointError if the weights are not finite.
         """
         self.writer.start([self.state.snapshot(folder)])
 
     def get_save_future(self) -> Future[float]:
-        """Future of the last save: seconds that writing took. Raises OSError, e.g. if the disk is full."""
+        """Return the future of the last save. Its result is the writing time in seconds, or an OSError."""
         return self.writer.save_future
 
     def load(self, folder: str) -> None:
@@ -86,32 +85,31 @@ class TrainingWorker(ModelWorker):
 
     @torch.no_grad()
     def fingerprint(self) -> dict[str, tuple[int, float]]:
-        """Digest and sum of squares of this rank's slices, for the trained weights and each of their moments.
+        """Compute (digest, sum of squares) of this rank's slices of the weights and of each optimizer moment.
 
-        The values of all ranks add up to those of the model; only its first copy counts.
+        Digests and sums of squares of all ranks add up to the model's. Of several copies (HSDP) only the first counts.
         """
         counted = {
             name: slices if self.has_first_copy() else [] for name, slices in self.state.trained_tensors().items()
         }
         norms = {
-            name: sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices)
+            name: sum(torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2 for tensor in slices)
             for name, slices in counted.items()
         }
         return {name: (tensors_digest(slices), norms[name]) for name, slices in counted.items()}
 
     def has_first_copy(self) -> bool:
-        """Whether this rank's slices belong to the first of several copies of the model (HSDP)."""
+        """Return whether this rank's slices belong to the first of several copies of the model (HSDP)."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank("replicate") == 0
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
-        if the weights are not finite."""
+        """Write a Hugging Face folder (see export_model). Raises FloatingPointError if the weights are not finite."""
         self.state.reload()
         self.state.check_finite()
         export_model(folder, self.hf_model, self.config, self.dtype, form)
 
     def make_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
-        """Balancer of one update; None without experts."""
+        """Create the load balancer of one update; None for a dense model."""
         if routers is None:
             return None
         return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.data_group)

@@ -18,8 +18,8 @@ class ExpertLoadBalancer:
     """Expert load of one update on one rank. All ranks call the same methods in the same order.
 
     Args:
-        coefficient: of the loss; 0 = no loss.
-        data: ranks that together have every row once; None: all.
+        coefficient: factor of the auxiliary loss; 0 = no loss.
+        data: group of ranks that together have every row once; None: all ranks.
     """
 
     def __init__(self, routers: Routers, coefficient: float, device: torch.device, data: dist.ProcessGroup | None):
@@ -30,10 +30,10 @@ class ExpertLoadBalancer:
         self.num_forced = torch.zeros((), dtype=torch.float64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.steps = 0
-        self.tokens = torch.ones((), device=device)  # of the optimizer step, over all ranks, times layers
+        self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
 
     def begin_step(self, rows: Rows, positions: list[int]) -> None:
-        """Start an optimizer step on this rank's rows at `positions`. A collective if there is a loss."""
+        """Start an optimizer step on this rank's rows at `positions` (a collective if `coefficient` > 0)."""
         self.steps += 1
         if self.coefficient:
             tokens = float(rows.lengths[positions].sum()) * len(self.routers.layers)
@@ -41,8 +41,8 @@ class ExpertLoadBalancer:
             dist.all_reduce(self.tokens, group=self.data)
 
     def add_pass(self) -> Tensor | float:
-        """Add the last forward pass. Returns this rank's part of the loss; gradients of the parts add up over ranks
-        and micro-batches. A collective if there is a loss."""
+        """Add the last forward pass and return this rank's part of the loss (a collective if `coefficient` > 0). The
+        gradients of the parts add up over ranks and micro-batches."""
         routing = self.routers.current
         assert routing is not None, "a forward pass comes first"
         self.counts += routing.counts
@@ -52,16 +52,16 @@ class ExpertLoadBalancer:
         if not self.coefficient:
             return 0.0
         assert routing.probabilities is not None
-        both = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
-        dist.all_reduce(both)
-        counts, probabilities = both
+        stacked = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
+        dist.all_reduce(stacked)
+        counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.per_token
         share = tokens / self.tokens
         self.loss += load_balancing_loss(counts, probabilities, tokens, share)
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics over all ranks (a collective), see docs/metrics.md."""
+        """Compute the metrics over all ranks (a collective), see docs/metrics.md."""
         together = torch.cat([self.counts.flatten(), self.num_changed[None], self.num_forced[None]])
         dist.all_reduce(together)
         counts = together[:-2].view_as(self.counts)[self.routers.layers]

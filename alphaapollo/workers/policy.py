@@ -1,8 +1,8 @@
-"""Policy worker: one training rank of the policy, with its frozen reference and a teacher if the algorithm needs them.
+"""Policy worker: one training rank of the policy, and of the frozen reference and teacher if these are needed.
 
-    load_batch -> [compute_log_probs, those of reference and teacher] -> update(columns) -> send_weights -> offload
+    load_batch -> [log-probs of policy, reference and teacher] -> update(columns) -> send_weights -> offload
 
-Methods that compute are collectives. They reload offloaded tensors; `offload` ends the policy's phase on the GPU.
+Methods that compute are collectives and reload offloaded tensors. `offload` ends the policy's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
 class PolicyWorkerConfig:
     """Settings of a policy worker, the same on all ranks."""
 
-    model: Model  # resolved
+    model: Model  # after `resolve_model`
     actor: Actor
     ref: Reference
     needs_reference: bool
-    optimizer_steps: int  # of the whole run, for the learning rate schedule
-    temperature: float  # of the rollouts: log-probs are those of the sampled distribution
+    optimizer_steps: int  # number of optimizer steps of the run, for the learning rate schedule
+    temperature: float  # temperature of the rollouts; log-probs are computed at this temperature
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
-    seed: int = 0  # of new adapters (LoRA)
-    engine_form: LoraForm = "merged"  # what the sender takes: complete weights, or the adapters only
+    seed: int = 0  # random seed of new adapters (LoRA)
+    engine_form: LoraForm = "merged"  # what is sent to the engines: complete weights, or the adapters only
     saves_in_background: bool = False
     teacher: Teacher = NO_TEACHER
-    teacher_model: Model | None = None  # resolved; None: no teacher
+    teacher_model: Model | None = None  # after `resolve_model`; None: no teacher
 
 
 class PolicyWorker(TrainingWorker):
     """One rank of the policy.
 
     Args:
-        sender: publishes weights to the engines; None: they are never published.
+        sender: sends weights to the engines; None: weights are never sent.
     """
 
-    batch: RankBatch  # of this iteration
+    batch: RankBatch  # this iteration's rows
 
     def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
@@ -95,7 +95,7 @@ class PolicyWorker(TrainingWorker):
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
-        """Set the rows of this iteration."""
+        """Set the batch of this iteration."""
         self.batch = batch
 
     def compute_log_probs(self) -> np.ndarray:
@@ -105,7 +105,7 @@ class PolicyWorker(TrainingWorker):
         return self._compute_column(self.policy, self.batch, self.batch.mini_batches)
 
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
-        """Compute log-probs by the reference. batch: other rows than the loaded ones, which stay loaded."""
+        """Compute log-probs of `batch`, or else of the loaded batch, by the reference. float32 [sum responses]"""
         batch = batch or self.batch
         with self._reference_model() as reference:
             column = self._compute_column(reference, batch, batch.mini_batches)
@@ -113,23 +113,23 @@ class PolicyWorker(TrainingWorker):
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
-        """Compute log-probs by the teacher."""
+        """Compute log-probs by the teacher. float32 [sum responses]"""
         assert self.teacher is not None, "this worker has no teacher"
         return self.teacher.compute_log_probs(self.batch)
 
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
     ) -> dict[str, float]:
-        """Make the optimizer steps of one iteration. Returns metrics over all ranks.
+        """Run the optimizer steps of one iteration and return metrics over all ranks.
 
-        If `columns` has no old log-probs, those of the policy before its first step are used; the first mini-batch
-        takes them from its own forward pass.
+        If `columns` has no old log-probs, the policy's log-probs before the first step are used. The first mini-batch
+        takes them from its training forward pass.
 
         Args:
-            columns: of all rows.
-            steps: the mini-batches, if some rows are left out; None: those of the batch.
+            columns: columns of all rows of the batch.
+            steps: mini-batches to train on, if some rows are left out; None: all mini-batches of the batch.
 
-        Raises ValueError if the first batch shares prompts and the model does not support that.
+        Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
         batch, sums = self.batch, MetricSums(self.data_group)
         mini_batches = batch.mini_batches if steps is None else steps
@@ -162,12 +162,12 @@ class PolicyWorker(TrainingWorker):
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
     def get_old_log_probs(self) -> np.ndarray:
-        """Old log-probs of the last update, to measure the mismatch with the engine. float32 [sum responses]"""
+        """Return the old log-probs of the last update, from which the engine mismatch is measured. [sum responses]"""
         assert self.last_old_logprobs is not None, "update comes first"
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
-        """Publish the weights. Returns the update on ranks that write it, else None."""
+        """Send the weights to the engines. Returns the weight update on ranks that write it, else None."""
         assert self.sender is not None, "this worker has no sender"
         self.state.reload()
         model = self.policy.model
@@ -177,7 +177,7 @@ class PolicyWorker(TrainingWorker):
         )
 
     def release_weights(self) -> None:
-        """Free the last update after all engines have confirmed it, and offload the policy."""
+        """Free the last weight update and offload the policy. Call it after all engines have confirmed the update."""
         if self.sender is not None:
             self.sender.release()
         self.offload()
@@ -192,7 +192,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
-        """Compute the log-prob of each token after the first, at temperature 1. Offloads the policy afterwards."""
+        """Compute the log-prob of each token except the first, at temperature 1, then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
@@ -202,8 +202,8 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def hard_reset(self) -> None:
-        """Make the current policy the reference and reset the optimizer state (arXiv 2505.24864, section 2.3.1). The
-        learning rate schedule continues."""
+        """Copy the policy into the reference and reset the optimizer state, but not the learning rate schedule (arXiv
+        2505.24864, section 2.3.1)."""
         assert self.reference is not None, "this worker has no reference"
         self.state.reload()
         self.reference_parameters.reload()
@@ -238,7 +238,7 @@ class PolicyWorker(TrainingWorker):
 
     @contextmanager
     def _reference_model(self) -> Iterator[PolicyModel]:
-        """Context with the reference model on the device."""
+        """Context manager that yields the reference model, on the device."""
         if self.reference is not None:
             self.reference_parameters.reload()
             yield self.reference
@@ -249,7 +249,7 @@ class PolicyWorker(TrainingWorker):
             yield self.policy
 
     def _compute_column(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
-        """Log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
+        """Compute log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
         return compute_column(
             model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
         )
@@ -262,7 +262,7 @@ class PolicyWorker(TrainingWorker):
         sums: MetricSums,
         balancer: ExpertLoadBalancer | None,
     ) -> None:
-        """Run forward and backward of one micro-batch. recorded: gets this pass's log-probs, used as the old ones."""
+        """Run forward and backward of one micro-batch. With `recorded`, this pass's log-probs become the old ones."""
         micro = self.builder.build(self.batch.rows, positions, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)
         stats = self.policy(micro, self.temperature, need_entropy=True, divergence_target=target)
@@ -279,7 +279,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
-        """The teacher, or the reference for a full KL; the configuration does not allow both."""
+        """Return the teacher's, or for a full KL the reference's distributions. The configuration allows only one."""
         if self.teacher is not None and self.teacher_config.full_vocabulary:
             return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.full_kl:
@@ -288,10 +288,10 @@ class PolicyWorker(TrainingWorker):
             return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
 
     def _compute_utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
-        """Model FLOP/s utilization of an update, if the GPU's peak is known."""
+        """Compute the model FLOP/s utilization of an update; {} if the GPU's peak is unknown."""
         if self.peak_flops is None or self.flops is None:
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         flops = sum(self.flops.estimate_training_flops(*self.batch.rows.segments(micro)) for micro in micro_batches)
-        own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
-        return {"perf/mfu/actor": own_flops / seconds / self.peak_flops}
+        rank_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
+        return {"perf/mfu/actor": rank_flops / seconds / self.peak_flops}

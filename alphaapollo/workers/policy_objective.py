@@ -1,11 +1,11 @@
-"""Policy loss of one micro-batch. Its gradients add up over micro-batches and ranks.
+"""Policy objective of one micro-batch. Its gradients add up over micro-batches and ranks.
 
-It is a sum over rows with row weights that the driver has fixed for the mini-batch, so micro-batches, ranks and packing
-do not change the result:
+The loss is a sum over rows. The driver fixes the row weights for the mini-batch, so the result does not depend on
+micro-batches, ranks or packing:
 
     sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher's coef * D - entropy_coef * entropy)
 
-rho is 1, or the importance-sampling correction of algorithm.rollout_correction, for the policy term only.
+rho is the importance-sampling weight of algorithm.rollout_correction, or 1. It applies to the policy loss only.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class PolicyMatrices(PolicyLossInputs):
     """Response-aligned matrices [b, L] of a micro-batch. `logp`, `entropy` and `divergence` have gradients."""
 
     entropy: Tensor
-    divergence: Tensor | None = None  # from the distributions of the teacher, or of the reference for a KL of kind full
-    ref_logp: Tensor | None = None  # for a KL of another kind
+    divergence: Tensor | None = None  # from the teacher's distributions, or from the reference's for the full KL
+    ref_logp: Tensor | None = None  # for a KL estimated from sampled tokens
     loss_weights: Tensor  # [b] weight of the sum over a row's tokens
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
 
 
 def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
-    """Build the matrices. Rows of one trajectory are concatenated.
+    """Build the response-aligned matrices of a micro-batch. Rows of one trajectory are concatenated.
 
     Args:
-        old_logprobs: [n], replaces the column of the micro-batch.
+        old_logprobs: old log-probs [n] to use instead of the micro-batch's column.
     """
     columns = micro.columns
     flat = {
@@ -75,9 +75,9 @@ def policy_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the loss and its metrics.
 
-    `loss` and `pg_loss` add up over micro-batches and ranks. Names that start with row_ are sums over non-empty rows
-    (trajectories, for a trajectory-level loss), names that end in _max are maxima, all others are sums over action
-    tokens.
+    The metrics `loss` and `pg_loss` add up over micro-batches and ranks. Names that start with row_ are sums over
+    non-empty rows, or over trajectories for a trajectory-level loss. Names that end in _max are maxima. All other
+    metrics are sums over action tokens.
     """
     mask, weights = matrices.mask, matrices.loss_weights
     output = policy_loss(matrices, actor)
@@ -124,8 +124,8 @@ def policy_objective(
 
 
 def normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Turn sums over everything into means: losses per optimizer step, others per token or row. Without tokens only the
-    losses are returned."""
+    """Turn sums over all ranks into means: losses per optimizer step, other metrics per action token or row. Only
+    losses are returned if there are no action tokens."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:
         return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}

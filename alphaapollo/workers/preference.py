@@ -1,9 +1,9 @@
-"""Preference training worker: pairs of answers (DPO and others), or single labelled answers (KTO).
+"""Preference training worker, for pairs of answers (DPO and others) or single labelled answers (KTO).
 
-    counts [KTO: KL on unrelated answers] -> for each micro-batch: log-probs of complete answers -> loss
+    count [KTO: KL on unrelated answers] -> for each micro-batch: log-probs of complete answers -> loss
 
-The reference's log-probs come with the batch if they were precomputed by `compute_ref_log_probs`. Otherwise they are
-computed with the policy's: by a frozen second model, or with LoRA by the model without its adapters.
+The reference's log-probs come with the batch if `compute_ref_log_probs` has precomputed them. Otherwise each step
+computes them: with a frozen second model, or with LoRA with the trained model without its adapters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     model: PolicyModel
 
     def load_model(self) -> None:
-        """Load the model, and the reference if it is a second model."""
+        """Load the model, and a reference model if the loss needs a second model."""
         super().load_model()
         self.preference = self.tuning.preference
         if self.preference.custom_module:
@@ -53,7 +53,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
     @torch.no_grad()
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute the reference's log-probs of complete answers, before the first step. float64 [R]"""
+        """Compute the reference's log-prob of each of R complete answers, before the first step. float64 [R]"""
         sums = np.empty(len(batch.rows))
         with self._reference_model() as reference:
             for mini_batch in batch.mini_batches:
@@ -65,15 +65,15 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return sums
 
     def compute_weights_digest(self) -> int:
-        """Digest of this rank's slices of the reference's weights, before the first step. The digests of all ranks add
-        up to that of the model (modulo 2**64)."""
+        """Compute the digest of this rank's slices of the reference's weights, before the first step. The digests of
+        all ranks add up to the model's digest (modulo 2**64)."""
         if not self.has_first_copy():
             return 0
         named = self.model.named_parameters()
         return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))
 
     def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        """Pairs or single answers, trained tokens, and for KTO the sum of log-ratios of unrelated answers."""
+        """Count pairs or single answers, and trained tokens. For KTO, also sum the log-ratios of unrelated answers."""
         compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
@@ -100,7 +100,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
     @torch.no_grad()
     def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
-        """Sum of log pi/ref over this rank's unrelated answers, those to other prompts (KTO)."""
+        """Sum log(pi / ref) over this rank's unrelated answers, i.e. answers to other prompts (KTO). float64 []"""
         assert batch.unrelated is not None, "single answers come with unrelated ones"
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated.mini_batches:
@@ -114,7 +114,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return total
 
     def _get_ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
-        """Reference log-probs of the rows of a micro-batch. [b]; None if the loss has no reference."""
+        """Return the reference's log-prob of each answer of a micro-batch, [b]; None if the loss has no reference."""
         if not self.preference_loss.needs_reference:
             return None
         if precomputed is not None:
@@ -133,7 +133,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
 
 def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed log-prob and number of the trained tokens of each row; empty for the dummy. float64 [b] each"""
+    """Sum the log-probs and count the trained tokens of each row. Two tensors, float64 [b]; empty for the dummy."""
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)
     lengths = micro.to_matrix(micro.mask).sum(dim=1).double()
@@ -141,10 +141,10 @@ def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
-    """Count compared pairs (or single answers) and correct ones, also by data source if there are several.
+    """Count correct pairs (or single answers); with several data sources, also compared and correct ones per source.
 
     Args:
-        correct: bool, one per pair or single answer of the rows at `positions`.
+        correct: bool, one value per pair or single answer of the rows at `positions`.
     """
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:

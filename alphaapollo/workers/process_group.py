@@ -1,4 +1,4 @@
-"""Placement of a training rank, and the process groups that it belongs to."""
+"""Placement of a training rank and its process groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from alphaapollo.models.sharding import join_process_group, make_mesh
 from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 
-NO_RENDEZVOUS = ""  # init_method of a single rank
+NO_RENDEZVOUS = ""  # init_method if there is a single rank
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,21 @@ class RankPlacement:
     init_method: str  # see models.sharding.join_process_group
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
-    sequence_parallel: int = 1  # consecutive ranks that share every sequence, a divisor of the world size
-    engine_node: str | None = None  # this rank writes weights into shared memory for the engines of that node
+    sequence_parallel: int = 1  # number of consecutive ranks that share every sequence; divides world_size
+    engine_node: str | None = (
+        None  # node for whose engines this rank writes weights into shared memory; None: it writes none
+    )
 
 
 def join_ranks(
     placement: RankPlacement, fsdp_size: int = -1
 ) -> tuple[DeviceMesh, SequenceGroup | None, dist.ProcessGroup | None]:
-    """Initialize this process as a rank (a collective). fsdp_size: ranks that share one copy of the model; -1 = all.
+    """Initialize this process as a rank (a collective). `fsdp_size` ranks share one copy of the model; -1 = all.
 
-    Returns the mesh of the model, the ranks that compute the same rows (None without sequence parallelism), and the
-    ranks that together have every row once (None: all).
+    Returns the model's mesh, the group of ranks that share every sequence (None without sequence parallelism), and the
+    group of ranks that together have every row once (None: all ranks).
     """
-    torch.set_num_threads(placement.threads)  # Ray starts its processes with one
+    torch.set_num_threads(placement.threads)  # Ray starts its processes with one thread
     if placement.device == "cuda":
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
@@ -47,8 +49,8 @@ def join_ranks(
 def leave_ranks() -> None:
     """Destroy the process group.
 
-    A gloo thread may still release the last tensors, and the process would abort if that thread needed the interpreter
-    during its exit. The garbage collection gives it time.
+    A gloo thread may still be releasing tensors. If it needs the interpreter while the interpreter exits, the process
+    aborts. The garbage collection gives the thread time to finish.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

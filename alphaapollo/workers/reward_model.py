@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch.distributed as dist
 
-from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.resolve import get_attention
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
@@ -22,22 +22,22 @@ class RewardModelWorker(ModelWorker):
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
-        loaded = load_reward_model(model, chosen_attention(model), self.dtype, materialize=dist.get_rank() == 0)
+        loaded = load_reward_model(model, get_attention(model), self.dtype, materialize=dist.get_rank() == 0)
         root = ScoreModel(loaded).requires_grad_(False)
         self.model = shard(root, self.mesh, self.dtype, fsdp.offload_policy)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
-        """Score at the last token of each row. float32 [R]
+        """Compute the score at the last token of each of R rows. float32 [R]
 
-        Rows have a response of one token, the last (see trainer/step/reward_model_scorer.py).
+        The response of each row is its last token only (see trainer/step/reward_model_scorer.py).
         """
         self.parameters.reload()
         return compute_column(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
-        """End a phase: reshard, offload what is configured, and free cached GPU memory."""
+        """End a phase: reshard the model, offload the configured tensors, and free cached GPU memory."""
         reshard(self.model)
         self.parameters.offload()
         self.free_cache()

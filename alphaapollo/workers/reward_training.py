@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import bradley_terry
-from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.resolve import get_attention
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import load_trainable_reward_model
@@ -21,14 +21,14 @@ from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPrompt
 
 
 class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
-    """One rank of reward model training. Rows have a response of one token, the last, which gets the score."""
+    """One rank of reward model training. The response of each row is its last token, which gets the score."""
 
     tuning: RmConfig
     model: ScoreModel
 
     def load_model(self) -> None:
-        """Load and shard a reward model. transformers' classifier is kept for its parameter names in an export."""
-        attention, first = chosen_attention(self.config), dist.get_rank() == 0
+        """Load and shard a reward model. `hf_model` is transformers' classifier, which names an export's parameters."""
+        attention, first = get_attention(self.config), dist.get_rank() == 0
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
         offload = self.tuning.fsdp_config.offload_policy
         self.model = shard(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning worker: mean next-token loss over the trained tokens of all ranks."""
+"""Supervised fine-tuning worker. The loss is the mean negative log-prob of the trained tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SftWorker(FinetuningWorker[RankBatch]):
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
-        """Sample completions for this rank's requests with the current weights, all at once.
+        """Sample completions for this rank's requests with the current weights, all at once (a collective).
 
-        A collective: ranks without requests, or with completed ones, take part in the forward passes of the others.
+        Ranks without pending requests still take part in the forward passes of the other ranks.
         """
         assert isinstance(self.model, PolicyModel)
         pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
@@ -42,11 +42,11 @@ class SftWorker(FinetuningWorker[RankBatch]):
             decode(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
         reshard(self.model)
         self.free_cache()
-        return [one.completion(version) for one in pending]
+        return [completion.completion(version) for completion in pending]
 
 
 def is_true_on_all_ranks(value: bool) -> bool:
-    """Combine `value` over all ranks (a collective)."""
-    least = torch.tensor(int(value))
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    return bool(least)
+    """Return whether `value` is true on all ranks (a collective)."""
+    minimum = torch.tensor(int(value))
+    dist.all_reduce(minimum, dist.ReduceOp.MIN)
+    return bool(minimum)

@@ -1,4 +1,4 @@
-"""Self-check of the shared-prompt layout: it must compute the same as the plain layout."""
+"""Self-check of the shared-prompt layout: its results must equal those of the plain layout."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
 # Allowed rounding, relative to the standard deviation of the values.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
-NUM_ROWS = 2  # of a batch: both layouts of more rows may not fit into memory
+NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit into memory
 
 
 class SharedPromptCheck:
-    """Check of one model, on two short rows at its start and on rows of its first batch. All methods are collectives.
+    """Self-check of one model, on two example rows at its creation and on rows of the first batch (collectives).
 
     Args:
-        compute: micro-batch -> one number per response token, [n].
+        compute: returns one number per response token of a micro-batch, [n].
         key: config key that enables shared prompts.
     """
 
@@ -43,7 +43,7 @@ class SharedPromptCheck:
         model: Any = root.model
         self.root, self.name, self.compute, self.builder, self.key = root, type(model).__name__, compute, builder, key
         self.limit = LIMIT[dtype]
-        self.mismatch: float | None = None  # of the first batch
+        self.mismatch: float | None = None  # mean |difference| on the first batch, in standard deviations
         self._unreported: dict[str, float] = {}
         self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
         if stateful := find_stateful_layer_types(model.config):
@@ -56,15 +56,17 @@ class SharedPromptCheck:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
-        """Compare both layouts on rows of the first batch that shares prompts. Raises ValueError if they differ."""
+        """Compare both layouts on the first batch that shares prompts. Raises ValueError if the layouts differ."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
             if not self.mismatch <= self.limit:
-                raise ValueError(f"{self.key}=true: {self._describe_mismatch(self.mismatch)}. Set it to false.")
+                raise ValueError(
+                    f"{self.key}=true is not supported: {self._describe_mismatch(self.mismatch)}. Set {self.key}=false."
+                )
 
     def metrics(self) -> dict[str, float]:
-        """Mismatch of the first batch, returned once."""
+        """Return the mismatch of the first batch in the first call after its check, else {}."""
         metrics, self._unreported = self._unreported, {}
         return metrics
 
@@ -76,7 +78,7 @@ class SharedPromptCheck:
 
     @torch.no_grad()
     def _measure_mismatch(self, rows: Rows, positions: Sequence[int]) -> float:
-        """Mean |difference| of both layouts, in standard deviations."""
+        """Compute the mean |difference| between both layouts, in standard deviations."""
         shared, plain = (
             self.compute(self.builder.build(layout, positions)).float()
             for layout in (rows, replace(rows, prefixes=None))
@@ -87,7 +89,7 @@ class SharedPromptCheck:
 
 
 def _make_example_rows(vocabulary: int) -> Rows:
-    """Two rows with prompts of six and five tokens that share the first five."""
+    """Make two rows, with prompts of six and five tokens that share the first five tokens."""
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary, np.append(prompt, [5, 9, 2]) % vocabulary]
     return make_rows(texts, [6, 5], Prefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))

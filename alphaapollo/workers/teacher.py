@@ -22,11 +22,12 @@ from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class FrozenTeacher:
-    """One rank of the teacher. Methods are collectives within the policy's phase, and reload offloaded tensors.
+    """One rank of the teacher. All methods are collectives and run within the policy's phase.
 
     Args:
-        model: resolved, with the teacher's path, and the policy's dtype and attention.
-        vocabulary: size of the policy's head, at most that of the teacher's.
+        model: resolved model configuration, with the teacher's path and the policy's dtype and attention.
+        temperature: temperature of the rollouts.
+        vocabulary: number of tokens of the policy's head, at most as many as the teacher's head has.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FrozenTeacher:
         self.offload()
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollouts' temperature. Offloads. float32 [sum responses]"""
+        """Compute log-probs of the response tokens, then offload the teacher. float32 [sum responses]"""
         self.begin_phase(batch)
         column = compute_column(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
@@ -60,7 +61,7 @@ class FrozenTeacher:
 
     @torch.no_grad()
     def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
-        """Teacher's distributions for the policy's head to be compared with."""
+        """Return the teacher's next-token distributions, with which `compute_token_stats` compares the policy's."""
         hidden: HeadInput = self.model.compute_head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
@@ -68,18 +69,18 @@ class FrozenTeacher:
         return DivergenceTarget(HeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
 
     def offload(self) -> None:
-        """End a phase: reshard and offload what is configured."""
+        """End a phase: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
 
     def _compute_logprobs(self, micro: MicroBatch) -> Tensor:
-        own = replace(micro, routed_experts=None)  # not the experts that the policy's engine chose
-        logprobs: Tensor = self.model(own, self.temperature).logprobs
+        unrouted = replace(micro, routed_experts=None)  # not the experts that the policy's engine chose
+        logprobs: Tensor = self.model(unrouted, self.temperature).logprobs
         return logprobs
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
-    """Sums over action tokens; mask [n]. Empty if the policy was not compared with a teacher's distributions."""
+    """Sum distillation metrics over action tokens (mask [n]); {} without full-vocabulary distillation."""
     if stats.reverse_kl is None:
         return {}
     names = ("divergence", "reverse_kl", "forward_kl", "agreement")

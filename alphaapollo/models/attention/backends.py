@@ -9,8 +9,8 @@
 
 With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
 
-Backends are registered with transformers under names of their own. Transformers builds no mask for names that it does
-not know, so no dense [T, T] mask exists; the model passes `packing` down to the layers as a keyword.
+Backends are registered with transformers under new names. Transformers builds no mask for names that it does not know,
+so no dense [T, T] mask exists. The model passes `packing` down to the layers as a keyword.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor]
     """Register a backend with transformers. Returns the value for `attn_implementation`.
 
     Args:
-        compute: registered instead of the backend, for the meta device.
+        compute: function to register instead of the backend, for the meta device.
     """
     from transformers import AttentionInterface
 
@@ -49,7 +49,7 @@ def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor]
 
 
 def uses_own_backend(model: PreTrainedModel) -> bool:
-    """Whether the model uses one of these backends, and not the attention of its own modeling code."""
+    """Return whether the model uses one of these backends instead of the attention in its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
 
 
@@ -60,9 +60,9 @@ class AttentionCall:
     layer: str  # class name of the layer, for messages
     query: Tensor  # [b, heads, T, d]
     key: Tensor  # [b, kv heads, T, d]
-    value: Tensor  # as key
+    value: Tensor  # [b, kv heads, T, d]
     scaling: float | None = None  # factor of the scores; None: 1 / sqrt(d)
-    window: int | None = None  # sliding window: tokens that a token attends to, itself included
+    window: int | None = None  # sliding window: number of tokens that a token attends to, itself included
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap) (Gemma 2)
     sinks: Tensor | None = None  # [heads] extra score in the softmax without a value (gpt-oss)
     packing: Packing | None = None
@@ -100,14 +100,13 @@ class AttentionCall:
         )
 
     def gather_segment_keys(self) -> tuple[Tensor, Tensor]:
-        """Keys and values that each segment attends to, segment after segment. [1, kv heads, sum, d]"""
+        """Gather the keys and the values that each segment attends to, segment after segment. [1, kv heads, sum, d]"""
         keys = self.packed_rows.keys
         if keys is None:
             return self.key, self.value
         index, heads = keys.index[None], self.key.shape[1]
-        return gather_heads(flatten_heads(self.key), index, heads), gather_heads(
-            flatten_heads(self.value), index, heads
-        )
+        key, value = flatten_heads(self.key), flatten_heads(self.value)
+        return gather_heads(key, index, heads), gather_heads(value, index, heads)
 
     def check_supported(self, kind: Attention) -> None:
         """Raise ValueError if the layer needs features that the backend does not have."""
@@ -122,7 +121,7 @@ class AttentionCall:
 def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
     """Wrap `compute` in the signature of transformers' attention functions. Dropout is not applied."""
 
-    @torch.compiler.disable  # kernels that depend on Python lists of lengths: nothing to fuse
+    @torch.compiler.disable  # the kernels depend on Python lists of lengths, so there is nothing to fuse
     def forward(
         module: nn.Module,
         query: Tensor,
@@ -154,7 +153,7 @@ def _attend_padded(call: AttentionCall) -> Tensor:
 
 
 def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
-    """Attention of rows that share prefixes: prefixes first, then row remainders, each group padded to its longest."""
+    """Compute attention of rows that share prefixes: first padded prefixes, then padded row remainders."""
     cells = compute_padded_cells(packing, call.window)
     query, key, value = (flatten_heads(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
@@ -212,7 +211,7 @@ def _attend_flash(call: AttentionCall) -> Tensor:
 
 
 def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
-    """First arguments of varlen_attn and flash_attn_varlen_func: q, k, v, cu_seqlens and max_seqlen of q and k."""
+    """Return the first arguments of varlen kernels: q, k, v, and cu_seqlens and max_seqlen of q and of k."""
     rows, (key, value) = call.packed_rows, call.gather_segment_keys()
     keys = rows.keys or rows
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
@@ -270,7 +269,7 @@ def _make_score_cap(softcap: float) -> Callable[..., Tensor]:
 
 
 def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
-    """Ungroup heads if the scores are computed explicitly, or if SDPA would fall back to that: [heads, T, T]."""
+    """Repeat key and value heads unless a fused SDPA kernel supports grouped heads."""
     if call.softcap is not None or call.sinks is not None:
         return call.repeat_key_value_heads()
     packing = call.packing
@@ -284,14 +283,14 @@ def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
 
 
 def sdpa_supports_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
-    """Whether a fused SDPA kernel supports grouped heads. On a GPU only the flash kernel does, which takes neither
-    float32 nor a mask; the memory-efficient kernel takes both."""
+    """Return whether a fused SDPA kernel supports grouped heads. On a GPU only the flash kernel does. It supports
+    neither float32 nor masks, unlike the memory-efficient kernel."""
     return device != "cuda" or (dtype != torch.float32 and not has_mask)
 
 
 def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of rows of one length; queries are the last T of S tokens. [b, heads, T, d], keys and values
-    [b, heads, S, d] -> [b, heads, T, d]"""
+    """Compute causal attention of rows of equal length. Queries are the last T of S tokens. [b, heads, T, d], keys and
+    values [b, heads, S, d] -> [b, heads, T, d]"""
     width, num_keys = query.shape[2], key.shape[2]
     is_plain = width == num_keys and (call.window is None or call.window >= num_keys)
     mask = None if is_plain else causal_mask(width, num_keys, call.window, query.device)
@@ -299,7 +298,7 @@ def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
 
 
 def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Masked attention. mask: bool, broadcast to [b, heads, T, S]; None: plain causal."""
+    """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: plain causal mask."""
     if call.softcap is not None or call.sinks is not None:
         return explicit_attention(call, query, key, value, mask)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
@@ -307,8 +306,8 @@ def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-    """F.scaled_dot_product_attention, on a CPU computed in float32 instead of bfloat16: the bfloat16 backward pass
-    takes up to three times as long there (torch 2.13)."""
+    """Call F.scaled_dot_product_attention, on a CPU in float32 instead of bfloat16, whose backward pass takes up to
+    three times as long there (torch 2.13)."""
     dtype = query.dtype
     if query.device.type == "cpu" and dtype == torch.bfloat16:
         query, key, value = query.float(), key.float(), value.float()
@@ -316,7 +315,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **se
 
 
 def explicit_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of ungrouped heads with score capping or attention sinks, which SDPA does not support."""
+    """Compute attention of ungrouped heads with score capping or attention sinks, which SDPA does not support."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:

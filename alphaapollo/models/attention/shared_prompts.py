@@ -15,28 +15,26 @@ from alphaapollo.models.micro_batch import Packing
 
 @dataclass(frozen=True)
 class PaddedCells:
-    """Flat positions of tokens in the micro-batch. Padding repeats a segment's last token; its output is not used."""
+    """Padded matrices of flat token positions. Padding repeats a segment's last token; its output is unused."""
 
-    prefixes: Tensor  # int64 [f, P]
-    remainders: Tensor  # int64 [b, C]
-    keys: Tensor  # int64 [b, P + C]: of the row's prefix, then of its remainder
+    prefixes: Tensor  # int64 [f, P]: tokens of each shared prefix
+    remainders: Tensor  # int64 [b, C]: tokens of each row after its prefix
+    keys: Tensor  # int64 [b, P + C]: tokens of the row's prefix, then of its remainder
     visible: Tensor  # bool [b, 1, C, P + C]: keys that each token of the remainder attends to
     back: Tensor  # int64 [sum T]: index of each token of the micro-batch among the cells of prefixes and remainders
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
-    """Compute the cells of a micro-batch with shared prefixes. window: see AttentionCall."""
+    """Compute the cells of a micro-batch with shared prefixes. `window` is the sliding window of AttentionCall."""
     assert packing.keys is not None, "rows without shared prefixes are padded when the batch is built"
     lengths, prefix_of = np.array(packing.lengths), np.array(packing.keys.prefixes)
     starts = np.cumsum(lengths) - lengths
-    own = np.arange(len(lengths))
-    prefixes, remainders = own[prefix_of == own], own[prefix_of != own]
+    segments = np.arange(len(lengths))
+    prefixes, remainders = segments[prefix_of == segments], segments[prefix_of != segments]
     before = lengths[prefix_of[remainders]]
-    first, last = (
-        _pad_segments(starts[prefixes], lengths[prefixes]),
-        _pad_segments(starts[remainders], lengths[remainders]),
-    )
+    first = _pad_segments(starts[prefixes], lengths[prefixes])
+    last = _pad_segments(starts[remainders], lengths[remainders])
     ahead = _pad_segments(starts[prefix_of[remainders]], before)
     query, key = np.arange(last.shape[1]), np.arange(ahead.shape[1])
     is_prefix_visible = np.broadcast_to((key < before[:, None])[:, None], (len(remainders), len(query), len(key)))
@@ -47,7 +45,7 @@ def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
         is_remainder_visible = is_remainder_visible & (distance < window)
     cells = np.concatenate([first.ravel(), last.ravel()])
     back = np.empty(lengths.sum(), dtype=np.int64)
-    back[cells[::-1]] = np.arange(len(cells))[::-1]  # of repeated cells the first, which is not padding
+    back[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
     device = packing.cu_seqlens.device
     return PaddedCells(
         prefixes=torch.from_numpy(first).to(device),
@@ -59,7 +57,7 @@ def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
 
 
 def causal_mask(width: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Mask of the last `width` of `num_keys` tokens, true where a query attends to a key. bool [width, num_keys]"""
+    """Make the causal mask of the last `width` of `num_keys` tokens, true where visible. bool [width, num_keys]"""
     query = torch.arange(num_keys - width, num_keys, device=device)
     distance = query[:, None] - torch.arange(num_keys, device=device)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
@@ -79,5 +77,5 @@ def gather_heads(tokens: Tensor, cells: Tensor, heads: int) -> Tensor:
 
 
 def _pad_segments(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Flat positions of segments, padded with the last token of each. [n], [n] -> [n, longest]"""
+    """Return the flat positions of n segments, padded with each segment's last token. [n], [n] -> [n, longest]"""
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)

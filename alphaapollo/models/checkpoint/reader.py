@@ -15,41 +15,39 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-METADATA_TYPES = [
-    kind for kind in vars(dcp_metadata).values() if getattr(kind, "__module__", "") == dcp_metadata.__name__
-]
+METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
 METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
     (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
 GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-"""For the state of numpy's generator, an array."""
+"""Classes in the saved state of numpy's random number generator, which is an array."""
 
 
 def read_tensors(tensors: dict[str, Any], folder: Path) -> None:
-    """Read a checkpoint into the nested `tensors`, in place (a collective). Raises pickle.UnpicklingError for a file
-    that uses other classes than a checkpoint does."""
+    """Read a checkpoint into the nested `tensors`, in place (a collective). Raises pickle.UnpicklingError if a file
+    uses a class that does not belong to a checkpoint."""
     load_tensors(tensors, storage_reader=_Reader(folder), planner=_Planner())
 
 
 def read_generators(file: Path) -> dict[str, Any]:
-    """Read states of random number generators written by torch.save. Raises like read_tensors."""
+    """Read states of random number generators, written by torch.save. Raises the errors of read_tensors."""
     with torch.serialization.safe_globals(GENERATOR_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
     return states
 
 
 class _Reader(FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata: dcp_metadata.Metadata = _Unpickler(file).load()
+            metadata: dcp.Metadata = _Unpickler(file).load()
         if metadata.storage_meta is None:
-            metadata.storage_meta = dcp_metadata.StorageMeta()
+            metadata.storage_meta = dcp.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -62,19 +60,19 @@ class _Unpickler(pickle.Unpickler):
             return _get_memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong to a checkpoint.")
+        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which does not belong to a checkpoint.")
 
 
 def _get_memory_format(kind: Any, name: str) -> Any:
     """Replacement for getattr, which Python before 3.11.4 uses to pickle enum members."""
-    if kind is not dcp_metadata._MEM_FORMAT_ENCODING:
-        raise pickle.UnpicklingError(f"it refers to builtins.getattr of {kind}, which does not belong to a checkpoint.")
+    if kind is not dcp._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"the file calls getattr on {kind}, which does not belong to a checkpoint.")
     return kind[name]
 
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Load values of the optimizer: numbers and names of parameters."""
+        """Load optimizer values that are not tensors: numbers and parameter names."""
         torch.load(value, weights_only=True)  # raises if torch's own loader, which unpickles everything, would run code
         value.seek(0)
         super().load_bytes(read_item, value)

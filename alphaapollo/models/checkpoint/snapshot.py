@@ -3,7 +3,7 @@
     <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters only) and optimizer state,
                           loadable by any number of ranks
     <folder>/rank_R.pt    random number generators of rank R
-    <folder>/state.json   number of ranks, and values of the caller
+    <folder>/state.json   number of ranks, and the caller's values
 
 launch/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in the background.
 """
@@ -41,16 +41,16 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of one rank to be written into one folder."""
+    """State of one rank that a checkpoint saves to a folder."""
 
     folder: str
-    tensors: dict[str, Any]  # nested: slices of parameters and optimizer state, views until they are copied
+    tensors: dict[str, Any]  # nested: this rank's slices of parameters and optimizer state, as views
     generators: dict[str, Any]
     values: dict[str, Any]  # JSON values that `load_snapshot` returns, the same on all ranks
 
 
 def take_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, values: dict[str, Any]) -> Snapshot:
-    """Take the current state of a model (a collective). `optimizer`: None for a frozen model."""
+    """Take a snapshot of a model's current state (a collective). `optimizer` is None for a frozen model."""
     return Snapshot(folder, _collect_tensors(model, optimizer), _get_generator_states(), values)
 
 
@@ -79,7 +79,7 @@ def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
 def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """Load a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective).
 
-    Random number generators are restored only if the number of ranks is the same, which bit-for-bit resuming needs.
+    Random number generators are restored only if the number of ranks is unchanged. Resuming is exact only then.
 
     Returns the caller's values and the writer's `world_size`. Raises ValueError if the checkpoint is incomplete.
     """
@@ -95,7 +95,9 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)} Resume from another checkpoint."
         ) from error
-    options = StateDictOptions(strict=False)  # frozen parameters are not in it; read_tensors has found the others
+    options = StateDictOptions(
+        strict=False
+    )  # frozen parameters are not saved; read_tensors has checked the trained ones
     if optimizer is None:
         set_model_state_dict(model, tensors["model"], options=options)
     else:
@@ -122,14 +124,14 @@ def _collect_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str,
 
 
 def reset_optimizer(optimizer: Optimizer) -> None:
-    """Set the optimizer state to that before the first step."""
+    """Reset the optimizer state to zeros, its values before the first step."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
 
 
 def _select_saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
-    """The trained parameters of a partly trained model (LoRA), else all."""
+    """Return the trained parameters of a partly trained model (LoRA), or else all parameters."""
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     is_partial = any(trained.values()) and not all(trained.values())
     return {name: tensors[name] for name in sorted(trained) if trained[name]} if is_partial else tensors
@@ -151,7 +153,7 @@ def _set_generator_states(states: dict[str, Any]) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """First failure of a rank, as one line."""
+    """Return the error, or the first failure of any rank, as one line."""
     if isinstance(error, CheckpointException) and error.failures:
         cause = next(iter(error.failures.values()))[0]
         return _describe_error(cause)

@@ -1,9 +1,9 @@
-"""Background checkpoint writer: it copies the state into host memory, and a thread writes the copy.
+"""Background checkpoint writer. It copies the state into host memory, and a thread writes the copy.
 
     start: copy --> training continues
              `-- thread: write files --> `save_future` is done
 
-The thread's collectives use a process group of their own, so that they do not mix with those of training.
+The thread's collectives use a separate process group, so they do not mix with the collectives of training.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT
 
 
 class CheckpointWriter:
-    """Write the checkpoints of one rank, one at a time. All ranks start the same checkpoints.
+    """Writer of one rank's checkpoints, one at a time. All ranks start the same checkpoints.
 
     Args:
-        in_background: write a copy while training continues; else `start` returns when the files are written.
+        in_background: write a copy while training continues. If false, `start` returns after the files are written.
     """
 
     def __init__(self, in_background: bool):
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        on_gpu = torch.cuda.is_available()  # then the copies are page-locked
+        on_gpu = torch.cuda.is_available()  # copies are page-locked on a GPU machine
         self._stager = DefaultStager(
             StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
         )
-        self.save_future: Future[float] = (
-            Future()
-        )  # seconds that the last one took, or OSError, e.g. if the disk is full
+        self.save_future: Future[float] = Future()  # of the last checkpoint: writing time in seconds, or OSError
         self.save_future.set_result(0.0)
 
     def start(self, parts: Sequence[Snapshot]) -> None:

@@ -100,5 +100,5 @@ def test_an_invalid_configuration(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"no model can be built from its config\.json"):
         check_weights(Model(path=str(folder)), "model.path")
     configure(folder, hidden_size=32, num_hidden_layers=7)
-    with pytest.raises(ValueError, match=r"its configuration cannot be read: .*layer_types"):
+    with pytest.raises(ValueError, match=r"cannot read config.json: .*layer_types"):
         check_weights(Model(path=str(folder)), "model.path")
