@@ -108,10 +108,8 @@ def find_bfloat16_units(cpu_info: str) -> str:
 
 
 def read_smallest_gpu_memory() -> int:
-    """Return the memory of the smallest GPU in bytes; 0: unknown.
-
-    Runs nvidia-smi, because torch would initialize CUDA in this process.
-    """
+    """Return the memory of the smallest GPU in bytes; 0: unknown. Runs nvidia-smi, because torch would initialize CUDA
+    in this process."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return 0
@@ -150,10 +148,8 @@ def make_placement(
 
 
 def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
-    """Return the default number of torch threads per training rank: an equal share of the node's cores.
-
-    With async_mode=separate, cores that are reserved for engines are not shared.
-    """
+    """Return the default number of torch threads per training rank: an equal share of the node's cores. With
+    async_mode=separate, cores that are reserved for engines are not shared."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
         threads = count_engine_threads(rollout, cores, trainer.nnodes, own_cores=True)

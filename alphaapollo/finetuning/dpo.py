@@ -15,7 +15,7 @@ import numpy as np
 
 from alphaapollo.algorithms.preference_losses import get_preference_loss, preference_metrics
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.schema import DpoConfig, Preference
 from alphaapollo.data.preference_batch import collect_row_scores, distribute_scored_rows
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
@@ -27,20 +27,22 @@ from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.workers.preference import PreferenceWorker
 
-REFERENCE_BATCH = 1024  # examples per call when reference log-probs are computed
+REFERENCE_BATCH = 1024  # examples per worker call that computes reference log-probs
 REFERENCE_FILE = "reference.npz"
 
 
 class DpoTask(PairTask):
-    """Preference training. An example is a pair, or a labeled response with an unrelated one (KTO)."""
+    """Preference training. An example is a pair, or a labeled response with an unrelated response (KTO)."""
 
     config: DpoConfig
     worker = PreferenceWorker
 
-    def check(self, num_gpus: int) -> list[str]:
+    def check_config(self, num_gpus: int) -> list[str]:
         config = self.config
         load_losses(config.preference)
-        return check(config, num_gpus, problems=list_loss_errors(config), ineffective=list_ineffective_keys(config))
+        return check_config(
+            config, num_gpus, problems=list_loss_errors(config), ineffective=list_ineffective_keys(config)
+        )
 
     def read(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
@@ -61,8 +63,8 @@ class DpoTask(PairTask):
         if not self._needs_reference("kept"):
             return
         plan = run.plan
-        ranks: Any = run.trainer.ranks  # of PreferenceWorker
-        examples = [*plan.train.examples, *(example for own in plan.val.values() for example in own)]
+        ranks: Any = run.trainer.ranks  # ranks of PreferenceWorker
+        examples = [*plan.train.examples, *(example for source in plan.val.values() for example in source)]
         parts = await ranks.call(lambda worker: worker.compute_weights_digest())
         digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
@@ -73,7 +75,7 @@ class DpoTask(PairTask):
         assign_reference(examples, logps)
 
     def _needs_reference(self, kind: str) -> bool:
-        """Whether the loss has a reference, and preference.reference is `kind`."""
+        """Whether the loss needs a reference model and preference.reference is `kind`."""
         preference = self.config.preference
         return get_preference_loss(preference.loss).needs_reference and preference.reference == kind
 
@@ -83,9 +85,9 @@ class DpoTask(PairTask):
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.show_phase("reference", start, len(examples))
-            some = examples[start : start + REFERENCE_BATCH]
+            batch_examples = examples[start : start + REFERENCE_BATCH]
             split = distribute_scored_rows(
-                some, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
+                batch_examples, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
@@ -94,13 +96,13 @@ class DpoTask(PairTask):
 
 
 def load_losses(preference: Preference) -> None:
-    """Register the losses of preference.custom_module. Raises ValueError if the file cannot be imported."""
+    """Register the losses in preference.custom_module. Raises ValueError if the file cannot be imported."""
     if preference.custom_module:
         load_user_module(preference.custom_module, "preference.custom_module")
 
 
 def list_loss_errors(config: DpoConfig) -> Iterator[str]:
-    """Yield errors about the loss and its keys."""
+    """Yield the errors in preference.loss and its keys."""
     try:
         check_preference_loss(get_preference_loss(config.preference.loss), config.preference)
     except ValueError as error:
@@ -108,10 +110,10 @@ def list_loss_errors(config: DpoConfig) -> Iterator[str]:
 
 
 def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
-    """List (key, reason) for keys without effect with the selected loss."""
+    """Return (key, reason) for each key that the selected loss does not use."""
     loss = get_preference_loss(config.preference.loss)
-    others = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
-    keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(others)]
+    unused = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
+    keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(unused)]
     if not loss.needs_reference:
         keys.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
     if loss.is_pairwise:
@@ -120,8 +122,7 @@ def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
 
 
 def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str, dtype: str) -> str:
-    """Digest of everything that reference log-probs depend on: tokens, digest of the weights, dtype of the forward
-    pass."""
+    """Compute a digest of the tokens, the weights' digest and the dtype that determine reference log-probs."""
     sha = hashlib.sha256(f"{weights} {dtype}".encode())
     for example in examples:
         for row in example.scored:
@@ -130,8 +131,9 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str
 
 
 def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
-    """Read the saved log-probs, float64 [rows of all examples]. Returns None if missing, damaged or of another
-    digest."""
+    """Read the saved log-probs, float64 [rows of all examples].
+
+    Returns None if the file is missing, damaged or has a different digest."""
     if not path.exists():
         return None
     try:
@@ -147,7 +149,7 @@ def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np
 
 
 def save_reference(path: Path, digest: str, logps: np.ndarray) -> None:
-    """Write the file atomically."""
+    """Write reference log-probs and their digest to a file, atomically."""
     partial = path.with_name(f".writing_{path.name}")
     with partial.open("wb") as file:
         np.savez(file, digest=np.array(digest), logps=logps)
@@ -155,7 +157,7 @@ def save_reference(path: Path, digest: str, logps: np.ndarray) -> None:
 
 
 def assign_reference(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:
-    """Set `ref_logps` of each example."""
-    given = iter(logps.tolist())
+    """Set `ref_logps` of each example. logps: [rows of all examples], in order."""
+    values = iter(logps.tolist())
     for example in examples:
-        example.ref_logps = [next(given) for _ in example.scored]
+        example.ref_logps = [next(values) for _ in example.scored]

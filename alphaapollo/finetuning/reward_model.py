@@ -1,6 +1,6 @@
-"""Train a reward model on pairs of responses (Bradley-Terry), for reward_model.model.path of main_ppo.
+"""Train a reward model on pairs of responses (Bradley-Terry). main_ppo uses it as reward_model.model.path.
 
-files -> pairs -> a score at the last token of each response -> mean loss over the pairs of a batch
+files -> pairs -> score at the last token of each response -> mean loss over the pairs of a batch
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.schema import Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
 from alphaapollo.data.rendering import Renderer
@@ -27,8 +27,8 @@ class RewardModelTask(PairTask):
     config: RmConfig
     worker = RewardTrainingWorker
 
-    def check(self, num_gpus: int) -> list[str]:
-        notices = check(self.config, num_gpus)
+    def check_config(self, num_gpus: int) -> list[str]:
+        notices = check_config(self.config, num_gpus)
         check_model(self.config.model)
         return notices
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from alphaapollo.config.check import check
+from alphaapollo.config.check import check_config
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
@@ -25,7 +25,7 @@ from alphaapollo.workers.sft import SftWorker
 class SftTask(FinetuningTask):
     """Supervised fine-tuning. An example is a row whose action mask marks the trained tokens.
 
-    prompts: held-out prompts of data.val_prompts. held_out: samples and grades answers to them while the run trains.
+    prompts: held-out prompts from data.val_prompts. held_out: their evaluation, while the run is active.
     """
 
     config: SftConfig
@@ -33,9 +33,9 @@ class SftTask(FinetuningTask):
     prompts: Sequence[Prompt] = ()
     held_out: HeldOutEvaluation | None = None
 
-    def check(self, num_gpus: int) -> list[str]:
+    def check_config(self, num_gpus: int) -> list[str]:
         config = self.config
-        notices = check(config, num_gpus)
+        notices = check_config(config, num_gpus)
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return notices
         self.prompts, more = read_held_out_prompts(config)
@@ -46,7 +46,7 @@ class SftTask(FinetuningTask):
     def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
         return load_examples(files, renderer, self.config.data, max_samples)
 
-    def memory_request(self, examples: Sequence[Row]) -> MemoryRequest:
+    def make_memory_request(self, examples: Sequence[Row]) -> MemoryRequest:
         data = self.config.data
         answers = (self.config.rollout.max_num_seqs, data.max_prompt_length, data.max_response_length)
         longest = max(len(row.token_ids) for row in examples)
@@ -64,7 +64,7 @@ class SftTask(FinetuningTask):
             shuffle=False,
         ).rank_batches
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         mean = sums["loss"] / sums["tokens"]
         return {"loss": mean, "perplexity": math.exp(min(mean, 50.0)), "tokens": sums["tokens"]}
 

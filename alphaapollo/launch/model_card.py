@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from alphaapollo.config.changes import find_command
-from alphaapollo.config.keys import COMMANDS, list_keys, format_value
+from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.redaction import find_secret_keys, redact

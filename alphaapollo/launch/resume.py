@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import Change, find_command, find_changes
+from alphaapollo.config.changes import Change, find_changes, find_command
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig

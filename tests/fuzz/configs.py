@@ -14,14 +14,14 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from alphaapollo.config.keys import Key, accepted_keys, sections
+from alphaapollo.config.keys import Key, list_keys, list_sections
 from alphaapollo.config.load import load_with_origin, save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.trainer.lifecycle import prepare
 from tests.fuzz.values import anything, numbers, texts
 from tests.unit.tiny import save_model
 
-KEYS = accepted_keys(Config)
+KEYS = list_keys(Config)
 NOT_TRIED = {
     "trainer.controller", "trainer.device", "trainer.logger", "env.mcp_servers",
     "actor_rollout_ref.model.trust_remote_code", "env.openenv.url",
@@ -153,7 +153,7 @@ WORDS = ["=", "==", "a", "trainer", "trainer=", "=1", "+trainer.seed=1", "~train
 def command_lines(draw: st.DrawFn) -> list[str]:
     """Arguments that are not KEY=VALUE, or unusual ones."""
     odd = st.sampled_from(WORDS)
-    keys = st.sampled_from([*tried_keys(), *sections(Config)])
+    keys = st.sampled_from([*tried_keys(), *list_sections(Config)])
     return draw(st.lists(odd | st.builds("{}={}".format, keys, texts.map(_flat)), min_size=1, max_size=2))
 
 

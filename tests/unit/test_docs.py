@@ -13,7 +13,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, accepted_keys, format_value, sections
+from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, format_value, list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -55,7 +55,7 @@ def unknown_names(text: str) -> list[str]:
 @cache
 def known_keys() -> set[str]:
     """Keys and sections of all commands, including verl's spellings."""
-    own = {key for config in COMMANDS.values() for key in (*accepted_keys(config), *sections(config))}
+    own = {key for config in COMMANDS.values() for key in (*list_keys(config), *list_sections(config))}
     return own | {VERL_GROUP_SIZE}
 
 
@@ -74,7 +74,7 @@ def is_known(name: str) -> bool:
 
 @cache
 def sections_of_all() -> set[str]:
-    return {section for config in COMMANDS.values() for section in sections(config)}
+    return {section for config in COMMANDS.values() for section in list_sections(config)}
 
 
 def rows_of(text: str) -> Iterator[tuple[list[str], list[str]]]:
@@ -110,7 +110,7 @@ def wrong_values(text: str) -> list[str]:
     found = []
     for header, cells in rows_of(text):
         key = cells[0].strip("`")
-        if header[0] != "key" or key not in accepted_keys(Config):
+        if header[0] != "key" or key not in list_keys(Config):
             continue
         for title, cell in zip(header[1:], cells[1:], strict=True):
             names = list(here) if title == "here" else [title] if title in RECIPES else []

@@ -1,6 +1,6 @@
-"""Replay of a recorded iteration: the same `learn` in this process, with trainers only.
+"""Replay a recorded iteration: call `learn` in this process, with trainers only.
 
-recording + settings -> prepare (one rank, the run's choices) -> trainers in their recorded state -> learn -> outcome
+recording + settings -> prepare (one rank, the run's resolved settings) -> load the recorded state -> learn -> outcome
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from alphaapollo.config.keys import with_value
+from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
@@ -33,46 +33,46 @@ from alphaapollo.utils.user_module import load_user_module
 
 MODEL = "actor_rollout_ref.model"
 RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # keys of the model that the run's plan resolved
-RELOCATED = (  # another value is not another computation
+LOCATION_KEYS = (  # changing these does not change the computation
     *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module"),
     *(f"{MODEL}.path", "critic.model.path", "teacher.model.path"),
 )
-USED = (
-    *(*RELOCATED, f"{MODEL}.", "actor_rollout_ref.actor.", "algorithm.", "critic.", "teacher."),
+EFFECTIVE_KEYS = (  # keys or prefixes of keys that a replay reads
+    *(*LOCATION_KEYS, f"{MODEL}.", "actor_rollout_ref.actor.", "algorithm.", "critic.", "teacher."),
     *("data.max_response_length", "trainer.on_bad_step", "trainer.critic_warmup"),
 )
-UNUSED = ("algorithm.filter_groups.", "algorithm.reference_reset.", "actor_rollout_ref.actor.ulysses")
+INEFFECTIVE_KEYS = ("algorithm.filter_groups.", "algorithm.reference_reset.", "actor_rollout_ref.actor.ulysses")
 FLOAT64 = {"dtype": "float64", "use_torch_compile": False, "use_liger": False, "enable_gradient_checkpointing": False}
 
 
 @dataclass(frozen=True)
 class PreparedReplay:
-    """A replay that has passed every check."""
+    """Checked recording, configuration and plan of a replay."""
 
     recording: Recording
-    config: Config  # of one rank
+    config: Config  # reduced to one rank
     plan: Plan
     float64: bool
-    changes: list[str]  # overrides that change what is computed
-    reasons: list[str]  # why the bits may differ even with the same settings
+    changes: list[str]  # overrides that change the computation
+    reasons: list[str]  # why rounding may differ even without changes
 
     @property
-    def exact(self) -> bool:
-        """Whether the result should equal the run's to the last bit."""
+    def is_exact(self) -> bool:
+        """Whether the result should be bitwise equal to the run's."""
         return not (self.float64 or self.changes or self.reasons)
 
 
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
-    """Plan the replay. config: the run's, with the overrides.
+    """Plan the replay. config: configuration of the run with the overrides applied.
 
-    Raises ValueError if an override has no effect on a replay, or the model is missing.
+    Raises ValueError if an override has no effect on a replay or the model is missing.
     """
-    given = [word.partition("=")[0].lstrip("+~") for word in overrides]
-    _check_used(given)
+    override_keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
+    _check_effective(override_keys)
     info, machine = recording.info, detect_machine()
-    wanted = config.trainer.device if "trainer.device" in given else info.device
+    wanted = config.trainer.device if "trainer.device" in override_keys else info.device
     device: Device = "cuda" if wanted in ("cuda", "auto") and machine.num_gpus else "cpu"
-    config = _reduce_to_one_rank(config, info, device, float64, given)
+    config = _reduce_to_one_rank(config, info, device, float64, override_keys)
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
@@ -81,12 +81,12 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
     plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
     if float64:
         plan = replace(plan, model=plan.model.model_copy(update=FLOAT64))
-    changes = [word for word, key in zip(overrides, given, strict=True) if key not in RELOCATED]
-    return PreparedReplay(recording, config, plan, float64, changes, list(_rounding_reasons(info, plan)))
+    changes = [word for word, key in zip(overrides, override_keys, strict=True) if key not in LOCATION_KEYS]
+    return PreparedReplay(recording, config, plan, float64, changes, list(_list_rounding_reasons(info, plan)))
 
 
 async def replay(prepared: PreparedReplay) -> LearningOutcome:
-    """Compute the iteration. An error of `learn` is an outcome, too."""
+    """Compute the iteration. If `learn` raises, the outcome has the error."""
     recording, config, plan = prepared.recording, prepared.config, prepared.plan
     info = recording.info
     with Float64Mode() if prepared.float64 else nullcontext():
@@ -116,20 +116,21 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
             await workers.close()
 
 
-def _check_used(keys: Iterable[str]) -> None:
-    """Raise ValueError for keys without an effect: the groups are recorded, and only one rank learns."""
+def _check_effective(keys: Iterable[str]) -> None:
+    """Raise ValueError for keys without effect, e.g. on generation or parallelism."""
     for key in keys:
-        if not key.startswith(USED) or key.startswith(UNUSED) or key.endswith(".fsdp_size"):
+        if not key.startswith(EFFECTIVE_KEYS) or key.startswith(INEFFECTIVE_KEYS) or key.endswith(".fsdp_size"):
+            names = [name.rstrip(".") for name in EFFECTIVE_KEYS if name not in LOCATION_KEYS]
             raise ValueError(
-                f"{key} has no effect on a replay, which is the learning of one iteration on one rank. Use keys of "
-                f"{', '.join(name.rstrip('.') for name in USED if name not in RELOCATED)}; or {', '.join(RELOCATED)}."
+                f"{key} has no effect on a replay, which computes one update on one rank. Use keys of "
+                f"{', '.join(names)}; or {', '.join(LOCATION_KEYS)}."
             )
 
 
 def _reduce_to_one_rank(
-    config: Config, info: RecordingInfo, device: Device, float64: bool, given: Sequence[str]
+    config: Config, info: RecordingInfo, device: Device, float64: bool, override_keys: Sequence[str]
 ) -> Config:
-    """The run's resolved choices, on one local rank without an engine."""
+    """Return the configuration with the run's resolved settings, for one local rank without an engine."""
     settings: dict[str, object] = {
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 1,
@@ -149,13 +150,13 @@ def _reduce_to_one_rank(
     if (device == "cpu" or float64) and info.model["attention"] not in ("padded", "sdpa"):
         settings[f"{MODEL}.attention"] = "padded" if device == "cpu" else "sdpa"
     for key, value in settings.items():
-        if key not in given or key == "trainer.device":
-            config = with_value(config, key, value)
+        if key not in override_keys or key == "trainer.device":
+            config = replace_value(config, key, value)
     return config
 
 
-def _rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
-    """Why the same computation may round differently here."""
+def _list_rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
+    """Yield the reasons why the replay may round differently than the run."""
     placement = plan.placement
     if info.ranks > 1:
         yield f"the run had {info.ranks} training ranks and sums in another order"

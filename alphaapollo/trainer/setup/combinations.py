@@ -1,4 +1,4 @@
-"""Checks of estimator, policy loss and the keys they read, from what each declares at registration."""
+"""Check combinations of estimator, policy loss and keys, from what both declare at registration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction
 
 
 def check_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
-    """Lines about keys that this estimator and this loss do not read, and about surprising combinations.
+    """Return notices about keys that estimator and loss do not read, and about combinations with side effects.
 
     Raises:
-        ValueError: naming every combination that cannot work, or what the estimator itself refuses.
+        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings.
     """
     if problems := [
         *_list_estimator_errors(config, estimator),
@@ -40,6 +40,7 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
 
 
 def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str]:
+    """Yield an error for each setting that contradicts the estimator."""
     key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
         yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
@@ -48,13 +49,18 @@ def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str
     ):
         yield f"{key} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
-        yield f"trainer.critic_warmup={warmup} trains the critic only, but {key} has none. Set trainer.critic_warmup=0."
+        yield (
+            f"trainer.critic_warmup={warmup} trains only the critic, but {key} has no critic. "
+            "Set trainer.critic_warmup=0."
+        )
     if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
         yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
 def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
-    """Settings that turn off what changes rewards. by_name: the estimator reads reward components by name."""
+    """Yield a fix for each setting that changes rewards.
+
+    by_name: whether the estimator reads reward components by name."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     if algorithm.use_kl_in_reward:
         yield f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)"
@@ -77,15 +83,15 @@ def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: P
         return
     loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
     if config.teacher.sampled:
-        yield f"{loss}, but teacher.divergence=sampled gives one per token. Set {LOSS}=ppo, or divergence=reverse."
+        yield f"{loss}, but teacher.divergence=sampled computes one per token. Set {LOSS}=ppo, or divergence=reverse."
     if estimator.per_token:
-        yield f"{loss}, but {ESTIMATOR}={estimator.name} gives one per token. Set {LOSS}=gspo_token or ppo."
+        yield f"{loss}, but {ESTIMATOR}={estimator.name} computes one per token. Set {LOSS}=gspo_token or ppo."
     if correction.method is not None and correction.level == "token":
         yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
 
 
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
-    """(key, reason) of what other estimators read and this one does not."""
+    """Yield (key, reason) for each key that some estimator reads, but not `estimator`."""
     key = f"{ESTIMATOR}={estimator.name}"
     if estimator.reads is not None:
         known = {name for other in estimator_names() for name in get_estimator(other).reads or ()}
@@ -98,6 +104,7 @@ def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iter
 
 
 def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each key that some loss reads, but not `policy_loss`."""
     key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
     if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
@@ -105,42 +112,44 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
         known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
         others = sorted(known.difference(policy_loss.reads))
         yield from ((f"{ACTOR}.{name}", f"{key} does not read it") for name in others)
-    if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # which are per token
+    if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
         for name in ("loss_agg_mode", "loss_scale_factor"):
             yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
 
 
 def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield warnings for on-policy methods that train on samples of an older policy."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
-        yield f"{derived}, but trainer.max_staleness={trainer.max_staleness} uses older ones. Set it to 0."
+        older = f"trainer.max_staleness={trainer.max_staleness} trains on older samples"
+        yield f"{derived}, but {older}. Set trainer.max_staleness=0."
     if config.optimizer_steps == 1:
         return
-    what = (
+    stale_steps = (
         f"an iteration has {config.optimizer_steps} optimizer steps ({config.mini_batches} mini-batches x "
         f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
         f"{ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1."
     )
     if policy_loss.on_policy:
-        yield f"{LOSS}={policy_loss.name} has no importance ratio, but {what}"
+        yield f"{LOSS}={policy_loss.name} has no importance ratio, but {stale_steps}"
     if estimator.on_policy:
-        yield f"{derived}, but {what}"
+        yield f"{derived}, but {stale_steps}"
 
 
 def _list_memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """With env.context=memory a trajectory has one row per turn."""
+    """Yield warnings for env.context=memory, where a trajectory has one row per turn."""
     if config.env.context != "memory":
         return
     if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):
-        what = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else f"{CORRECTION}.level"
+        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else f"{CORRECTION}.level"
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
         yield (
-            f"{what} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "
+            f"{key} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "
             f"beyond {ACTOR}.ppo_max_token_len_per_gpu (at most {longest} tokens)."
         )
     if "turns" in estimator.needs:
         yield (
-            f"{ESTIMATOR}={estimator.name} with env.context=memory: unless the environment names its state "
+            f"{ESTIMATOR}={estimator.name} with env.context=memory: unless the environment identifies its state "
             "(StepResult.info['state']), turns are compared only if their full prompts are equal."
         )

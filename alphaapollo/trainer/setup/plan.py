@@ -1,4 +1,4 @@
-"""Plan of a run: all automatic choices resolved, all combinations of settings checked."""
+"""Plan a run: resolve all automatic choices and check all combinations of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alphaapollo.algorithms.user_function_checks import (
 )
 from alphaapollo.config.check import check_config
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, explain_dtype
+from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_sharing
@@ -28,38 +28,36 @@ SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 
 @dataclass(frozen=True)
 class Plan:
-    """Resolved choices of a run."""
+    """Resolved settings of a run."""
 
     placement: Placement
     model: Model  # of all trained models, with dtype and attention resolved
     rollout: Rollout  # with dtype and number of engines resolved
     estimator: Estimator
-    needs_old_logprobs: bool  # on the driver, before the update
-    greedy_baseline: bool  # one more greedy rollout per prompt
+    needs_old_logprobs: bool  # the driver needs old log-probs before the update
+    greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
-    skips_rows_without_advantage: (
-        bool  # the policy's update leaves out rows without an advantage, because they change nothing
-    )
-    reference_ahead: bool  # its log-probs are computed per group, while other groups are generated
+    skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
+    reference_ahead: bool  # reference log-probs are computed per group during generation
     sampling: Sampling  # of training rollouts
     presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
-    memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
+    memory: MemoryPlan | None  # memory of one device; None until the model's configuration has been read
     notices: list[str]
     dtype_reason: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
-        """Micro-batches are padded to their longest row."""
+        """Whether micro-batches are padded to their longest row."""
         return self.model.attention == "padded"
 
     @property
     def saves_in_background(self) -> bool:
-        """Checkpoints are written while the next iteration runs."""
+        """Whether checkpoints are written while the next iteration runs."""
         return self.memory is None or self.memory.saves_in_background
 
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
-    """Check the configuration and resolve all automatic choices. Raises ValueError for settings that cannot work."""
+    """Check the configuration and resolve all automatic choices. Raises ValueError for invalid settings."""
     notices = check_config(config, machine.num_gpus, machine.num_cores, origin.keys)
     algorithm = config.algorithm
     if algorithm.custom_module:
@@ -74,7 +72,7 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
 
 
 def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: tuple[str, ...] = ()) -> Plan:
-    """Resolve all automatic choices of a checked configuration; its user modules are loaded."""
+    """Resolve all automatic choices of a checked configuration whose user modules are loaded."""
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
@@ -115,27 +113,31 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
 
 
 def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
-    """Whether rows without an advantage can be left out of the update, because no term of its loss depends on them."""
+    """Whether rows with zero advantage have no gradient in any term of the loss, so that the update can skip them."""
     role = config.actor_rollout_ref
-    others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
-    others = others or config.teacher.full_vocabulary
-    return not others and not has_gradient_without_advantages(policy_loss, role.actor)
+    other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
+    other_terms = other_terms or config.teacher.full_vocabulary
+    return not other_terms and not has_gradient_without_advantages(policy_loss, role.actor)
 
 
 def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
-    """Whether prompts can be computed once for all their samples. Mixture-of-experts features need each copy."""
+    """Decide whether prompts are computed once for all their samples.
+
+    Router features of mixture-of-experts models need a copy of the prompt per sample."""
     role = config.actor_rollout_ref
     experts = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
         "rollout.router_replay": role.rollout.router_replay,
     }
-    problem = next((f"{name} needs each sample's copy of the prompt" for name, value in experts.items() if value), None)
+    problem = next(
+        (f"{name} needs a copy of the prompt for each sample" for name, value in experts.items() if value), None
+    )
     return decide_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     """Add the memory plan, and resolve kernels and gradient checkpointing. Reads the models' configurations.
-    `memory.problem` says what does not fit."""
+    If the run does not fit into memory, `memory.problem` of the returned plan says why."""
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})

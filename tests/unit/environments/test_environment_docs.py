@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.config.keys import accepted_keys, sections
-from alphaapollo.config.load import convert
+from alphaapollo.config.keys import list_keys, list_sections
+from alphaapollo.config.load import convert_values
 from alphaapollo.config.schema import Config, Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.engines.fake import FakeEngine
@@ -113,10 +113,10 @@ def test_tables_are_complete():
 
 
 def test_keys_exist():
-    known = {*accepted_keys(Config), *sections(Config)}
+    known = {*list_keys(Config), *list_sections(Config)}
     said = re.findall(r"`((?:env|data|actor_rollout_ref)\.[\w.]+)[`=]", TEXT)
     assert len(said) > 10 and [key for key in said if key not in known] == []
 
 
 def test_yaml_block_is_valid():
-    assert convert(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2
+    assert convert_values(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
-from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
-from alphaapollo.evaluation.metrics import problem_values
+from alphaapollo.evaluation.metrics import compute_problem_values
 from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES
 
@@ -23,11 +23,11 @@ def test_the_commands_work() -> None:
     assert {name for name, _ in commands} == {"main_generation", "main_eval"}
     for name, words in commands:
         keys = re.findall(r"([\w.]+)=", words)
-        assert keys and set(keys) <= accepted_keys(COMMANDS[name]).keys()
+        assert keys and set(keys) <= list_keys(COMMANDS[name]).keys()
 
 
 def test_the_keys_exist() -> None:
-    known = {key for schema in (Config, GenerationConfig, EvalConfig, SftConfig) for key in accepted_keys(schema)}
+    known = {key for schema in (Config, GenerationConfig, EvalConfig, SftConfig) for key in list_keys(schema)}
     named = re.findall(
         r"`((?:data|model|rollout|trainer|reward|env|custom_reward_function|actor_rollout_ref)\.[\w.]+)", TEXT
     )
@@ -37,7 +37,7 @@ def test_the_keys_exist() -> None:
 def test_the_figures_are_those_of_the_table() -> None:
     table = re.findall(r"^\| `([\w@]+)`", TEXT, re.MULTILINE)
     assert {"avg@n", "pass@k", "maj@n", "reward", "response_length"} <= set(table)
-    names = {re.sub(r"@\d+", "@", name) for name in problem_values([], 3)[0]}
+    names = {re.sub(r"@\d+", "@", name) for name in compute_problem_values([], 3)[0]}
     assert names == {re.sub(r"@\w", "@", name) for name in table if "@" in name or name in names}
     assert ", ".join(FIELDS) in TEXT and f"{RESAMPLES:,}" in TEXT
     assert all(f"`{name}`" in TEXT for name in RESPONSES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.config.load import convert, save_config
+from alphaapollo.config.load import convert_values, save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
 from alphaapollo.launch.resume import read_saved
@@ -69,7 +69,7 @@ def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureF
     figures = summary(tmp_path)["all"]["figures"]
     assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
     assert figures["avg@4"]["problems"] == 2
-    saved = convert(EvalConfig, read_saved(tmp_path / "out/alphaapollo/eval"))
+    saved = convert_values(EvalConfig, read_saved(tmp_path / "out/alphaapollo/eval"))
     assert saved.trainer.output_dir == f"{tmp_path}/out"
     records = scores(tmp_path)
     assert [(record["prompt_id"], record["sample"]) for record in records] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.keys import accepted_keys, sections
+from alphaapollo.config.keys import list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig, EvolvingRoles, ServedModel
 
@@ -26,7 +26,7 @@ def test_commands_are_accepted() -> None:
 
 
 def test_keys_exist() -> None:
-    known = {*accepted_keys(EvolvingConfig), *sections(EvolvingConfig)}
+    known = {*list_keys(EvolvingConfig), *list_sections(EvolvingConfig)}
     named = re.findall(r"`((?:data|evolving|roles|budget|rollout|env|trainer)\.\w[\w.]*\w)", TEXT)
     of_slots = [key.replace("roles.SLOT.", "roles.verifier.") for key in named]
     assert len(named) > 15 and [key for key in of_slots if key not in known] == []

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from alphaapollo.algorithms import preference_losses
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss, preference_loss_names
-from alphaapollo.config.effects import report_ineffective
+from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
 from alphaapollo.finetuning import dpo
 
@@ -20,18 +20,18 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
         ({"loss": "dpo"}, "preference.loss: unknown preference loss 'dpo'"),
         (
             {"loss": "robust", "label_smoothing": 0.5},
-            "preference.loss: robust DPO needs label_smoothing in [0, 0.5), got 0.5",
+            "preference.loss: label_smoothing=0.5 must be in [0, 0.5) for robust DPO.",
         ),
         (
             {"loss": "exo_pair", "label_smoothing": 0},
-            "preference.loss: EXO needs label_smoothing in (0, 1), got 0",
+            "preference.loss: label_smoothing=0.0 must be in (0, 1) for EXO.",
         ),
     ],
 )
 def test_invalid_settings_are_refused(keys, says):
-    (problem,) = dpo.find_problems(DpoConfig(preference=keys))
+    (problem,) = dpo.list_loss_errors(DpoConfig(preference=keys))
     assert problem.startswith(says)
-    assert not list(dpo.find_problems(DpoConfig(preference={"loss": "exo_pair"})))
+    assert not list(dpo.list_loss_errors(DpoConfig(preference={"loss": "exo_pair"})))
 
 
 def test_truncated_responses_and_adapter_only_export_cannot_be_configured():
@@ -44,7 +44,7 @@ def test_truncated_responses_and_adapter_only_export_cannot_be_configured():
 def test_keys_without_effect_are_reported():
     given = {"loss": "simpo", "label_smoothing": 0.1, "reference": "live", "simpo_gamma": 0.5}
     config = DpoConfig(preference=given, data={"label_key": "good"})
-    assert report_ineffective(config, dpo.ineffective_keys(config)) == [
+    assert describe_ineffective_keys(config, dpo.list_ineffective_keys(config)) == [
         "preference.label_smoothing=0.1 has no effect: preference.loss=simpo does not use it.",
         "preference.reference=live has no effect: preference.loss=simpo has no reference.",
         "data.label_key=good has no effect: preference.loss=simpo uses pairs.",
@@ -64,8 +64,8 @@ def test_user_defined_loss(example: str, tmp_path: Path):
     given = {"loss": "margin_to", "custom_module": example, "simpo_gamma": 0.5}
     dpo.load_losses(Preference(**given))
     config = DpoConfig(preference=given)
-    assert not list(dpo.find_problems(config))
-    assert report_ineffective(config, dpo.ineffective_keys(config)) == [
+    assert not list(dpo.list_loss_errors(config))
+    assert describe_ineffective_keys(config, dpo.list_ineffective_keys(config)) == [
         "preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to does not use it."
     ]
     loss = get_preference_loss("margin_to")
@@ -77,7 +77,7 @@ def test_user_defined_loss(example: str, tmp_path: Path):
     ("body", "says"),
     [
         ("answers.logp.sum()", "must have the shape (2,), but has ()"),
-        ("chosen(answers.mean).detach()", "has no gradient"),
+        ("chosen(answers.mean_logp).detach()", "has no gradient"),
         ("answers.margni", "raised AttributeError"),
     ],
 )
@@ -86,7 +86,7 @@ def test_faulty_user_loss_is_refused_before_the_start(example: str, body: str, s
     Path(example).write_text(code.replace("margin_to", "wrong"))
     given = {"loss": "wrong", "custom_module": example}
     dpo.load_losses(Preference(**given))
-    (problem,) = dpo.find_problems(DpoConfig(preference=given))
+    (problem,) = dpo.list_loss_errors(DpoConfig(preference=given))
     assert says in problem and "own_loss.py: wrong (the preference loss 'wrong'), called on toy inputs" in problem
 
 

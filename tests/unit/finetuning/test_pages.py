@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.keys import COMMANDS, list_keys
 from examples.preferences.make_pairs import CARRY, right
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -15,7 +15,7 @@ if not DOCS.exists():
 
 @pytest.mark.parametrize(("page", "command"), [("preferences.md", "main_dpo"), ("reward_models.md", "main_rm")])
 def test_the_commands_and_keys_of_the_pages_exist(page: str, command: str) -> None:
-    text, known = (DOCS / page).read_text(encoding="utf-8"), accepted_keys(COMMANDS[command]).keys()
+    text, known = (DOCS / page).read_text(encoding="utf-8"), list_keys(COMMANDS[command]).keys()
     ((name, words),) = re.findall(r"python -m alphaapollo\.trainer\.(\w+)((?:[^\n]*\\\n)*[^\n]*)", text)
     keys = re.findall(r"([\w.]+)=", words)
     assert name == command and len(keys) > 3 and {*keys} <= known

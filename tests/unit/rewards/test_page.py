@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.config.load import convert
+from alphaapollo.config.load import convert_values
 from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
-from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_components, check_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
@@ -45,7 +45,7 @@ def test_the_function_works(tmp_path):
     path.write_text(examples("python")[0])
     check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
     prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
-    score = to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
+    score = convert_to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
     assert score == Score(1.075, {"accuracy": 1.0, "short": 0.75})
 
 
@@ -56,7 +56,7 @@ def test_the_function_of_a_trajectory_works(tmp_path):
     check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
     prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
     turns = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
-    score = to_score(load_reward_function(str(path), "compute_score")(prompt, Episode("so 4", turns)))
+    score = convert_to_score(load_reward_function(str(path), "compute_score")(prompt, Episode("so 4", turns)))
     assert score == Score(0.9, {"accuracy": 1.0, "calls": 1.0})
 
 
@@ -69,12 +69,12 @@ def test_the_component_works(tmp_path):
 
 def test_the_configurations_work():
     for example in examples("yaml"):
-        config = convert(Config, yaml.safe_load(example))
+        config = convert_values(Config, yaml.safe_load(example))
         check_components(config.reward.components, config.reward.required)
 
 
 def test_magistral_table():
-    reward = convert(Config, yaml.safe_load(examples("yaml")[0])).reward
+    reward = convert_values(Config, yaml.safe_load(examples("yaml")[0])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}
         score = add_components(Score(float(task)), parts, reward.components, reward.required)

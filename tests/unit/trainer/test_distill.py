@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.keys import with_value
+from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
@@ -40,7 +40,7 @@ def config_of(policy: Path, teacher: Path, divergence: str) -> Config:
         "trainer.cpu_threads=1",
         "trainer.device=cpu",
     ]
-    return with_value(load_config(Config, "ppo", words), "trainer.n_gpus_per_node", 1)
+    return replace_value(load_config(Config, "ppo", words), "trainer.n_gpus_per_node", 1)
 
 
 async def distances(config: Config) -> list[dict[str, float]]:

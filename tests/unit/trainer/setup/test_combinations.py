@@ -61,8 +61,8 @@ def test_every_pair_works_silently_or_fails_with_a_reason(estimator: str, loss: 
     elif one.per_token and other.level == "sequence":
         text = problem(estimator, loss)
         assert text == (
-            f"{LOSS}={loss} takes one advantage per row, but algorithm.adv_estimator={estimator} gives one per token. "
-            f"Set {LOSS}=gspo_token or ppo."
+            f"{LOSS}={loss} takes one advantage per row, but algorithm.adv_estimator={estimator} computes one per "
+            f"token. Set {LOSS}=gspo_token or ppo."
         )
     else:
         assert notices(estimator, loss) == []
@@ -256,7 +256,7 @@ def test_critic_keys_have_no_effect_without_a_critic():
 def test_critic_warmup_needs_a_critic():
     assert notices("gae", trainer__critic_warmup=3) == []
     assert problem("grpo", trainer__critic_warmup=3) == (
-        "trainer.critic_warmup=3 trains the critic only, but algorithm.adv_estimator=grpo has none. Set "
+        "trainer.critic_warmup=3 trains only the critic, but algorithm.adv_estimator=grpo has no critic. Set "
         "trainer.critic_warmup=0."
     )
 
@@ -324,7 +324,9 @@ def test_reward_keys_that_an_environment_uses():
         env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
         assert collect_environment_notices(GenerationConfig(env=env, **components), get_environment_spec(name)) == []
     for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
-        said = collect_environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name))
+        said = collect_environment_notices(
+            GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name)
+        )
         assert said == [COMPONENTS.replace("guessing_game", name)]
 
 
@@ -350,5 +352,5 @@ def test_without_advantages_a_teacher_is_enough():
 
 
 def test_sampled_divergence_needs_a_token_level_loss():
-    assert "gives one per token" in problem("grpo", "gspo", **{"teacher.divergence": "sampled"})
+    assert "computes one per token" in problem("grpo", "gspo", **{"teacher.divergence": "sampled"})
     assert notices("grpo", "gspo", **{"teacher.divergence": "jsd"}) == []
