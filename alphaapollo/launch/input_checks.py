@@ -220,13 +220,13 @@ def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
 def check_sequence_parallel(size: int, key: str, models: Mapping[str, Model]) -> None:
     """ValueError: `size` ranks, as set by `key`, cannot share the sequences of one of the models (by their keys)."""
     from alphaapollo.models.load import load_config  # imports torch
-    from alphaapollo.models.ulysses import check_sequence_parallel
+    from alphaapollo.models.ulysses import check_ulysses_support
 
     for name, model in models.items():
         if size > 1 and model.path:
             config = load_config(model)
             own_code = model.trust_remote_code and hasattr(config, "auto_map")
-            check_sequence_parallel(config, f"{name}={model.path}", size, key, own_code)
+            check_ulysses_support(config, f"{name}={model.path}", size, key, own_code)
 
 
 def read_prompts(

@@ -1,4 +1,4 @@
-"""Decoder without its head: hidden states of a micro-batch, and the layers of a model."""
+"""Decoder without the head: compute hidden states of a micro-batch, and find the layers of a model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def compute_hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTokens) -> Tensor:
-    """Hidden states of this rank's tokens of `tokens`, after all layers. -> [m, H]"""
+    """Compute the hidden states of this rank's m tokens of `tokens`, after all layers. [m, H]"""
     arguments: dict[str, Any] = {"sequence": micro.sequence} if micro.sequence else {}
     if packing := micro.packing:
         longest = max(packing.lengths)
         arguments |= {
             "packing": packing,
-            # Transformers' names, which layers without attention (convolutions, recurrences) read.
+            # Keyword names of transformers, which layers without attention (convolutions, recurrences) read.
             "cu_seq_lens_q": packing.cu_seqlens,
             "cu_seq_lens_k": packing.cu_seqlens,
             "max_length_q": longest,
@@ -32,13 +32,13 @@ def compute_hidden_states(decoder: nn.Module, micro: MicroBatch, tokens: LocalTo
 
 
 def get_head_size(config: PretrainedConfig) -> int:
-    """Size of one attention head, from a text configuration."""
+    """Return the size of one attention head, from a text configuration."""
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return size
 
 
 def find_decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Modules that FSDP gathers one at a time: those the model declares unsplittable, else its longest list."""
+    """Find the decoder layers: the modules that the model declares unsplittable, else its longest module list."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if layers:

@@ -1,4 +1,4 @@
-"""float64 arithmetic in modeling code that casts to float32, for replays (trainer/replay/)."""
+"""float64 arithmetic for modeling code that casts to float32, used by replays (trainer/replay/)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class Float64Mode(TorchFunctionMode):
-    """Context in which casts of tensors to float32 give float64, as in transformers' norms, rotary embeddings and
-    softmaxes.
+    """Context manager in which casts of tensors to float32 return float64. Transformers' norms, rotary embeddings and
+    softmaxes have such casts.
 
-    New tensors keep their dtype. Backward passes need no context, except for gradient checkpointing,
-    which would recompute outside of it.
+    The dtype of new tensors does not change. A backward pass needs this context only with gradient checkpointing,
+    which recomputes layers.
     """
 
     def __torch_function__(

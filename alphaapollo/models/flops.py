@@ -32,27 +32,27 @@ PEAK = {
     "RTX 4090": 1.65e14,
     "RTX 3090": 7.1e13,
 }
-"""Dense bfloat16 FLOP/s from data sheets, by a part of the device name. The first match counts."""
+"""Dense bfloat16 FLOP/s from data sheets, by part of the device name. The first match is used."""
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Peak FLOP/s of a device; None if it is not in the table."""
+def find_peak_flops(device_name: str) -> float | None:
+    """Return the peak FLOP/s of a device; None if the device is not in the table."""
     words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
     return next((peak for name, peak in PEAK.items() if f" {name} " in words), None)
 
 
 @dataclass(frozen=True)
 class FlopsEstimator:
-    """Sizes of a decoder that its FLOPs depend on."""
+    """Estimator of training FLOPs, from the sizes of a decoder."""
 
-    num_parameters: int  # of the matrices that a token passes through, the head included
-    num_trained: int  # of these, parameters with a gradient: with LoRA the adapters
+    num_parameters: int  # parameters of the matrices that each token is multiplied with, including the head
+    num_trained: int  # parameters among these that have a gradient; with LoRA the adapters
     num_layers: int
     attention_width: int  # heads x head size
 
     @classmethod
     def from_model(cls, model: Any) -> FlopsEstimator | None:
-        """Read the sizes of a model. With experts, active parameters count; None if their number is unknown."""
+        """Read a model's sizes; of experts, only active parameters count. None if the number of experts is unknown."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
         matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
@@ -72,10 +72,10 @@ class FlopsEstimator:
         return cls(total, trained, config.num_hidden_layers, width)
 
     def estimate_training_flops(self, lengths: np.ndarray, prefix_lengths: np.ndarray | int = 0) -> float:
-        """FLOPs of forward and backward over sequences of these lengths, after shared prefixes that are not recomputed.
+        """Estimate the FLOPs of forward and backward over sequences that follow shared prefixes of `prefix_lengths`.
 
-        Per token, 4 for each parameter and 2 more if it is trained; causal attention takes 6 per layer, width and pair
-        of tokens.
+        Each token takes 4 FLOPs per parameter and 2 more per trained parameter. Causal attention takes 6 FLOPs per
+        pair of tokens, layer and unit of width.
         """
         ends, starts = lengths.astype(np.float64) + prefix_lengths, np.asarray(prefix_lengths, dtype=np.float64)
         squares = float(np.square(ends).sum() - np.square(np.broadcast_to(starts, ends.shape)).sum())

@@ -1,6 +1,6 @@
 """Checks of a model folder before a worker loads it: complete weights of the right shapes, a large enough vocabulary.
 
-Only the headers of weight files are read.
+The checks read only the headers of weight files.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)
 
 
 def check_weights(model: Model, key: str) -> None:
-    """Raise ValueError if weight files of the local folder that `key` configures are truncated or missing, or if their
-    shapes and layers differ from config.json."""
+    """Check the weight files of a local model folder, which is the value of `key`. Raises ValueError if files are
+    truncated or missing, or if shapes or layers differ from config.json."""
     folder = Path(model.path).expanduser()
     if not model.path or not folder.is_dir():
         return
@@ -37,16 +37,16 @@ def check_weights(model: Model, key: str) -> None:
         if name in shapes and shapes[name] != list(parameter.shape):
             raise ValueError(
                 f"{source}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} according to "
-                "config.json. Give weights and configuration of the same model."
+                "config.json. Use weights and configuration of the same model."
             )
     ignored = getattr(expected, "_keys_to_ignore_on_load_unexpected", None) or ()
-    _check_layers(config, [name for name in shapes if not any(re.search(one, name) for one in ignored)], source)
+    _check_layers(config, [name for name in shapes if not any(re.search(pattern, name) for pattern in ignored)], source)
 
 
 def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
-    """Check that the model has an embedding for each token of the tokenizer. Raises ValueError.
+    """Raise ValueError if the model lacks an embedding for a token of the tokenizer.
 
-    Special tokens other than those that end a turn or pad may have none, e.g. image tokens that are never used.
+    Special tokens that are never used, e.g. image tokens, need no embedding, except for the end and padding tokens.
     """
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -54,13 +54,13 @@ def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str)
     ids += [index for index in (tokenizer.eos_token_id, tokenizer.pad_token_id) if index is not None]
     if size is not None and ids and max(ids) >= size:
         raise ValueError(
-            f"{key}={model.path}: its vocabulary has {size} tokens, but the tokenizer has ids up to {max(ids)}. Give "
-            "the model's own tokenizer, or a model with enough embeddings."
+            f"{key}={model.path}: the model has {size} embeddings, but the tokenizer has ids up to {max(ids)}. Use the "
+            "tokenizer of this model, or a model with enough embeddings."
         )
 
 
 def _read_shapes(folder: Path, source: str) -> dict[str, list[int]]:
-    """Read the shapes in the safetensors files of a folder; none if its weights are in another format."""
+    """Read the tensor shapes from safetensors files; {} if the weights are in another format."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, list[int]] = {}
@@ -78,8 +78,8 @@ def _read_shapes(folder: Path, source: str) -> dict[str, list[int]]:
 
 
 def _check_layers(config: PretrainedConfig, names: Collection[str], source: str) -> None:
-    """Check that config.json has all layers of the weights; others would be ignored silently. Some models have more
-    layers on purpose, for multi-token prediction."""
+    """Raise ValueError if the weights have more layers than config.json, because transformers would ignore the rest.
+    Models with extra layers for multi-token prediction pass."""
     text = config.get_text_config()
     layers: int | None = getattr(text, "num_hidden_layers", None)
     if layers is None or getattr(text, "num_nextn_predict_layers", None):
@@ -87,6 +87,6 @@ def _check_layers(config: PretrainedConfig, names: Collection[str], source: str)
     count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
     if count > layers:
         raise ValueError(
-            f"{source}: the weights have {count} layers, but config.json has num_hidden_layers={layers}. Give weights "
+            f"{source}: the weights have {count} layers, but config.json has num_hidden_layers={layers}. Use weights "
             "and configuration of the same model."
         )

@@ -22,19 +22,19 @@ CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit
 
 
 class TokenStats(NamedTuple):
-    """Statistics of n response tokens, float32 [n] each. A NamedTuple, in which FSDP finds tensors."""
+    """Statistics of n response tokens, float32 [n] each. A NamedTuple, because FSDP finds the tensors in it."""
 
     logprobs: Tensor
     entropy: Tensor | None
-    divergence: Tensor | None  # from the target, over the vocabulary
-    reverse_kl: Tensor | None = None  # KL(policy||target); this and the next two have no gradient
+    divergence: Tensor | None  # divergence from the target model, over the vocabulary
+    reverse_kl: Tensor | None = None  # KL(policy||target); reverse_kl, forward_kl and agreement have no gradient
     forward_kl: Tensor | None = None  # KL(target||policy)
-    agreement: Tensor | None = None  # overlap of both distributions
+    agreement: Tensor | None = None  # overlap of both models' distributions
 
 
 @dataclass(frozen=True)
 class LmHead:
-    """The output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap)."""
+    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap)."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
@@ -44,7 +44,7 @@ class LmHead:
 
 @dataclass(frozen=True)
 class HeadInput:
-    """Hidden states with the head that reads them."""
+    """Hidden states and the head to be applied to them."""
 
     states: Tensor  # [n, H]
     head: LmHead
@@ -52,9 +52,9 @@ class HeadInput:
 
 @dataclass(frozen=True)
 class DivergenceTarget:
-    """Frozen model to compare the policy's distributions with, at the same temperature. It gets no gradient."""
+    """Distributions of a frozen model to compare the policy with, at the same temperature. They get no gradient."""
 
-    hidden: HeadInput  # its head has the policy's vocabulary
+    hidden: HeadInput  # hidden states of the frozen model, and its head with the policy's vocabulary
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
 
@@ -70,22 +70,22 @@ def compute_token_stats(
     """Compute the log-prob of each target under softmax(logits / temperature), and optional statistics.
 
     Args:
-        hidden: n states, each before its target.
-        targets: int64 [n].
-        divergence_target: adds the divergence from it.
-        chunk_logits: logits in memory at a time.
+        hidden: hidden states [n, H], each of the token before its target.
+        targets: token ids, int64 [n].
+        divergence_target: frozen model for `divergence`; None: no divergence.
+        chunk_logits: maximum number of logits in memory; None: the default of the device.
     """
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
-    chunks = _Chunks(head, temperature, need_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
+    chunks = _ChunkedHead(head, temperature, need_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
     logprobs, entropy, divergence, *others = _TokenStats.apply(states, head.weight, head.bias, targets, chunks)
     stats = TokenStats(logprobs, entropy if need_entropy else None, None if divergence_target is None else divergence)
     return stats._replace(reverse_kl=others[0], forward_kl=others[1], agreement=others[2]) if others else stats
 
 
 @dataclass(frozen=True)
-class _Chunks:
-    """What is computed of each chunk of tokens."""
+class _ChunkedHead:
+    """Splits tokens into chunks and computes their logits."""
 
     head: LmHead
     temperature: float
@@ -97,7 +97,7 @@ class _Chunks:
         return (slice(start, min(start + self.size, num_tokens)) for start in range(0, num_tokens, self.size))
 
     def logits(self, hidden: Tensor, head: LmHead) -> Tensor:
-        """Logits after scale, cap and temperature. [c, H] -> float32 [c, V] (float64 stays)."""
+        """Compute logits after scale, cap and temperature. [c, H] -> float32 or float64 [c, V]"""
         logits = linear(hidden, head.weight)
         if head.bias is not None:
             logits = logits + head.bias
@@ -117,7 +117,7 @@ class _Chunks:
 class _TokenStats(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunks: _Chunks
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunks: _ChunkedHead
     ) -> tuple[Tensor, ...]:
         num_tokens, target = hidden.shape[0], chunks.target
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -150,7 +150,7 @@ class _TokenStats(torch.autograd.Function):
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, kept_logits = ctx.saved_tensors
-        chunks: _Chunks = ctx.chunks
+        chunks: _ChunkedHead = ctx.chunks
         head = chunks.head
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
@@ -171,7 +171,7 @@ class _TokenStats(torch.autograd.Function):
                 grad.add_(towards_target.mul_(grad_divergence[chunk, None]))
             if grad_logprobs is not None:
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
-            if head.softcap is not None:  # from the gradient of the logits to that of hidden W^T + bias
+            if head.softcap is not None:  # turn the gradient of the logits into that of hidden W^T + bias
                 grad.addcmul_(grad * (chunks.temperature / head.softcap) ** 2, logits.square(), value=-1.0)
             grad.mul_(head.scale / chunks.temperature)
             if grad_bias is not None:
@@ -181,7 +181,7 @@ class _TokenStats(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 part = weight_grad(grad, hidden[chunk])
                 grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
-        if grad_weight is None and ctx.needs_input_grad[1]:  # no token on this rank
+        if grad_weight is None and ctx.needs_input_grad[1]:  # this rank has no tokens
             grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), bias, None, None

@@ -1,4 +1,4 @@
-"""Load Hugging Face models from a local folder or the hub: causal language models and reward models."""
+"""Loading of causal language models and reward models, from a local folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
-"""Architectures for which log-probs and gradients with Liger's kernels were compared with those without."""
+"""Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True) -> PreTrainedModel:
     """Load a causal language model on the CPU, without dropout.
 
     Args:
-        dtype: of the parameters; float32 for master weights.
-        materialize: false = meta tensors, for ranks that receive their shards from rank 0.
+        dtype: dtype of the parameters; float32 for master weights.
+        materialize: false = create meta tensors, on ranks that receive their slices from rank 0.
 
-    Raises ValueError if the path is missing or unreadable, is not a causal language model, or lacks weights.
+    Raises ValueError if the model cannot be read, is not a causal language model, or lacks weights.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -39,7 +39,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
     if not has_own_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
-            "Give a model that AutoModelForCausalLM loads."
+            "Choose a model that AutoModelForCausalLM loads."
         )
     loaded = _load("AutoModelForCausalLM", config, model, attention, dtype, materialize)
     _enable_gradient_checkpointing(loaded, model)
@@ -47,7 +47,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
 
 
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build a causal language model with meta tensors, e.g. for its layer names. Raises like load_causal_lm."""
+    """Build a causal language model with meta tensors, e.g. for its layer names. Raises load_causal_lm's errors."""
     plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
     return load_causal_lm(model.model_copy(update=plain), "padded", dtype, materialize=False)
 
@@ -57,13 +57,13 @@ def load_reward_model(
 ) -> PreTrainedModel:
     """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it.
 
-    Arguments and errors like load_causal_lm. Also raises ValueError for a model without a trained head of one score.
+    Arguments and errors are those of load_causal_lm. Raises ValueError without a trained head of one output, too.
     """
     config = load_config(model)
     loaded = _load(find_reward_model_class(config, model.path), config, model, attention, dtype, materialize)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
-            f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Give a "
+            f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Choose a "
             "reward model that is built on a causal language model."
         )
     return loaded
@@ -72,8 +72,8 @@ def load_reward_model(
 def load_or_init_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a reward model for training: a trained one, or a causal language model with a new head `score`, drawn by
-    `seed`. Other arguments and errors like load_reward_model."""
+    """Load a trained reward model, or a causal language model with a new head `score` drawn by `seed`, for training.
+    Other arguments and errors are those of load_reward_model."""
     config = load_config(model)
     if not is_causal_lm(config):
         loaded = load_reward_model(model, attention, dtype, materialize)
@@ -90,66 +90,66 @@ def load_or_init_reward_model(
 
 
 def draw_head(head: torch.nn.Linear, seed: int, name: str) -> None:
-    """Draw the weights of a new head from N(0, 1 / (H + 1)^2), so that its first outputs are near zero."""
+    """Draw the weights of a new head from N(0, 1 / (H + 1)^2). Its first outputs are near zero."""
     generator = torch.Generator().manual_seed(derive_seed(seed, name))
     head.weight.data.copy_(torch.randn(1, head.in_features, generator=generator) / (head.in_features + 1))
 
 
 def is_causal_lm(config: PretrainedConfig) -> bool:
-    """Whether config.json does not name a classifier."""
+    """Return whether a model is a language model, i.e. its config.json does not name a classifier."""
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
 
 
 def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
-    """Raise ValueError if transformers cannot make a reward model of this language model."""
+    """Raise ValueError if transformers has no reward model for the family of this language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(
-            f"model.path={path} is a {config.model_type!r} model, for which transformers has no reward model. Give a "
-            "model of another family, e.g. Qwen3 or Llama."
+            f"model.path={path} is a {config.model_type!r} model, for which transformers has no reward model. Choose "
+            "a model of another family, e.g. Qwen3 or Llama."
         )
 
 
 def _find_pad_token(config: PretrainedConfig, model: Model) -> int | None:
-    """Padding token, which transformers' own forward pass uses to find the last token of a row."""
+    """Return the padding token id, from which transformers' forward pass finds the last token of a row."""
     from transformers import AutoTokenizer
 
-    known = config.get_text_config().pad_token_id
-    if known is not None:
-        return known
+    pad_token = config.get_text_config().pad_token_id
+    if pad_token is not None:
+        return pad_token
     path = model.tokenizer_path or model.path
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def find_reward_model_class(config: PretrainedConfig, path: str) -> str:
-    """Auto class of a reward model, from config.json. Raises ValueError for other models."""
+    """Find the name of a reward model's auto class, from config.json. Raises ValueError for other models."""
     names = getattr(config, "architectures", None) or []
-    kinds = ("ForSequenceClassification", "ForTokenClassification")  # of the scores of all tokens the last is used
+    kinds = ("ForSequenceClassification", "ForTokenClassification")  # of tokens, the last one's score is used
     found = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
     if not found or config.num_labels != 1:
         raise ValueError(
             f"model.path={path} is a {' or '.join(names) or config.model_type} with num_labels={config.num_labels}, "
-            "not a reward model with a trained head of one score. Give a ...ForSequenceClassification model."
+            "not a reward model with a trained head and one label. Choose a ...ForSequenceClassification model."
         )
     return found[0]
 
 
 def load_config(model: Model) -> PretrainedConfig:
-    """Load the model's configuration. Raises ValueError if the path is missing or unreadable."""
+    """Load the model's config.json. Raises ValueError if the path is missing or unreadable."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not model.path:
-        raise ValueError("no model path is given. Set model.path to a Hugging Face hub id or a local folder.")
+        raise ValueError("model.path is empty. Set model.path to a Hugging Face hub id or a local folder.")
     folder = Path(model.path)
     if not folder.exists() and is_local_path(model.path):
         raise ValueError(
-            f"model.path={model.path} does not exist. Give a folder with config.json and weights, or a hub id."
+            f"model.path={model.path} does not exist. Set it to a folder with config.json and weights, or to a hub id."
         )
     if folder.exists() and not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={model.path} has no config.json. Give a folder written by save_pretrained.")
+        raise ValueError(f"model.path={model.path} has no config.json. Set it to a folder written by save_pretrained.")
     try:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
@@ -165,17 +165,17 @@ def _load(
     materialize: bool,
     new_weights: Collection[str] = (),
 ) -> PreTrainedModel:
-    """Load with transformers' class `auto`. new_weights: weights that need not be in the folder."""
+    """Load a model with transformers' class `auto`. `new_weights` are names of weights that the folder may lack."""
     import transformers
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # every rank would show one
+    disable_progress_bar()  # every rank would show a progress bar
     if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
         raise ValueError(
             f"model.path={model.path}: layers with chunked attention are not supported. Choose another model."
         )
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
-    # Modeling code of the folder may not support pluggable attention. Padded rows work with any causal attention.
+    # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     own_code = has_own_code(model, config, auto)
     if attention != "padded" or not own_code:
         settings["attn_implementation"] = register_backend(attention)
@@ -199,7 +199,7 @@ def _load(
     if model.use_liger is True:  # resolved, on a GPU
         apply_liger(loaded)
     if model.use_torch_compile:
-        for layer in find_decoder_layers(loaded):  # below FSDP's hooks; for any number of tokens
+        for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
     return loaded
 
@@ -211,7 +211,7 @@ def _load_weights(
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    if new_weights:  # transformers would warn that they have to be trained
+    if new_weights:  # hide transformers' warning that new weights have to be trained
         logging.set_verbosity_error()
     try:
         loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
@@ -225,20 +225,20 @@ def _load_weights(
     if missing := sorted({*info["missing_keys"]} - {*new_weights}):
         raise ValueError(
             f"model.path={path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}, which "
-            "would be random. Give a complete checkpoint of this architecture."
+            "would be random. Use a complete checkpoint of this architecture."
         )
     return loaded
 
 
 def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelForCausalLM") -> bool:
-    """Whether transformers' class `auto` runs modeling code of the model's folder."""
+    """Return whether transformers' class `auto` runs modeling code from the model's folder."""
     return model.trust_remote_code and auto in (getattr(config, "auto_map", None) or {})
 
 
 def apply_liger(loaded: PreTrainedModel) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
 
-    Rotary embeddings are replaced in the architecture's module, for all its models in the process.
+    Rotary embeddings are replaced for all models of this architecture in the process.
     """
     from transformers.integrations.liger import apply_liger_kernel
 
@@ -247,8 +247,8 @@ def apply_liger(loaded: PreTrainedModel) -> None:
 
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
-    """Enable it, if configured, and set `training` on the layers, which transformers requires; dropout depends on the
-    flag of inner modules, which stay in evaluation mode."""
+    """Enable gradient checkpointing if it is configured. Transformers requires `training` on the checkpointed layers;
+    their inner modules stay in evaluation mode, so there is no dropout."""
     if not model.enable_gradient_checkpointing:
         return
     if not loaded.supports_gradient_checkpointing:

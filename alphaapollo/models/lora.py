@@ -32,10 +32,10 @@ ADAPTER = "default"  # peft's name of the adapter
 def load_trainable_lm(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a causal language model for training. See load_causal_lm.
+    """Load a causal language model for training (see load_causal_lm).
 
-    Parameters are float32 (float64 stays float64). With model.lora_rank they are frozen in `dtype`, and float32
-    adapters are drawn by `seed`.
+    Parameters are float32, or float64 if `dtype` is float64. With model.lora_rank, the parameters are frozen in `dtype`
+    and float32 adapters are drawn by `seed`.
     """
     loaded = load_causal_lm(model, attention, _parameter_dtype(model, dtype), materialize)
     if model.lora_rank:
@@ -46,7 +46,7 @@ def load_trainable_lm(
 def load_trainable_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a reward model for training, see load_trainable_lm. Its head is trained without an adapter; a new head is
+    """Load a reward model for training (see load_trainable_lm). The head is trained without an adapter. A new head is
     drawn by `seed`."""
     loaded = load_or_init_reward_model(model, attention, _parameter_dtype(model, dtype), materialize, seed)
     if model.lora_rank:
@@ -62,8 +62,8 @@ def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
 
 
 def check_target_modules(model: Model, key: str) -> None:
-    """Raise ValueError if the model, the config section `key`, lacks some of `target_modules`, or they cannot have an
-    adapter. Without LoRA the model is not read."""
+    """Raise ValueError if `target_modules` of the config section `key` are not linear layers of the model.
+    Without LoRA the model is not read."""
     if not model.lora_rank:
         return
     try:
@@ -73,8 +73,8 @@ def check_target_modules(model: Model, key: str) -> None:
 
 
 def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Names (last part) of the layers that get an adapter: the configured ones, or all linear layers except the output
-    head. Raises ValueError for names of other modules."""
+    """Return the last name parts of the layers that get an adapter: the configured layers, or all linear layers except
+    the output head. Raises ValueError if a configured name is not a linear layer."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
     known = sorted({name.rpartition(".")[2] for name in linear})
@@ -83,16 +83,16 @@ def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     if lora.target_modules == "all-linear":
         return known
     for target in lora.target_modules:
-        fits = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
-        if not fits or not linear.issuperset(fits):
-            what = "is not a linear layer before the output head" if fits else "is not in the model"
-            raise ValueError(f"target_modules: {target!r} {what}. Use some of {', '.join(known)}, or all-linear.")
+        matches = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
+        if not matches or not linear.issuperset(matches):
+            reason = "is not a linear layer before the output head" if matches else "is not in the model"
+            raise ValueError(f"target_modules: {target!r} {reason}. Use some of {', '.join(known)}, or all-linear.")
     return sorted(lora.target_modules)
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Add adapters to the model's linear layers, in place, and freeze all other parameters. A is drawn from peft's
-    distribution by `seed`; B is 0."""
+    """Add adapters to the model's linear layers in place, and freeze all other parameters. A is drawn by `seed` from
+    peft's initial distribution; B is 0."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -114,17 +114,17 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter name is that of an adapter."""
+    """Return whether a parameter with this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
-def remove_adapter_name(name: str) -> str:
-    """Parameter name in the model without adapters."""
+def strip_lora(name: str) -> str:
+    """Return the name that a parameter has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
-def find_lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with adapters, by the name of the adapted weight."""
+def get_lora_layers(model: nn.Module) -> dict[str, Any]:
+    """Find the layers with adapters, by the name of the adapted weight."""
     return {
         f"{name}.base_layer.weight": module
         for name, module in model.named_modules()
@@ -134,8 +134,8 @@ def find_lora_layers(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Context in which the model computes without its adapters."""
-    layers = find_lora_layers(model).values()
+    """Context manager in which the model computes without its adapters."""
+    layers = get_lora_layers(model).values()
     for layer in layers:
         layer._disable_adapters = True  # peft's method also changes requires_grad, which FSDP has read
     try:
@@ -150,32 +150,32 @@ def merge_weight(layer: Any) -> Tensor:
     """Compute W + scale B A in float32, sharded like W (a collective, because A is gathered)."""
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
-    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the same rows that this rank has of W
-    own = local_tensor(weight.detach()).to(a.device, torch.float32)
-    merged = torch.addmm(own, b, a, alpha=layer.scaling[ADAPTER])
+    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the rows that this rank has of W, too
+    local = local_tensor(weight.detach()).to(a.device, torch.float32)
+    merged = torch.addmm(local, b, a, alpha=layer.scaling[ADAPTER])
     if not isinstance(weight, DTensor):
         return merged
     return DTensor.from_local(merged, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
 
 
 @torch.no_grad()
-def gather_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield A and B gathered, float32, with the names in peft's files (a collective: every rank must exhaust it)."""
+def gather_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield gathered float32 A and B with their names in peft's files (a collective: every rank must exhaust it)."""
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", full_tensor(parameter.detach())
 
 
 @torch.no_grad()
-def gather_scaled_adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield gather_adapter_tensors with the scale multiplied into B."""
-    (scale,) = {layer.scaling[ADAPTER] for layer in find_lora_layers(model).values()}
-    for name, tensor in gather_adapter_tensors(model):
+def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of gather_adapter, with B multiplied by the scale."""
+    (scale,) = {layer.scaling[ADAPTER] for layer in get_lora_layers(model).values()}
+    for name, tensor in gather_adapter(model):
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base: str) -> None:
-    """Write an adapter folder that peft and vLLM load on the model at `base`."""
+    """Write an adapter folder that peft and vLLM load on the base model at `base`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Rows of one forward pass as tensors, padded or packed.
+"""Micro-batch: the rows of one forward pass as tensors, in one of three layouts.
 
 padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
 packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
-shared  [1, sum T]: packed, with each shared prefix once: prefixes, then the remainder of each row, which also attends
-        to its prefix (data/shared_prompts.py). Used for padded attention, too, if rows share prefixes.
+shared  [1, sum T]: packed, first each shared prefix once, then the remainder of each row, which also attends to its
+        prefix (data/shared_prompts.py). With padded attention, too, rows that share prefixes have this layout.
 
 With sequence parallelism (models/ulysses.py) each rank has its part of T, padded to a multiple of the group size;
 columns, mask and matrices are complete on every rank.
@@ -26,17 +26,17 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass(frozen=True)
 class SegmentKeys:
-    """Attention keys of each of s segments: the tokens of its prefix, which is another segment, and its own tokens."""
+    """Attention keys of s segments. A segment attends to its prefix, which is another segment, and to itself."""
 
-    prefixes: list[int]  # [s]: index of each segment's prefix; a segment without prefix has its own index
-    lengths: list[int]  # [s]: tokens of prefix and segment
-    cu_seqlens: Tensor  # int32 [s + 1]
-    index: Tensor  # int64 [sum lengths]: flat positions of these tokens, segment after segment
+    prefixes: list[int]  # [s]: index of each segment's prefix, or of the segment itself if it has no prefix
+    lengths: list[int]  # [s]: number of tokens of prefix and segment
+    cu_seqlens: Tensor  # int32 [s + 1]: cumulative lengths
+    index: Tensor  # int64 [sum lengths]: flat positions of the keys, segment after segment
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Segments of a packed micro-batch: its rows, or shared prefixes and row remainders. Compared by identity."""
+    """Segments of a packed micro-batch: rows, or shared prefixes and row remainders. Compared by identity."""
 
     cu_seqlens: Tensor  # int32 [s + 1]
     lengths: list[int]  # [s]
@@ -47,22 +47,22 @@ class Packing:
 class MicroBatch:
     """b rows with n response tokens in all. A flat column [n] has the responses end to end.
 
-    A micro-batch without rows has a dummy row of two tokens, one of them response, so that its rank takes part in the
-    collectives of forward and backward. The mask and weights of the dummy are zero.
+    A micro-batch without rows gets a dummy row with one prompt token and one response token. With the dummy its rank
+    takes part in the collectives of forward and backward. The mask and weights of the dummy are zero.
     """
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prefix counts once
-    position_ids: Tensor  # int64 [1, T] or [1, sum T], likewise
+    position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part
     is_real: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
-    packing: Packing | None  # of complete segments; None: padded
-    states: LocalTokens  # n: tokens before the response tokens, with the states that predict them
-    ends: LocalTokens  # b: last token of each row
+    packing: Packing | None  # segments, complete on every rank; None: padded
+    states: LocalTokens  # the n tokens whose states predict the response tokens
+    ends: LocalTokens  # the last tokens of the b rows
     targets: Tensor  # int64 [m]: response tokens that this rank's states predict
     cells: Tensor  # int64 [n]: cell of each response token in the flattened response-aligned matrix [b, L]
     mask: Tensor  # float32 [n]: 1 on action tokens
-    rollout_logprobs: Tensor  # float32 [n]: the engine's
-    columns: Columns[Tensor]  # the given columns of its rows; trajectory_ids only if rows share one
+    rollout_logprobs: Tensor  # float32 [n]: log-probs of the engine
+    columns: Columns[Tensor]  # columns of the rows; trajectory_ids only if rows share a trajectory
     rows: Rows
     is_dummy: bool
     sequence: SequenceGroup | None
@@ -73,22 +73,22 @@ class MicroBatch:
         return flat.new_zeros(shape[0] * shape[1]).index_copy(0, self.cells, flat).view(shape)
 
     def drop_dummy(self, flat: Tensor) -> Tensor:
-        """Drop the dummy's entries from a computed flat column [n]."""
+        """Return a flat column [n] without the entries of the dummy row."""
         return flat[: 0 if self.is_dummy else None]
 
 
 @dataclass(frozen=True)
 class MicroBatchBuilder:
-    """Layout and device of the micro-batches of one model."""
+    """Builder of one model's micro-batches, with their layout and device."""
 
     padded: bool
     device: torch.device
     sequence: SequenceGroup | None = None  # ranks that share every micro-batch
 
     def build(self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None) -> MicroBatch:
-        """Build the micro-batch of the rows at `positions` (the dummy if there are none), with their part of `columns`.
+        """Build the micro-batch of the rows at `positions`, or of the dummy row if there are none.
 
-        Copies to a GPU are asynchronous.
+        `columns` has the columns of all rows. Copies to a GPU are asynchronous.
         """
         HEARTBEAT.tick()
         is_dummy = not len(positions)
@@ -128,7 +128,7 @@ class MicroBatchBuilder:
         return tensor.to(self.device, non_blocking=True)
 
     def _find_tokens(self, layout: _Layout, token_index: np.ndarray) -> LocalTokens:
-        """Find the tokens with these indices into the rows."""
+        """Find the flat positions of the tokens with the indices `token_index` in the concatenated rows."""
         flat = layout.flat[token_index]
         if self.sequence is None:
             return LocalTokens(self._copy(flat), None, len(flat))
@@ -153,11 +153,11 @@ class MicroBatchBuilder:
         return Packing(self._copy(offsets.astype(np.int32)), lengths.tolist(), keys)
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[Tensor]:
-        """Columns as float32 (float64 stays), zeros for the dummy; trajectory ids stay integers and are left out if no
-        rows share one."""
-        given, copied = columns.select(rows, positions), {}
-        for name in (one.name for one in fields(given)):
-            column = getattr(given, name)
+        """Copy the rows' part of `columns` as float32 or float64, zeros for the dummy. Trajectory ids are integers and
+        left out if no rows share a trajectory."""
+        selected, copied = columns.select(rows, positions), {}
+        for name in (field.name for field in fields(selected)):
+            column = getattr(selected, name)
             if column is None or (name == "trajectory_ids" and len(np.unique(column)) == len(column)):
                 continue
             if name != "trajectory_ids":
@@ -168,18 +168,18 @@ class MicroBatchBuilder:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Token layout of a micro-batch, complete."""
+    """Token layout of a micro-batch, before it is split over a sequence group."""
 
     token_ids: np.ndarray  # int64 [b, T] or [1, T]
     position_ids: np.ndarray  # int64 [T]
     is_real: np.ndarray  # bool, shape of token_ids
     flat: np.ndarray  # int64 [sum T of the rows]: flat position of each token of the rows
-    lengths: np.ndarray | None = None  # int64 [s], of segments, one more if T was padded; None: padded rows
+    lengths: np.ndarray | None = None  # int64 [s], of the segments, and of T's padding if any; None: padded rows
     prefixes: np.ndarray | None = None  # int64 [s], index of each segment's prefix, if rows share prefixes
 
 
 def _lay_out(rows: Rows, padded: bool, multiple: int) -> _Layout:
-    """Lay out rows with T padded to a multiple of `multiple`. Packed: shared prefixes, then row remainders."""
+    """Lay out rows, padded or packed, with T padded to a multiple of `multiple`."""
     if padded and rows.prefixes is None:
         width = -(-int(rows.lengths.max()) // multiple) * multiple
         is_real = np.arange(width) < rows.lengths[:, None]
@@ -200,7 +200,7 @@ def _lay_out(rows: Rows, padded: bool, multiple: int) -> _Layout:
 
 
 def _share_prefixes(rows: Rows, prefixes: Prefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths and prefixes of the segments, and the flat position of each token of the rows: see _Layout."""
+    """Return the segments' lengths and prefixes, and the flat position of each token of the rows (see _Layout)."""
     _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
     lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
     starts = segment_offsets(lengths)[:-1]
@@ -211,13 +211,14 @@ def _share_prefixes(rows: Rows, prefixes: Prefixes) -> tuple[np.ndarray, np.ndar
     return lengths, np.concatenate([np.arange(len(first)), family]), flat
 
 
-def _lay_out_experts(given: np.ndarray, chosen: Rows, layout: _Layout) -> np.ndarray:
-    """Experts in the layout of token_ids, zeros for padding and the dummy. int32 instead of uint16, which torch hardly
-    supports."""
-    experts = np.zeros((layout.token_ids.size, *given.shape[1:]), np.int32 if given.dtype == np.uint16 else given.dtype)
+def _lay_out_experts(routed: np.ndarray, chosen: Rows, layout: _Layout) -> np.ndarray:
+    """Arrange the engine's experts like token_ids, with zeros for padding and the dummy. uint16 becomes int32, because
+    few torch operations support uint16."""
+    dtype = np.int32 if routed.dtype == np.uint16 else routed.dtype
+    experts = np.zeros((layout.token_ids.size, *routed.shape[1:]), dtype)
     if chosen.routed_experts is not None:
         experts[layout.flat] = chosen.routed_experts
-    return experts.reshape(*layout.token_ids.shape, *given.shape[1:])
+    return experts.reshape(*layout.token_ids.shape, *routed.shape[1:])
 
 
 def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: Prefixes | None = None) -> Rows:
@@ -235,7 +236,7 @@ def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefi
 
 
 def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, .. n_i - 1 for each length n_i, end to end."""
+    """Concatenate the ranges 0, 1, ..., n_i - 1 of all lengths n_i."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
 

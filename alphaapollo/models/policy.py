@@ -1,6 +1,6 @@
 """Policy model: log-probs of response tokens.
 
-token ids -> decoder layers -> states that predict response tokens [n, H] -> head, in chunks -> [n]
+token ids -> decoder layers -> states that predict response tokens [n, H] -> head, in chunks -> log-probs [n]
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from alphaapollo.models.ulysses import gather
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Allowed mean |difference| of the self-check, in nats. bfloat16 has steps of 0.125 near 30, where logits can be, and
-# the check uses arbitrary tokens, so a difference above WARN_ABOVE may be rounding and is only a warning.
+# Allowed mean |difference| of the self-check, in nats. Logits can be near 30, where bfloat16 has steps of 0.125. In
+# bfloat16 a difference above WARN_ABOVE may be rounding, so it is only a warning.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
 WARN_ABOVE = 0.1
 
@@ -56,22 +56,22 @@ class PolicyModel(FsdpRoot):
         need_entropy: bool = False,
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
-        """Statistics [n] of the response tokens at `temperature`; `divergence_target` adds the divergence from it."""
+        """Compute statistics [n] of the response tokens, with the divergence from `divergence_target` if it is set."""
         hidden = PolicyModel.compute_head_input(self, micro)  # without the FSDP hooks of self.compute_head_input
-        own = compute_token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
+        stats = compute_token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
         if micro.sequence is None:
-            return own
-        present = {name: column for name, column in own._asdict().items() if column is not None}
+            return stats
+        present = {name: column for name, column in stats._asdict().items() if column is not None}
         gathered = gather(torch.stack(list(present.values())), micro.states, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
-        return own._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
+        return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
     def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
-        """Function that computes the log-probs of a micro-batch's response tokens, [n]."""
+        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
         return lambda micro: self(micro, temperature).logprobs
 
     def compute_head_input(self, micro: MicroBatch) -> HeadInput:
-        """States before each of this rank's response tokens, with the head that reads them."""
+        """Compute the states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
         routing = self.routers and self.routers.begin_pass(micro.is_real, micro.routed_experts)
@@ -81,7 +81,7 @@ class PolicyModel(FsdpRoot):
         return HeadInput(states, head)
 
     def compute_native_logprobs(self, token_ids: Tensor) -> Tensor:
-        """Log-probs of tokens 1 .. T-1 by the model's own forward pass with eager attention. [1, T] -> [T - 1]"""
+        """Compute log-probs of tokens 1 .. T-1 by transformers' forward pass with eager attention. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         if self.routers is not None:
@@ -91,15 +91,15 @@ class PolicyModel(FsdpRoot):
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """See algorithms.sampling.next_logits. Call it in `generation_mode` only."""
+        """Compute the logits of the next tokens, in `generation_mode` only (see algorithms.sampling.next_logits)."""
         if self.routers is not None:
             self.routers.current = None
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
-        """Context in which the model can generate with a KV cache: with transformers' attention, without gradient
-        checkpointing (a checkpointed layer keeps no cache), and not compiled, because each shape occurs once."""
+        """Context manager for generation with a KV cache. The model uses transformers' attention, no gradient
+        checkpointing (a checkpointed layer keeps no cache), and no compilation, because each shape occurs once."""
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
         if uses_own_backend(self.model):
@@ -120,8 +120,8 @@ class PolicyModel(FsdpRoot):
 def load_policy(
     model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, trainable_seed: int | None = None
 ) -> PolicyModel:
-    """Load and shard a policy (a collective). It is frozen, in `dtype`, unless `trainable_seed` is given (see
-    lora.load_trainable_lm)."""
+    """Load and shard a policy (a collective). Without `trainable_seed` its parameters are frozen in `dtype`; the seed
+    draws new adapters (see lora.load_trainable_lm)."""
     attention, first = get_attention(model), dist.get_rank() == 0
     if trainable_seed is None:
         policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
@@ -131,7 +131,7 @@ def load_policy(
 
 
 def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
-    """(scale, softcap) that the model applies to the output of its head; see lm_head.LmHead."""
+    """Read (scale, softcap), which the model applies to the output of its head (see lm_head.LmHead)."""
     text = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere; Falcon-H1; Muse
@@ -142,12 +142,12 @@ def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]
 
 @torch.no_grad()
 def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare log-probs of two short rows with the model's own forward pass (a collective).
+    """Compare log-probs of two short rows with transformers' forward pass (a collective).
 
     Detects a head with an unknown logit transform, unsupported attention, packed rows that attend to each other, and
-    layers that do not work with sequence parallelism. Returns the mean difference in nats.
+    layers that do not work with sequence parallelism. Returns the mean |difference| in nats.
 
-    Raises ValueError.
+    Raises ValueError if the difference is larger than rounding, or if log-probs are not finite.
     """
     vocabulary = policy.model.config.get_text_config().vocab_size
     texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
@@ -157,7 +157,7 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(
-            f"{name}: the model's own log-probs are not finite, because its weights are damaged or too large for "
+            f"{name}: the model's log-probs are not finite, because its weights are damaged or too large for "
             f"{str(dtype).removeprefix('torch.')}. Use another copy of the model, or model.dtype=float32."
         )
     mismatch = float((ours - native).abs().mean())
@@ -170,7 +170,7 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
 
 
 def make_self_check_warnings(mismatch: float) -> list[str]:
-    """Warnings about a self-check that has passed."""
+    """Return warnings about the mean |difference| of a self-check that did not fail."""
     if mismatch <= WARN_ABOVE:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Models that compute one number: a critic per response token, a reward model per row."""
+"""Models with one output: a critic computes a value per response token, a reward model a score per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ValueModel(FsdpRoot):
     """Critic: decoder of a causal language model with a new value head, drawn by `seed`.
 
-    The head computes in float32: near 1 bfloat16 has steps of 0.004 to 0.008, and GAE sums differences of values.
+    The head computes in float32, because GAE sums differences of values and bfloat16 has steps of 0.004 near 1.
     """
 
     def __init__(self, model: PreTrainedModel, seed: int):
@@ -36,7 +36,7 @@ class ValueModel(FsdpRoot):
             self.value_head.bias.data.zero_()
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Value of the state before each response token, float32 (float64 stays) [n]."""
+        """Compute the value of the state before each response token. float32 or float64 [n]"""
         states = compute_hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
         return gather(values.t(), micro.states, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
@@ -53,6 +53,6 @@ class ScoreModel(FsdpRoot):
         self.float32_modules = (self.score,)
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Score at the last token of each row, float32 [b]."""
+        """Compute the score at the last token of each row. float32 [b]"""
         scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.ends).float())
         return gather(scores.t(), micro.ends, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output

@@ -1,13 +1,13 @@
 """Ulysses sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509): the ranks of a group share every sequence.
 
-Outside attention a rank computes its part of the tokens; inside attention it computes its part of the heads for all
+Outside attention a rank computes its part of the tokens. Inside attention it computes its part of the heads, for all
 tokens:
 
     [b, heads, T/s, d] --all-to-all--> [b, heads/s, T, d] -> attention
                        -> [b, T, heads/s, d] --all-to-all--> [b, T/s, heads, d]
 
-Results of the ranks (log-probs, values) are gathered at the end, so each rank of a group computes the complete loss and
-the gradients of its own tokens, which add up over the group.
+At the end, log-probs or values are gathered from all ranks. Each rank of a group then computes the complete loss and
+the gradients of its part of the tokens. These gradients add up over the group.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class SequenceGroup:
     """Consecutive ranks that share every sequence."""
 
     group: dist.ProcessGroup
-    rank: int  # in the group
+    rank: int  # rank within the group
     size: int
 
     def part(self, width: int) -> slice:
-        """Range of this rank's tokens, out of `width`."""
-        own = width // self.size
-        return slice(self.rank * own, (self.rank + 1) * own)
+        """Return the range of this rank's tokens among `width` tokens."""
+        count = width // self.size
+        return slice(self.rank * count, (self.rank + 1) * count)
 
 
 @dataclass(frozen=True)
 class LocalTokens:
-    """p tokens of a micro-batch, and the m of them that this rank has."""
+    """Selection of p tokens of a micro-batch, of which this rank has m."""
 
     local: Tensor  # int64 [m]: flat positions in the rank's part of the micro-batch
-    own: Tensor | None  # int64 [m]: their indices among the p tokens; None: all
+    own: Tensor | None  # int64 [m]: indices of this rank's tokens among the p tokens; None: m = p
     count: int  # p
 
 
 def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
-    """Create this rank's group and the group of ranks that have every row once (None: all ranks). A collective."""
+    """Create this rank's sequence group and the group of ranks that have every row once (a collective; None: all)."""
     if size == 1:
         return None, None
     assert dist.get_world_size() % size == 0, "the configuration checks this"
@@ -59,8 +59,8 @@ def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None
 
 
 def find_local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find a rank's tokens among those at `flat` positions of [b, width]: their positions in the rank's part
-    [b, width / size], and their indices in `flat`."""
+    """Find a rank's tokens among the flat positions `flat` in [b, width]. Returns the tokens' flat positions in the
+    rank's part [b, width / size], and their indices in `flat`."""
     rows, columns = np.divmod(flat, width)
     own_width = width // size
     own = np.flatnonzero(columns // own_width == rank)
@@ -68,7 +68,7 @@ def find_local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> 
 
 
 def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """Exchange [b, heads, T/s, d] -> [b, heads/s, T, d]. Heads are repeated if s does not divide their number:
+    """Exchange [b, heads, T/s, d] -> [b, heads/s, T, d]. If s does not divide the number of heads, heads are repeated:
     [b, lcm(heads, s)/s, T, d]."""
     repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
     exchanged: Tensor = _Exchange.apply(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
@@ -84,7 +84,7 @@ def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
 def gather(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -> Tensor:
     """Gather the columns of p tokens on every rank of the group. [k, m] -> [k, p]
 
-    Differentiable if every rank computes the same from the result; a rank gets the gradient of its own columns.
+    Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m columns.
     """
     if sequence is None:
         return local
@@ -93,42 +93,43 @@ def gather(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -
 
 
 def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
-    """Layer types in config.json that carry state along the sequence outside of attention."""
+    """Find the layer types in config.json that carry state along the sequence outside of attention."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_sequence_parallel(config: PretrainedConfig, what: str, size: int, key: str, own_code: bool) -> None:
-    """Check that sequence parallelism works with a model. Raises ValueError.
+def check_ulysses_support(config: PretrainedConfig, model_name: str, size: int, key: str, own_code: bool) -> None:
+    """Raise ValueError if a model does not support sequence parallelism.
 
     Args:
-        what: the model with its key, for messages.
-        key: config key that sets `size`, the group size.
-        own_code: the model's Python code is in its folder, and may not use pluggable attention.
+        model_name: the model with its config key, for the message.
+        size: number of ranks in a sequence group.
+        key: config key that sets `size`.
+        own_code: whether the model's Python code is in its folder; it may not use pluggable attention.
     """
     text = config.get_text_config()
-    heads, possible, problem = getattr(text, "num_attention_heads", 0), 1, ""
+    heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""
     rope = set(_find_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
     if stateful := find_stateful_layer_types(config):
-        problem = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
+        reason = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
     elif own_code:
-        problem = "has its own modeling code, and its attention cannot be split"
+        reason = "has its own modeling code, whose attention cannot be split"
     elif rope:
-        problem = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
+        reason = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
     elif heads % size or not heads:
-        problem, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
-    if problem:
-        raise ValueError(f"{key}={size} is not supported: {what} {problem}. Set {key}={possible}.")
+        reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
+    if reason:
+        raise ValueError(f"{key}={size} is not supported: {model_name} {reason}. Set {key}={possible}.")
 
 
 def _find_rope_types(parameters: dict[str, Any]) -> list[str]:
-    """RoPE types of a model, which may have parameters for each layer type."""
+    """Return the RoPE types of a model, which may differ between layer types."""
     nested = [_find_rope_types(value) for value in parameters.values() if isinstance(value, dict)]
     return [str(parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: rank r gets the r-th part of dimension `split` from every rank, concatenated along `join`."""
+    """All-to-all exchange. Rank r gets the r-th part of dimension `split` of all ranks, concatenated along `join`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Tensor:

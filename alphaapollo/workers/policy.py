@@ -22,9 +22,9 @@ from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Refere
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
 from alphaapollo.models.export.hf_folder import gather_parameters
-from alphaapollo.models.flops import FlopsEstimator, peak_flops
+from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
-from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter_tensors
+from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
 from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, make_self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
@@ -89,7 +89,7 @@ class PolicyWorker(TrainingWorker):
         self.reference_parameters = make_parameter_offloader(self.reference, ref_fsdp.param_offload)
         self.teacher = None if setup.teacher_model is None else self._load_teacher(setup.teacher_model)
         self.flops = FlopsEstimator.from_model(self.policy.model)
-        self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+        self.peak_flops = find_peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.has_reset_reference = False
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
@@ -173,7 +173,7 @@ class PolicyWorker(TrainingWorker):
         model = self.policy.model
         adapter = self.engine_form == "adapter"
         return self.sender.send(
-            gather_scaled_adapter_tensors(model) if adapter else gather_parameters(model, self.dtype), version
+            gather_scaled_adapter(model) if adapter else gather_parameters(model, self.dtype), version
         )
 
     def release_weights(self) -> None:

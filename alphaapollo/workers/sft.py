@@ -42,7 +42,7 @@ class SftWorker(FinetuningWorker[RankBatch]):
             decode(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
         reshard(self.model)
         self.free_cache()
-        return [completion.completion(version) for completion in pending]
+        return [completion.to_completion(version) for completion in pending]
 
 
 def is_true_on_all_ranks(value: bool) -> bool:

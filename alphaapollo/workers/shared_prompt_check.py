@@ -73,7 +73,7 @@ class SharedPromptCheck:
     def _describe_mismatch(self, mismatch: float) -> str:
         return (
             f"with {self.name}, rows that share a prompt differ from separate rows by {mismatch:.2g} standard "
-            f"deviations (rounding explains {self.limit:g})"
+            f"deviations, more than rounding explains ({self.limit:g})"
         )
 
     @torch.no_grad()

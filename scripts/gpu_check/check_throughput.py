@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.models.flops import FlopsEstimator, peak_flops
+from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
@@ -68,7 +68,7 @@ def update_seconds(
             worker.update(columns)
         ours += seconds
     size = FlopsEstimator.from_model(worker.policy.model)
-    peak = peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
+    peak = find_peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
     if peak and size:
         figures["mfu"] = size.estimate_training_flops(batch.rows.lengths) / min(ours) / peak
     worker.close()

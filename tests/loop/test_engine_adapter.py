@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Lora
-from alphaapollo.models.lora import add_adapters, find_lora_layers, gather_scaled_adapter_tensors
+from alphaapollo.models.lora import add_adapters, get_lora_layers, gather_scaled_adapter
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def draw(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for layer in find_lora_layers(model).values():
+    for layer in get_lora_layers(model).values():
         for part in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
             part.data = torch.randn(part.shape, generator=generator) * 0.1
 
@@ -40,7 +40,7 @@ def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_pa
         before = session.run(session.engine.log_probs(PROBE))
         for version in (1, 2):
             draw(model, version)
-            with session.send_adapter(dict(gather_scaled_adapter_tensors(model)), version) as update:
+            with session.send_adapter(dict(gather_scaled_adapter(model)), version) as update:
                 receipt = session.publish(update)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             assert gap(session, model) < 1e-5

@@ -95,9 +95,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)} Resume from another checkpoint."
         ) from error
-    options = StateDictOptions(
-        strict=False
-    )  # frozen parameters are not saved; read_tensors has checked the trained ones
+    options = StateDictOptions(strict=False)  # frozen parameters are not saved; read_tensors has checked the rest
     if optimizer is None:
         set_model_state_dict(model, tensors["model"], options=options)
     else:

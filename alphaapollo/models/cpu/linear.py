@@ -1,7 +1,7 @@
-"""float32 matrix products through oneDNN on CPUs on which MKL is slow.
+"""float32 matrix products through oneDNN, for CPUs on which MKL is slow.
 
 torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, which torch ships too,
-uses it on others: 230 instead of 105 GFLOP/s per core on an AMD EPYC 9005. Both compute in IEEE float32.
+uses AVX-512 on other CPUs: 230 instead of 105 GFLOP/s per core on an AMD EPYC 9005. Both compute in IEEE float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def prefers_onednn() -> bool:
-    """Decide by the processor and not by a timing, so that two runs on one machine compute the same bits."""
+    """Return whether oneDNN is faster. Depends on the CPU model only, so runs on one machine are bit-identical."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (
@@ -48,7 +48,7 @@ def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Make the model's linear layers use oneDNN, forward and backward, if it is faster than MKL."""
+    """Replace the forward and backward pass of linear layers by oneDNN if it is faster than MKL."""
     if not prefers_onednn():
         return
     _limit_kernel_cache()
@@ -60,7 +60,7 @@ def use_onednn(model: nn.Module) -> None:
 @lru_cache
 def _limit_kernel_cache() -> None:
     """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 shapes instead of 1024, because most
-    micro-batches have a new shape. oneDNN reads the limits once; they are not passed on to child processes."""
+    micro-batches have a new shape. oneDNN reads the limits once. Child processes do not inherit them."""
     limits = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
     added = {name: value for name, value in limits.items() if name not in os.environ}
     os.environ.update(added)

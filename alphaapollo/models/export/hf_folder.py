@@ -1,4 +1,4 @@
-"""Export of sharded models: gathered parameters for the engines, and Hugging Face folders for transformers and vLLM."""
+"""Export of sharded models: parameters for the engines, and Hugging Face folders for transformers and vLLM."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.lora import (
-    find_lora_layers,
-    gather_adapter_tensors,
-    is_adapter,
-    merge_weight,
-    remove_adapter_name,
-    write_adapter,
-)
+from alphaapollo.models.lora import gather_adapter, get_lora_layers, is_adapter, merge_weight, strip_lora, write_adapter
 from alphaapollo.models.sharding import full_tensor
 
 if TYPE_CHECKING:
@@ -35,19 +28,19 @@ if TYPE_CHECKING:
 def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters, cast to `dtype` and gathered layer by layer (a collective: every rank must exhaust it).
 
-    Names are those of a checkpoint, which may differ from the model's (transformers fuses the experts of a layer into
-    one tensor; checkpoints have one per expert). Tied parameters come once. Adapters are merged into their weights.
+    Names are those of a Hugging Face checkpoint, which may differ from the model's: transformers fuses the experts of
+    a layer into one tensor. Tied parameters are yielded once. Adapters are merged into their weights.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    adapted = find_lora_layers(model)
+    adapted = get_lora_layers(model)
     for names in _group_names_by_layer(model):
         parameters = dict(model.named_parameters())
         gathered = {}
         for name in names:
             if not is_adapter(name):
                 weight = merge_weight(adapted[name]) if name in adapted else parameters[name].detach()
-                gathered[remove_adapter_name(name)] = full_tensor(weight.to(dtype))
+                gathered[strip_lora(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
@@ -57,8 +50,8 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
     """Write weights, configuration and tokenizer atomically (a collective; rank 0 writes).
 
     Args:
-        source: model to copy the tokenizer and modeling code from.
-        form: "adapter" = write only the LoRA adapters, as a peft folder on `source`.
+        source: model whose tokenizer and modeling code are copied.
+        form: "adapter" = write only the LoRA adapters, as a peft folder with `source` as base model.
 
     Raises OSError, e.g. if the disk is full.
     """
@@ -69,7 +62,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
         if is_writer:
             shutil.rmtree(partial, ignore_errors=True)
         if form == "adapter":
-            adapter = {name: tensor.cpu() for name, tensor in gather_adapter_tensors(model)}
+            adapter = {name: tensor.cpu() for name, tensor in gather_adapter(model)}
             if is_writer:
                 write_adapter(partial, model, adapter, source.path)
         else:
@@ -93,16 +86,16 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
 
 
 def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.dtype) -> None:
-    """Write a critic as a token classifier with one label to a new folder (one rank). The head stays float32.
+    """Write a critic to a new folder, as a token classifier with one label. Needs one rank; the head stays float32.
 
-    Raises ValueError if transformers has no token classifier for the model, OSError e.g. if the disk is full.
+    Raises ValueError if transformers has no token classifier for the model, and OSError, e.g. if the disk is full.
     """
     from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
     config = copy.deepcopy(critic.model.config)
     kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if kind is None:
-        raise ValueError(f"transformers has no token classifier for {config.model_type}, so its critic has no format.")
+        raise ValueError(f"cannot export the critic: transformers has no token classifier for {config.model_type}.")
     config.num_labels, config.architectures = 1, [kind.__name__]
     with _raise_os_errors(folder):
         prefix = kind.base_model_prefix
@@ -114,7 +107,7 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
 
 @contextmanager
 def _raise_os_errors(folder: str) -> Iterator[None]:
-    """Context in which failures to write are OSErrors that name the folder."""
+    """Context manager that turns failures to write into OSErrors that name the folder."""
     from safetensors import SafetensorError
 
     try:
@@ -134,7 +127,7 @@ def _write_folder(
     save_torch_state_dict(tensors, folder)
     config.dtype = dtype
     config.save_pretrained(folder)
-    for code in Path(source.path).glob("*.py"):  # of a model with its own modeling code
+    for code in Path(source.path).glob("*.py"):  # modeling code that is part of the model folder
         shutil.copy(code, folder)
     path = source.tokenizer_path or source.path
     AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Verification of an exported folder: plain transformers loads it and computes the same as the checkpoint."""
+"""Verification of an exported folder: transformers loads it and computes the same outputs as the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 
 
 def make_probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
-    """Tokens of the probe, determined by the vocabulary size. The last is not `pad`, which classifiers ignore."""
+    """Make the probe's token ids from the vocabulary size. The last one is not `pad`, which classifiers ignore."""
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
     tokens = [int(token) for token in torch.randint(vocabulary, (PROBE_TOKENS,), generator=generator)]
     if tokens[-1] == pad:
@@ -33,10 +33,10 @@ def make_probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
 
 @torch.no_grad()
 def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
-    """Compute outputs of the folder with transformers alone, in float32; adapters are loaded on their base model.
+    """Compute the outputs of an exported folder with transformers only, in float32.
 
-    Returns a policy's log-probs of all tokens but the first [T - 1], a critic's values of all but the last [T - 1], or
-    a reward model's score [1].
+    Returns a policy's log-probs of all tokens except the first [T - 1], a critic's values of all tokens except the last
+    [T - 1], or a reward model's score [1]. Adapters are loaded on their base model.
     """
     import transformers
 
@@ -51,13 +51,13 @@ def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int],
 
 
 def check_outputs(expected: list[float], found: list[float], dtype: torch.dtype) -> float:
-    """Return the mean |difference|. Raises ValueError if it is larger than rounding to `dtype` explains."""
+    """Return the mean |difference| of outputs. Raises ValueError if it exceeds the rounding of weights to `dtype`."""
     ours, theirs = torch.tensor(expected), torch.tensor(found)
     difference = float((ours - theirs).abs().mean())
     allowed = TOLERANCES[dtype] * (1 + float(ours.abs().mean()))
-    if not difference <= allowed:  # also for NaN
+    if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, and "
-            f"rounding explains {allowed:.0e} at most, so nothing is written. Please report this model."
+            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, more than "
+            f"rounding explains ({allowed:.0e}). The export is discarded. Please report this model."
         )
     return difference

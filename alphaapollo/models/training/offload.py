@@ -1,7 +1,7 @@
-"""Offload tensors to host memory between phases, so that roles can share a GPU.
+"""Offloading of tensors to host memory between phases, which lets several roles share a GPU.
 
-An offloaded tensor has no storage but stays the same object, so FSDP's views of a parameter and the optimizer's
-references stay valid. Computing with an offloaded tensor crashes the process; owners reload first.
+An offloaded tensor loses its storage but remains the same object, so FSDP's views of a parameter and the optimizer's
+references remain valid. Computing with an offloaded tensor crashes the process, so its owner must reload it first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from alphaapollo.models.sharding import local_tensor
 
 
 class TensorOffloader:
-    """Offloads the tensors that `tensors` returns; tensors that it returns again keep their host copies.
+    """Offloader of a set of tensors. A tensor keeps its host copy as long as each call of `tensors` returns the tensor.
 
     Args:
-        tensors: called at each offload.
-        enabled: false = tensors stay on the device.
+        tensors: returns the tensors to offload; called at each offload.
+        enabled: false = the tensors stay on the device.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool):
         self.enabled = enabled
         self._tensors = tensors
-        self._copies: dict[int, _HostCopy] = {}  # by the storage on the device
+        self._copies: dict[int, _HostCopy] = {}  # keys: storages on the device
 
     def reload(self) -> None:
         """Bring offloaded tensors back, asynchronously. A second call does nothing."""
@@ -43,20 +43,20 @@ class TensorOffloader:
         for copy in copies.values():
             copy.save()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # before the memory can be used by others
+            torch.cuda.synchronize()  # copies must be complete before the memory is freed
         for copy in copies.values():
             copy.free()
         self._copies = copies
 
 
 def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
-    """Offloader of a sharded model's parameters, disabled if they are not on a GPU (no GPU, or FSDP's CPU offload)."""
+    """Create the offloader of a sharded model's parameters. It is disabled if the parameters are not on a GPU."""
     parameters = list(model.parameters()) if model else []
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
 
 
 class _HostCopy:
-    """Storage on the device with its copy in host memory, page-locked if the device is a GPU."""
+    """Host copy of a storage on the device, page-locked if the device is a GPU."""
 
     def __init__(self, storage: torch.UntypedStorage):
         self._storage = storage

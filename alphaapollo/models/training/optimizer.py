@@ -1,4 +1,4 @@
-"""AdamW, its learning rate schedule, and gradient clipping over shards. train_state.py makes the steps."""
+"""AdamW, its learning rate schedule, and gradient clipping over shards. train_state.py runs the steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphaapollo.models.sharding import get_shard_group, local_tensor
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
-    """Create AdamW (arXiv 1711.05101) for the trained parameters. Norms and biases, of one dimension, do not decay."""
+    """Create AdamW (arXiv 1711.05101) for the trained parameters. Norms and biases (one dimension) have no decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -25,17 +25,17 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
-    """Use the settings of `config` instead of those that a checkpoint has restored."""
+    """Set weight decay and betas to the values in `config`, after a checkpoint has restored older settings."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim >= 2
         group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas}
 
 
 def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
-    """Learning rate of optimizer step 0, 1, ..
+    """Compute the learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up, which reaches lr at its last step, then constant, or a cosine that would reach min_lr_ratio * lr at
-    step `total_steps`.
+    A linear warm-up reaches lr at its last step. Then lr is constant, or a cosine falls to min_lr_ratio * lr at step
+    `total_steps`.
     """
     warmup = config.lr_warmup_steps
     if warmup < 0:
@@ -53,11 +53,11 @@ def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Clip the gradient norm over all ranks to `max_norm` (a collective). Returns the norm before clipping.
 
-    Slices of one copy of the model make up every gradient, so their squares add up. Non-finite gradients are not
-    changed; the returned norm shows them.
+    The squares of the slices' norms add up over the ranks of one copy of the model. Non-finite gradients are not
+    changed; then the returned norm is not finite either.
     """
     slices = [p.grad for p in parameters if p.grad is not None]
-    gradients = [local_tensor(one) for one in slices]
+    gradients = [local_tensor(gradient) for gradient in slices]
     total = torch.nn.utils.get_total_norm(gradients)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
     dist.all_reduce(square, group=get_shard_group(slices[0]))

@@ -1,4 +1,4 @@
-"""Training state of a sharded model: optimizer steps, the position in the schedule, and what a checkpoint saves."""
+"""Training state of a sharded model: the optimizer, the number of steps, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from alphaapollo.models.training.offload import TensorOffloader, make_parameter_
 from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
 
 T = TypeVar("T")
-MAX_SKIPPED_STEPS = 20  # in a row; then the weights themselves are damaged, and no batch helps
+MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """Statistics of one optimizer step, the same on all ranks."""
+    """Result of one optimizer step, the same on all ranks."""
 
-    grad_norm: float  # before clipping
+    grad_norm: float  # gradient norm before clipping
     lr: float
     skipped: bool = False  # the gradients were not finite, and the weights did not change
 
 
 class TrainState:
-    """Optimizer and schedule of a sharded model.
+    """Optimizer and learning rate schedule of a sharded model.
 
-    Between `offload` and `reload` the parameters may be in host memory, and the optimizer state until the next step.
+    `offload` moves the configured tensors to host memory. `reload` restores parameters, `step` the optimizer state.
 
     Args:
-        module: sharded; see sharding.shard.
-        total_steps: optimizer steps of the run, for the schedule.
-        name: of the model, for error messages, e.g. "policy".
-        optim_key: config key of the optimizer, for error messages.
+        module: model that sharding.shard has sharded.
+        total_steps: number of optimizer steps of the run, for the schedule.
+        name: name of the model in error messages, e.g. "policy".
+        optim_key: config key of the optimizer in error messages.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class TrainState:
         on_gpu = next(module.parameters()).is_cuda
         self.moments = TensorOffloader(self._iterate_moments, fsdp.optimizer_offload and on_gpu)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
-        self.num_steps = 0  # made so far
-        self._num_skipped = 0  # in a row
+        self.num_steps = 0  # steps made so far
+        self._num_skipped = 0  # steps skipped in a row
 
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of one optimizer step; the caller runs the backward pass of each.
 
-        Gradients are reduced after each micro-batch or after the last one, and between copies of the model after the
-        last one.
+        Gradients are reduced within a copy of the model after each or only after the last micro-batch
+        (`sync_each_micro_batch`), and between copies (HSDP) after the last one.
         """
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
@@ -71,7 +71,7 @@ class TrainState:
             yield micro_batch
 
     def step(self, skip_bad: bool = False) -> OptimizerStep:
-        """Clip the accumulated gradients, make a step and clear them (a collective).
+        """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective).
 
         A skipped step does not count in the schedule. Raises FloatingPointError, with unchanged weights, if the
         gradients are not finite and `skip_bad` is false, or if too many steps in a row were skipped.
@@ -85,7 +85,7 @@ class TrainState:
                 skip = "" if skip_bad else " trainer.on_bad_step=skip,"
                 raise FloatingPointError(
                     f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
-                    "the weights are unchanged. Check its data for damaged examples and huge rewards, or run the same "
+                    "the weights are unchanged. Check the data for damaged examples and huge rewards, or run the same "
                     f"command with data.seed={1000 + self.num_steps} (other batches),{skip} or "
                     f"{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller steps)."
                 )
@@ -121,25 +121,25 @@ class TrainState:
         self.parameters.reload()
 
     def offload(self) -> None:
-        """End a phase: reshard the model and offload what is configured."""
+        """End a phase: reshard the model and offload the configured tensors."""
         reshard(self.module)
         self.parameters.offload()
         self.moments.offload()
 
     def snapshot(self, folder: str) -> Snapshot:
-        """Take what a checkpoint in `folder` saves (a collective). Raises FloatingPointError like check_finite."""
+        """Take a snapshot for a checkpoint in `folder` (a collective). Raises FloatingPointError like check_finite."""
         self._reload_all()
         self.check_finite()
         return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
-        """Load a checkpoint. Optimizer state and step count are the checkpoint's, settings the configuration's."""
+        """Load weights, optimizer state and step count. The optimizer settings are those of the configuration."""
         self._reload_all()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config.optim)
 
     def trained_tensors(self) -> dict[str, list[Tensor]]:
-        """This rank's slices of the trained weights and of each of their moments."""
+        """Return this rank's slices of the trained weights and of each optimizer moment."""
         self._reload_all()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}

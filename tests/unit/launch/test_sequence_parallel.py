@@ -28,7 +28,7 @@ def test_a_model_that_transformers_has_itself_may_carry_code(tmp_path: Path):
     config.auto_map = {"AutoModelForCausalLM": "own.Model"}
     config.save_pretrained(tmp_path)
     check_sequence_parallel(2, KEY, {"model.path": Model(path=str(tmp_path))})
-    with pytest.raises(ValueError, match="has its own modeling code, and its attention cannot be split"):
+    with pytest.raises(ValueError, match="has its own modeling code, whose attention cannot be split"):
         check_sequence_parallel(2, KEY, {"model.path": Model(path=str(tmp_path), trust_remote_code=True)})
 
 

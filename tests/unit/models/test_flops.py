@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.models.flops import FlopsEstimator, peak_flops
+from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from tests.unit.tiny import VOCABULARY, build_model
 
 
@@ -24,7 +24,7 @@ from tests.unit.tiny import VOCABULARY, build_model
     ],
 )
 def test_peaks_by_name(name: str, peak: float | None) -> None:
-    assert peak_flops(name) == peak
+    assert find_peak_flops(name) == peak
 
 
 class Tiny(torch.nn.Module):

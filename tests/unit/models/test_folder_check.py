@@ -91,7 +91,7 @@ def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
     check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_tokens(["one more"])
-    with pytest.raises(ValueError, match=r"its vocabulary has 48 tokens, but the tokenizer has ids up to 49"):
+    with pytest.raises(ValueError, match=r"the model has 48 embeddings, but the tokenizer has ids up to 49"):
         check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
 
 

@@ -22,12 +22,12 @@ def broken(model_folder, tmp_path: Path) -> Path:
 
 
 def test_no_path():
-    with pytest.raises(ValueError, match=r"no model path is given. Set model.path"):
+    with pytest.raises(ValueError, match=r"model.path is empty. Set model.path"):
         load("")
 
 
 def test_missing_path():
-    with pytest.raises(ValueError, match=r"model.path=/nowhere/model does not exist. Give a folder"):
+    with pytest.raises(ValueError, match=r"model.path=/nowhere/model does not exist. Set it to a folder"):
         load("/nowhere/model")
 
 
@@ -38,13 +38,13 @@ def test_folder_without_config(tmp_path: Path):
 
 def test_unreadable_config(broken: Path):
     (broken / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot read config.json"):
+    with pytest.raises(ValueError, match=r"cannot read config\.json"):
         load(broken)
 
 
 def test_unknown_architecture(broken: Path):
     (broken / "config.json").write_text(json.dumps({"model_type": "never_heard_of"}))
-    with pytest.raises(ValueError, match=r"cannot read config.json: .*never_heard_of"):
+    with pytest.raises(ValueError, match=r"cannot read config\.json: .*never_heard_of"):
         load(broken)
 
 

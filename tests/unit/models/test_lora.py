@@ -7,10 +7,10 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.lora import (
     check_target_modules,
     disable_adapters,
-    find_lora_layers,
+    get_lora_layers,
     is_adapter,
     load_trainable_lm,
-    remove_adapter_name,
+    strip_lora,
 )
 
 pytest.importorskip("peft")
@@ -44,7 +44,7 @@ def test_errors_about_target_modules_list_the_valid_names(model_folder, target: 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:
     model = load(model_folder("llama"), target_modules=["q_proj", "model.layers.1.mlp.up_proj"])
-    assert [remove_adapter_name(name) for name in find_lora_layers(model)] == [
+    assert [strip_lora(name) for name in get_lora_layers(model)] == [
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.1.self_attn.q_proj.weight",
         "model.layers.1.mlp.up_proj.weight",
@@ -52,7 +52,7 @@ def test_only_the_named_layers_get_adapters(model_folder) -> None:
 
 
 def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
-    adapted = {remove_adapter_name(name) for name in find_lora_layers(load(model_folder("llama")))}
+    adapted = {strip_lora(name) for name in get_lora_layers(load(model_folder("llama")))}
     linear = {
         f"{name}.weight"
         for name, module in load_trainable_lm(
@@ -79,7 +79,7 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
     model, ids = load(model_folder("qwen3")), torch.tensor([[4, 5, 6]])
     with torch.no_grad():
         base = model(ids).logits
-        for layer in find_lora_layers(model).values():
+        for layer in get_lora_layers(model).values():
             layer.lora_B["default"].weight.fill_(0.1)
         trained = model(ids).logits
         with pytest.raises(RuntimeError), disable_adapters(model):

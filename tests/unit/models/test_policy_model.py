@@ -157,5 +157,5 @@ def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.Monk
 def test_self_check_detects_damaged_weights(model_folder) -> None:
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     next(policy.model.model.layers[0].parameters()).data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="own log-probs are not finite, because its weights are damaged"):
+    with pytest.raises(ValueError, match="log-probs are not finite, because its weights are damaged"):
         check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphaapollo.models.attention import backends
 from alphaapollo.models.micro_batch import Packing
-from alphaapollo.models.ulysses import check_sequence_parallel, create_sequence_groups
+from alphaapollo.models.ulysses import check_ulysses_support, create_sequence_groups
 from tests.unit.tiny import run_ranks
 
 KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
@@ -110,10 +110,10 @@ def config(**fields: Any) -> Any:
 )
 def test_models_that_do_not_support_ulysses(fields: dict[str, Any], expected_text: str):
     with pytest.raises(ValueError, match="ulysses_sequence_parallel_size=4 ") as caught:
-        check_sequence_parallel(config(**fields), "some/model", 4, KEY, fields.get("own_code", False))
+        check_ulysses_support(config(**fields), "some/model", 4, KEY, fields.get("own_code", False))
     assert expected_text in str(caught.value)
 
 
 def test_models_that_support_ulysses():
-    check_sequence_parallel(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, KEY, False)
-    check_sequence_parallel(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, KEY, False)
+    check_ulysses_support(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, KEY, False)
+    check_ulysses_support(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, KEY, False)

@@ -79,7 +79,7 @@ def test_a_layer_with_state_is_detected(model_folder):
         assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt differ from separate rows")
         worker.sharing.mismatch = None
         worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
-        with pytest.raises(ValueError, match=rf"^{KEY}=true: with Qwen3ForCausalLM, .* Set it to false\.$"):
+        with pytest.raises(ValueError, match=rf"^{KEY}=true is not supported: with Qwen3ForCausalLM, .* Set {KEY}=false\.$"):
             worker.compute_log_probs()
     finally:
         worker.close()
@@ -116,9 +116,9 @@ def test_moe_features_need_the_plain_layout(model_folder):
     assert not plan.shares_prompts and plan_of({}).shares_prompts
     assert not plan_of({"use_prefix_grouper": False}).shares_prompts
     notice = f"prompts are computed for each sample separately ({KEY}): model.router_aux_loss_coef needs "
-    notice += "each sample's copy of the prompt."
+    notice += "a copy of the prompt for each sample."
     assert notice in plan.notices
-    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef needs each sample's copy"):
+    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef needs a copy of the prompt"):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 
