@@ -1,7 +1,7 @@
-"""results.jsonl of a generation: one line per sample, as in the rollout log, appended when a group ends.
+"""Read and write results.jsonl of a generation: one line per sample, in the format of the rollout log.
 
-A prompt is finished when all its samples have a line. Incomplete lines and groups, left by a kill, are removed when the
-file is opened again, and these prompts are generated again with the same random draws.
+The lines of a group are appended when the group ends. A prompt is finished when all its samples have a line. After a
+kill, incomplete lines and groups are removed, and their prompts are generated again with the same random draws.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.observability.disk import replace_file, writing
+from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 
 
 @dataclass(frozen=True)
 class FinishedResults:
-    """Results of an earlier process."""
+    """Results of finished prompts, written by an earlier process."""
 
-    results: list[SampleResult] = field(default_factory=list)  # of complete groups
-    lines: frozenset[int] = frozenset()  # their line numbers
-    num_dropped: int = 0  # other lines
+    results: list[SampleResult] = field(default_factory=list)  # results of complete groups
+    lines: frozenset[int] = frozenset()  # line numbers of `results`
+    num_dropped: int = 0  # number of other lines
 
     @property
-    def prompts(self) -> set[int]:
+    def prompt_ids(self) -> set[int]:
         """Ids of finished prompts."""
         return {result.problem for result in self.results}
 
 
-def read_finished(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
+def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
     """Read the results of finished prompts without changing the file.
 
     Raises:
-        ValueError: a line belongs to a prompt that is missing in `prompts` (by id) or has changed.
+        ValueError: the prompt of a line is missing in `prompts` (by id), or has changed.
     """
     if not path.exists():
         return FinishedResults()
@@ -49,16 +49,16 @@ def read_finished(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -
             result = _read_line(line, prompts, path)
             if result is not None:
                 groups[result.problem].setdefault(result.sample, (number, result))
-    complete = [own for own in groups.values() if set(own) == set(range(num_samples))]
+    complete = [group for group in groups.values() if set(group) == set(range(num_samples))]
     return FinishedResults(
-        results=[result for own in complete for _, result in own.values()],
-        lines=frozenset(number for own in complete for number, _ in own.values()),
+        results=[result for group in complete for _, result in group.values()],
+        lines=frozenset(number for group in complete for number, _ in group.values()),
         num_dropped=num_lines - num_samples * len(complete),
     )
 
 
 def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
-    """Parse a line; None for an incomplete line."""
+    """Parse a line. Returns None for an incomplete line. Raises ValueError if the line belongs to other data."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -78,8 +78,8 @@ def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Sample
 
 @contextmanager
 def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
-    """Open results.jsonl, without lines of unfinished prompts. Yields a function that writes and flushes a group."""
-    with writing("the results", path):
+    """Open results.jsonl and remove lines of unfinished prompts. Context manager that yields an `append(group)`."""
+    with explain_write_errors("the results", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if finished.num_dropped:
             with path.open("rb") as old:
@@ -87,7 +87,7 @@ def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[Tr
         file = path.open("a", encoding="utf-8")
 
     def append(group: TrajectoryGroup) -> None:
-        with writing("the results", path):
+        with explain_write_errors("the results", path):
             file.writelines(trajectory_lines(0, [group]))
             file.flush()
 

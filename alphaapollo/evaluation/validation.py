@@ -11,19 +11,19 @@ from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.evaluation.metrics import (
     SampleResult,
+    compute_mean_metrics,
+    convert_trajectory,
+    count_max_samples,
     join_repeats,
-    max_samples_per_problem,
-    mean_metrics,
-    sample_result,
 )
 from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
 class RewardModelScorer(Protocol):
-    """Implemented by trainer/step/reward_model_scorer.py."""
+    """Scorer that adds rewards of a reward model. Implemented by trainer/step/reward_model_scorer.py."""
 
-    async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None: ...
+    async def score_groups(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
     def take_metrics(self) -> dict[str, float]: ...
 
@@ -33,8 +33,8 @@ class Validation:
     """Result of a validation."""
 
     metrics: dict[str, float]
-    accuracy: float | None  # of sampled responses; None if nothing was scored
-    groups: dict[str, list[TrajectoryGroup]]  # by metric suffix: "" (sampled), "_greedy"
+    accuracy: float | None  # accuracy of sampled responses; None if no response was scored
+    groups: dict[str, list[TrajectoryGroup]]  # groups by metric suffix: "" (sampled), "_greedy"
 
 
 async def validate(
@@ -46,10 +46,10 @@ async def validate(
     console: Console,
     reward_model_scorer: RewardModelScorer | None = None,
 ) -> Validation:
-    """Compute val/accuracy (sampled) and, if configured, val/accuracy_greedy. Returns no metrics without prompts.
+    """Compute val/accuracy (sampled) and, if configured, val/accuracy_greedy. Without prompts, the result is empty.
 
-    Metrics are those of main_generation (evaluation/metrics.py) without intervals. Random draws are the same in every
-    validation. Failed trajectories are excluded, and their share is a metric.
+    The metrics equal those of main_generation (evaluation/metrics.py), without intervals. Every validation uses the
+    same random draws. Failed trajectories are excluded, and their share is a metric.
     """
     if not prompts:
         return Validation({}, None, {})
@@ -64,9 +64,9 @@ async def validate(
         await generate_missing_groups(ended, engines, requests, console, "validate")
         groups[suffix] = [ended[index] for index in range(len(requests))]
         if reward_model_scorer:
-            await reward_model_scorer.add_to(groups[suffix])
+            await reward_model_scorer.score_groups(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
-        metrics |= group_metrics(groups[suffix], suffix)
+        metrics |= compute_group_metrics(groups[suffix], suffix)
     return Validation(metrics, metrics.get("val/accuracy"), groups)
 
 
@@ -76,53 +76,54 @@ async def generate_missing_groups(
     requests: Sequence[GroupRequest],
     console: Console,
     phase: str,
-    ended: Callable[[TrajectoryGroup], None] | None = None,
+    on_group: Callable[[TrajectoryGroup], None] | None = None,
 ) -> None:
-    """Run the requests missing in `groups` (by index) and add each group when it ends. ended: called with each
-    group."""
+    """Run the requests whose index is not in `groups`. Add each group when it ends; pass it to `on_group`."""
     missing = [index for index in range(len(requests)) if index not in groups]
-    console.phase(phase, len(groups), len(requests))
+    console.show_phase(phase, len(groups), len(requests))
     async for position, group in engines.generate([requests[index] for index in missing]):
         groups[missing[position]] = group
-        console.phase(phase, len(groups), len(requests))
-        if ended:
-            ended(group)
+        console.show_phase(phase, len(groups), len(requests))
+        if on_group:
+            on_group(group)
 
 
-def group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
-    """Metrics of all prompts and, if there are several, of each data source."""
-    results = _results(groups, vote=False)
-    if max_samples_per_problem(results) > 1:
-        results = _results(groups, vote=True)
-    metrics = val_metrics(results, f"val/{{}}{suffix}")
+def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
+    """Return the metrics of all prompts and, if there are several data sources, of each data source."""
+    results = _make_results(groups, needs_answers=False)
+    if count_max_samples(results) > 1:
+        results = _make_results(groups, needs_answers=True)
+    metrics = compute_val_metrics(results, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
     if len(sources) > 1:
         for source in sources:
-            own = [result for result in results if result.data_source == source]
-            metrics |= val_metrics(own, f"val/{source}/{{}}{suffix}")
+            of_source = [result for result in results if result.data_source == source]
+            metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{suffix}")
     return metrics
 
 
-def _results(groups: Sequence[TrajectoryGroup], vote: bool) -> list[SampleResult]:
-    played = [sample_result(group.prompt, one, vote) for group in groups for one in group.trajectories]
-    return join_repeats(played, [group.prompt for group in groups])
+def _make_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
+    pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
+    results = [convert_trajectory(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
+    return join_repeats(results, [group.prompt for group in groups])
 
 
-def val_metrics(results: Sequence[SampleResult], name: str) -> dict[str, float]:
-    """Compute validation metrics: means over problems with up to n samples each, without failed samples.
+def compute_val_metrics(results: Sequence[SampleResult], name: str) -> dict[str, float]:
+    """Compute means over problems with up to n samples each, without failed samples.
 
-    name: template of the metric names, e.g. "val/{}_greedy". With n > 1 also pass@k for powers of two, and maj@n.
+    `name` is the template of the metric names, e.g. "val/{}_greedy". With n > 1, the metrics include pass@k for powers
+    of two, and maj@n.
     """
-    n = max_samples_per_problem(results)
-    figures = mean_metrics(results, n)
+    n = count_max_samples(results)
+    means = compute_mean_metrics(results, n)
     metrics = {name.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
-    if math.isnan(figures["reward"]):
+    if math.isnan(means["reward"]):
         return metrics
-    metrics[name.format("accuracy")] = figures[f"avg@{n}"]
-    metrics[name.format("reward")] = figures["reward"]
-    metrics[name.format("response_length")] = figures["response_length"]
+    metrics[name.format("accuracy")] = means[f"avg@{n}"]
+    metrics[name.format("reward")] = means["reward"]
+    metrics[name.format("response_length")] = means["response_length"]
     if n > 1:
-        for figure in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
-            if not math.isnan(figures[figure]):  # NaN: no prompt has k scored samples
-                metrics[name.format(figure)] = figures[figure]
+        for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
+            if not math.isnan(means[metric]):  # NaN: no prompt has k scored samples
+                metrics[name.format(metric)] = means[metric]
     return metrics

@@ -18,7 +18,7 @@ from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majori
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
-from alphaapollo.observability.disk import replace_file, writing
+from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
@@ -36,21 +36,20 @@ def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[st
     candidate so far is right. Candidates without a ground truth are left out.
     """
     known = [
-        [one for one in pool.candidates_of_problem(problem, number + 1) if one.right is not None]
-        for problem in problems
+        [one for one in pool.get_candidates(problem, number + 1) if one.is_right is not None] for problem in problems
     ]
     so_far = [own for own in known if own]
-    of_round = [made for own in so_far if (made := [one for one in own if one.place.round == number])]
+    of_round = [made for own in so_far if (made := [one for one in own if one.candidate_id.round == number])]
     majorities = [
-        majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own]) for own in so_far
+        majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
     ]
     best = [next(iter(rank_candidates(pool, problem, number + 1)), None) for problem in problems]
     return {
         "round": number,
-        "chosen": estimate_mean([accuracy_of(candidate) for candidate in best]),
-        "sampled": estimate_mean([sum(bool(one.right) for one in own) / len(own) for own in of_round]),
+        "chosen": estimate_mean([get_accuracy(candidate) for candidate in best]),
+        "sampled": estimate_mean([sum(bool(one.is_right) for one in own) / len(own) for own in of_round]),
         "majority": estimate_mean(majorities),
-        "oracle": estimate_mean([float(any(one.right for one in own)) for own in so_far]),
+        "oracle": estimate_mean([float(any(one.is_right for one in own)) for own in so_far]),
         "table": tabulate_verdicts(pool, [one for own in of_round for one in own]),
     }
 
@@ -63,7 +62,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], number: int) -> d
             value = getattr(summary[name], field, None)
             metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
     metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
-    candidates = [candidate for candidate in pool.candidates.values() if candidate.place.round == number]
+    candidates = [candidate for candidate in pool.candidates.values() if candidate.candidate_id.round == number]
     # including calls for candidates that are not complete yet
     usage = sum((usage for owner, usage in pool.usage.items() if f".r{number}." in owner), Usage())
     metrics["candidates/made"] = float(len(candidates))
@@ -76,16 +75,16 @@ def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, 
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
         judgement = pool.judgements.get(candidate.key)
-        if judgement is None or judgement.right is None:
+        if judgement is None or judgement.is_right is None:
             counts["unjudged"] += 1
         else:
-            counts[f"{'right' if candidate.right else 'wrong'}_{'for' if judgement.right else 'against'}"] += 1
+            counts[f"{'right' if candidate.is_right else 'wrong'}_{'for' if judgement.is_right else 'against'}"] += 1
     return counts
 
 
-def accuracy_of(candidate: Candidate | None) -> float:
+def get_accuracy(candidate: Candidate | None) -> float:
     """1 or 0; NaN if there is no candidate or no ground truth."""
-    return math.nan if candidate is None or candidate.right is None else float(candidate.right)
+    return math.nan if candidate is None or candidate.is_right is None else float(candidate.is_right)
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
@@ -93,7 +92,9 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
-    return Estimate.of(math.fsum(known) / len(known), bootstrap_interval(np.array(known)[:, None])[:, 0], len(known))
+    return Estimate.from_bounds(
+        math.fsum(known) / len(known), bootstrap_interval(np.array(known)[:, None])[:, 0], len(known)
+    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class ConfusionMatrix:
         return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
 
 
-def confusion_of_votes(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
+def count_confusion(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
     """Confusion matrix of single votes."""
     counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
     for judgement, right in votes:
@@ -156,7 +157,7 @@ def area_under_curve(points: Sequence[tuple[float, float]]) -> float:
     return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
 
 
-def best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
+def compute_best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
     """Expected accuracy of the candidate with the most votes among n of one problem's N, drawn without replacement.
 
     Exact: with s candidates of one share of votes and b below it, one of the s wins with probability
@@ -173,7 +174,7 @@ def best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
     return expected
 
 
-def majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
+def compute_majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
     """Expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
 
     A tie counts as against. Candidates with fewer than k votes are left out.
@@ -192,7 +193,7 @@ def majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: str, terminal: Terminal) -> None:
     """Write and print all results, replacing earlier ones. stopped: why the run ended early, or an empty string."""
     report = make_report(pool, [prompt.id for prompt in prompts], stopped)
-    with writing("the results", folder):
+    with explain_write_errors("the results", folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         for prompt in prompts:
             _write_json(folder / FOLDER / f"{prompt.id:06}.json", make_problem_result(pool, prompt))
@@ -216,60 +217,62 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
         "prompt": prompt.content,
         "ground_truth": prompt.ground_truth,
         "chosen": chosen.key if chosen else None,
-        "how": choice.how if choice else None,
+        "how": choice.method if choice else None,
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
-        "right": chosen.right if chosen else None,
-        "candidates": [_make_candidate_result(pool, one) for one in pool.candidates_of_problem(prompt.id, failed=True)],
-        "matches": [_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id],
+        "right": chosen.is_right if chosen else None,
+        "candidates": [_make_candidate_result(pool, one) for one in pool.get_candidates(prompt.id, failed=True)],
+        "matches": [
+            _read_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id
+        ],
     }
 
 
 def _make_candidate_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
     """A candidate without its messages, with its verdicts and the usage of all its calls."""
     judgement = pool.judgements.get(candidate.key)
-    verdicts = [_fields(verdict) for verdict in pool.verdicts_of(candidate.key)]
-    fields = _fields(candidate)
+    verdicts = [_read_fields(verdict) for verdict in pool.get_verdicts(candidate.key)]
+    fields = _read_fields(candidate)
     del fields["messages"], fields["asked"]
     return {
         **fields,
-        "right": candidate.right,
+        "right": candidate.is_right,
         "verdicts": [{key: one[key] for key in ("vote", "upheld", "report", "failure")} for one in verdicts],
-        "judgement": None if judgement is None else _fields(judgement),
+        "judgement": None if judgement is None else _read_fields(judgement),
         **vars(pool.usage[candidate.key]),
     }
 
 
-def _fields(record: msgspec.Struct) -> dict[str, Any]:
+def _read_fields(record: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
 
 
 def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, Any]:
     """Content of report.json (docs/evolving.md)."""
-    candidates = [one for problem in problems for one in pool.candidates_of_problem(problem)]
-    graded = [one for one in candidates if one.right is not None]
+    candidates = [one for problem in problems for one in pool.get_candidates(problem)]
+    graded = [one for one in candidates if one.is_right is not None]
     choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
     table = tabulate_verdicts(pool, graded)
     return {
         "rounds": [
-            summarize_round(pool, problems, number) for number in sorted({one.place.round for one in candidates})
+            summarize_round(pool, problems, number) for number in sorted({one.candidate_id.round for one in candidates})
         ],
-        "chosen": estimate_mean([accuracy_of(pool.candidates.get(key or "")) for key in choices]),
+        "chosen": estimate_mean([get_accuracy(pool.candidates.get(key or "")) for key in choices]),
         "table": table,
-        "calibration": _calibration(pool, graded, table),
+        "calibration": _compute_calibration(pool, graded, table),
         "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stopped,
     }
 
 
-def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
+def _compute_calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
     """How well votes predict the truth; None if no candidate has both."""
     by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
     for candidate in graded:
         judgement = pool.judgements.get(candidate.key)
         if judgement is not None and judgement.votes:
-            by_problem[candidate.place.problem].append((judgement, bool(candidate.right)))
+            by_problem[candidate.candidate_id.problem].append((judgement, bool(candidate.is_right)))
     votes = [one for own in by_problem.values() for one in own]
     if not votes:
         return None
@@ -280,15 +283,15 @@ def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int])
     sizes = range(1, int(counts.max()) + 1)
     return {
         "candidates": len(votes),
-        "single": confusion_of_votes(votes),
+        "single": count_confusion(votes),
         "majority": ConfusionMatrix(
             table["right_for"], table["wrong_for"], table["right_against"], table["wrong_against"]
         ),
         "roc": roc,
         "auc": area_under_curve(roc),
-        "best_of": {n: estimate_mean([best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
+        "best_of": {n: estimate_mean([compute_best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
         "oracle": {n: estimate_mean(passes[:, n - 1].tolist()) for n in sizes},
-        "votes": {k: majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
+        "votes": {k: compute_majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
     }
 
 
@@ -329,16 +332,16 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     """Print the rounds, the table of policy and verifiers, the calibration and the costs."""
     lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
     for summary in report["rounds"]:
-        accuracies = "".join(f"{_format(summary[name]):24}" for name in ACCURACIES)
+        accuracies = "".join(f"{_format_estimate(summary[name]):24}" for name in ACCURACIES)
         lines.append(f"{summary['round']:5}  {accuracies.rstrip()}")
     table = report["table"]
     lines += [
-        f"final choice: {_format(report['chosen'])}",
+        f"final choice: {_format_estimate(report['chosen'])}",
         "",
         "policy \\ verifiers     for  against",
         f"right             {table['right_for']:8} {table['right_against']:8}",
         f"wrong             {table['wrong_for']:8} {table['wrong_against']:8}",
-        *(_calibration_lines(report["calibration"]) if report["calibration"] else []),
+        *(_format_calibration(report["calibration"]) if report["calibration"] else []),
         "",
         "role                    calls  failed  tokens read  written     money   seconds",
     ]
@@ -353,8 +356,8 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     terminal.write("\n".join(lines))
 
 
-def _calibration_lines(calibration: dict[str, Any]) -> list[str]:
-    def listed(values: dict[int, float]) -> str:
+def _format_calibration(calibration: dict[str, Any]) -> list[str]:
+    def format_values(values: dict[int, float]) -> str:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 
     single = calibration["single"]
@@ -364,13 +367,13 @@ def _calibration_lines(calibration: dict[str, Any]) -> list[str]:
         f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
         f"{single.false_positive_rate:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-        f"best of n by votes    {listed(best_of)}",
-        f"oracle of n           {listed(oracle)}",
-        f"majority of k votes   {listed(calibration['votes'])}",
+        f"best of n by votes    {format_values(best_of)}",
+        f"oracle of n           {format_values(oracle)}",
+        f"majority of k votes   {format_values(calibration['votes'])}",
     ]
 
 
-def _format(estimate: Estimate | None) -> str:
+def _format_estimate(estimate: Estimate | None) -> str:
     """`0.812 (0.750 to 0.868)`"""
     if estimate is None:
         return "-"

@@ -1,1 +1,1 @@
-"""Training on given texts, without engines: a skeleton, and a kind of fine-tuning a file on it (sft.py)."""
+"""Fine-tuning on texts without engines: a common loop, and one module per task (sft.py, dpo.py, reward_model.py)."""

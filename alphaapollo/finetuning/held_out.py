@@ -32,19 +32,21 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
 
-BURST = 0.02  # seconds; requests this close together are sampled as one batch
+BURST = 0.02  # seconds; requests that arrive within this interval are sampled as one batch
 
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
-    """Read and check the prompts. Returns notices. Raises ValueError for prompts that cannot be rendered or graded."""
+    """Read and check the held-out prompts. Returns prompts and notices.
+
+    Raises ValueError for prompts that cannot be rendered or graded."""
     environment, data = find_environment(config.env), make_prompt_data(config)
     notices = collect_environment_notices(config, environment)
     check_lengths(config.model, Rollout(), data)
     renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
 
     def select(prompts: list[Prompt]) -> list[Prompt]:
-        own = config.data
-        return [prompts[index] for index in choose_rows(len(prompts), own.val_max_samples, own.seed, own.shuffle)]
+        keys = config.data
+        return [prompts[index] for index in choose_rows(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)]
 
     prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, select)
     reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
@@ -52,7 +54,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
 
 
 def make_prompt_data(config: SftConfig) -> GenerationData:
-    """Data section of the rollout worker."""
+    """Build the data section of the rollout worker's configuration."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
@@ -65,11 +67,11 @@ class _PendingRequest:
 
 @dataclass
 class TrainerEngine(Engine):
-    """Engine that samples from the model being trained, so it receives no weights and is never paused."""
+    """Engine that samples from the model in training. It receives no weights and is never paused."""
 
-    ranks: Ranks[Any]  # of SftWorker
-    batch_size: int  # completions sampled at a time on a rank
-    step: int = 0  # of the current weights
+    ranks: Ranks[Any]  # ranks of SftWorker
+    batch_size: int  # completions per batch and rank
+    step: int = 0  # optimizer steps of the current weights
     has_weights = False
     _waiting: list[_PendingRequest] = field(default_factory=list)
     _serving: asyncio.Task[None] | None = None
@@ -93,20 +95,21 @@ class TrainerEngine(Engine):
         batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
         shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
         step, prompts = self.step, [[request.prompt for request in share] for share in shares]
-        results = await self.ranks.call_each(lambda worker, own: worker.generate(own, step), prompts)
+        results = await self.ranks.call_each(lambda worker, share: worker.generate(share, step), prompts)
         for share, completions in zip(shares, results, strict=True):
-            for request, one in zip(share, completions, strict=True):
-                ids, logprobs = list(one.token_ids), list(one.logprobs)  # arrays if from another process
-                request.completion = replace(one, token_ids=ids, logprobs=logprobs)
+            for request, completion in zip(share, completions, strict=True):
+                # completions of another process have arrays
+                ids, logprobs = list(completion.token_ids), list(completion.logprobs)
+                request.completion = replace(completion, token_ids=ids, logprobs=logprobs)
 
 
 class HeldOutEvaluation:
-    """Environments and graders of the held-out prompts, in this process. Call `start` first."""
+    """Evaluation of held-out prompts with environments and graders in this process. Call `start` first."""
 
     def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
         self.config, self.prompts = config, prompts
         self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
-        engine: Any = self.engine  # not an Engine: it is never paused and gets no weights
+        engine: Any = self.engine  # implements only the parts of Engine that evaluation uses
         setup = RolloutWorkerConfig(
             model=config.model,
             rollout=Rollout(),

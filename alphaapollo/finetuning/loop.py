@@ -1,5 +1,6 @@
-"""Loop of all fine-tuning tasks: next examples -> a batch per group of ranks -> one optimizer step on all ranks ->
-metrics -> validation and checkpoint on schedule."""
+"""Training loop of all fine-tuning tasks.
+
+next examples -> one batch per group of ranks -> optimizer step -> metrics -> scheduled validation and checkpoint"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alphaapollo.finetuning.task import FinetuningRun
-from alphaapollo.utils.schedule import due
+from alphaapollo.utils.schedule import is_due
 
 
 async def train(run: FinetuningRun) -> None:
@@ -25,9 +26,9 @@ async def train(run: FinetuningRun) -> None:
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = add_prefix("train", task.metrics(stepped.sums) | stepped.metrics)
+        metrics = add_prefix("train", task.compute_metrics(stepped.sums) | stepped.metrics)
         progress.validation = {}
-        if due(step, trainer.test_freq, is_last):
+        if is_due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val) if val else {}
             progress.validation |= await task.validate(run, step)
             saving.checkpoints.check_keep_best(progress.validation)
@@ -38,23 +39,24 @@ async def train(run: FinetuningRun) -> None:
             metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             run.tracker.log(step, metrics)
-            run.console.step(step, metrics)
+            run.console.show_step(step, metrics)
         saving.end_update(progress)
-        if due(step, trainer.save_freq, is_last):
+        if is_due(step, trainer.save_freq, is_last):
             await saving.save(progress)
 
 
 async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Compute the metrics of all validation examples, and of each source if there are several."""
-    compute = run.plan.task.metrics
+    """Compute metrics of all validation examples and, if there are several sources, of each source."""
+    compute = run.plan.task.compute_metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val.items()}
-    names = dict.fromkeys(name for own in sums.values() for name in own)
-    metrics = add_prefix("val", compute({name: sum(own.get(name, 0.0) for own in sums.values()) for name in names}))
-    for source, own in sums.items() if len(sums) > 1 else ():
-        metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(own)).items()}
+    names = dict.fromkeys(name for source_sums in sums.values() for name in source_sums)
+    total = {name: sum(source_sums.get(name, 0.0) for source_sums in sums.values()) for name in names}
+    metrics = add_prefix("val", compute(total))
+    for source, source_sums in sums.items() if len(sums) > 1 else ():
+        metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(source_sums)).items()}
     return metrics
 
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Add a prefix to all names: `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
+    """Add a prefix to all metric names: `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

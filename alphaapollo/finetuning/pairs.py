@@ -1,4 +1,4 @@
-"""Base of preference and reward-model training: batches of pairs, shared prompts, accuracy."""
+"""Base class of preference and reward-model training: batches of pairs, shared prompts, accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Finetunin
 class PairTask(FinetuningTask):
     """Training on pairs of responses.
 
-    share_prompts: whether the model can compute the prompt of a pair once; determined at the start.
+    share_prompts: whether the prompt of a pair is computed once. `begin` sets it.
     """
 
     share_prompts = False
@@ -25,20 +25,20 @@ class PairTask(FinetuningTask):
         return distribute_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
 
     async def begin(self, run: FinetuningRun) -> None:
-        """Decide whether prompts are shared. Raises ValueError if that is required and not supported."""
+        """Decide whether prompts are shared. Raises ValueError if sharing is required but not supported."""
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
         problem: str | None = (await ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
-            problem = "model.router_aux_loss_coef needs the prompt of each response"
+            problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper
         self.share_prompts = decide_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
 def pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:
-    """Accuracy of all pairs and of each data source."""
+    """Compute the accuracy of all pairs and of each data source."""
     metrics = {"accuracy": sums["right"] / sums["compared"]}
     for name, count in sums.items():
-        source, found, what = name.rpartition("/")
-        if found and what == "compared" and count:
+        source, separator, quantity = name.rpartition("/")
+        if separator and quantity == "compared" and count:
             metrics[f"accuracy/{source}"] = sums[f"{source}/right"] / count
     return metrics

@@ -1,4 +1,4 @@
-"""Plan a fine-tuning run: read and check all inputs and plan its memory. Starts nothing."""
+"""Plan a fine-tuning run: read and check all inputs and plan its memory, before workers start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 
 
 def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
-    """Check, read and measure everything, and print the plan. Raises ValueError for invalid input."""
+    """Check the configuration, read the data, plan the memory, print the plan. Raises ValueError for invalid input."""
     machine = find_machine(config.trainer)
     config, kept_threads = choose_threads(config, machine)
     task = TASKS[type(config)](config)
@@ -89,7 +89,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
 
 
 def make_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedStream:
-    """Build the stream of examples. sizes: number of examples of each source."""
+    """Build the stream of examples. sizes: number of examples per source."""
     data = config.data
     if data.source_weights is None:
         return PromptStream(sum(sizes), data.seed, data.shuffle)
@@ -99,15 +99,16 @@ def make_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedS
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
-    """Read training examples, and validation examples by source. Returns notices. Raises ValueError for an empty
-    source."""
+    """Read the examples. Returns training examples, validation examples by source, and notices.
+
+    Raises ValueError if a weighted source is empty."""
     data = config.data
     train = task.read(data.train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.sizes:
         empty = source_names(data.train_files)[train.sizes.index(0)]
         raise ValueError(
-            f"data.source_weights: nothing is left of {empty} to take a share of. Raise "
-            "data.train_max_samples or data.max_length, or leave the file out."
+            f"data.source_weights has a weight for {empty}, but no examples of this file remain. Increase "
+            "data.train_max_samples or data.max_length, or remove the file."
         )
     notices = [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[Any]] = {}
@@ -122,8 +123,9 @@ def _read_examples(
 def _plan_memory(
     task: FinetuningTask, config: TuningConfig, train: LoadedExamples[Any], placement: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
-    """Resolve the model and plan its memory. Returns a notice if it cannot be measured. Raises ValueError if it cannot
-    fit."""
+    """Resolve the model and plan its memory. Returns model, memory plan and notices.
+
+    The memory plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit."""
     device = placement.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
     request = task.make_memory_request(train.examples)
@@ -138,16 +140,16 @@ def _plan_memory(
 
 
 def print_tuning_plan(run: FinetuningPlan) -> None:
-    """Print what is trained, with which sizes and schedules, and all notices."""
+    """Print model, data, sizes and schedules of a run, and all notices."""
     trainer, memory, size = run.config.trainer, run.memory, run.config.data.train_batch_size
     epochs = run.total_steps * size / run.stream.num_prompts
-    how = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
+    controller = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
     rows = {
         "model": f"{run.config.model.path}, {run.model.dtype}{run.model.lora_summary}",
         "data": f"{len(run.train.examples)} examples, {sum(map(len, run.val.values()))} for validation",
         **(_describe_sources(run, epochs) if len(run.train.sizes) > 1 else {}),
         "steps": f"{run.total_steps} of {size} examples, {epochs:.2f} epochs",
-        "ranks": f"{run.placement.describe_ranks()}, {how}",
+        "ranks": f"{run.placement.describe_ranks()}, {controller}",
         "checkpoints": describe_schedule(trainer.save_freq, "steps", memory),
         "memory": describe_peak(memory),
         "gradient checkpointing": "on" if run.model.enable_gradient_checkpointing else "off",
@@ -157,7 +159,7 @@ def print_tuning_plan(run: FinetuningPlan) -> None:
 
 
 def _describe_sources(run: FinetuningPlan, epochs: float) -> dict[str, str]:
-    """Examples, batch share and number of passes of each source."""
+    """Return a row per source with its examples, share of a batch and number of passes."""
     data, sizes, rows = run.config.data, run.train.sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):

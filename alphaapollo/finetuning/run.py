@@ -15,11 +15,11 @@ from alphaapollo.launch.session import open_session
 from alphaapollo.observability.timing import Timer
 from alphaapollo.utils.watchdog import new_run_id
 
-__all__ = ["prepare", "run"]  # of launch/command.py
+__all__ = ["prepare", "run"]  # called by launch/command.py
 
 
 async def run(plan: FinetuningPlan, progress: Progress) -> None:
-    """Train from `progress`, which is updated, to the last step. Ends every process that it started."""
+    """Train to the last step, and end all started processes. Updates `progress` in place."""
     config, trainer = plan.config, plan.config.trainer
     build = partial(
         plan.task.worker,

@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 
 
 class FinetuningTask(ABC):
-    """One kind of fine-tuning, with examples and batches of its own types. One object per run."""
+    """Base class of a kind of fine-tuning, which defines its types of examples and batches. One object per run."""
 
     worker: type[FinetuningWorker[Any]]
-    """Class of a rank's worker."""
+    """Worker class of a rank."""
 
     def __init__(self, config: Any):
         self.config = config
 
     @abstractmethod
     def check(self, num_gpus: int) -> list[str]:
-        """Check the configuration and what only this task reads. Returns notices. Raises ValueError for what cannot
-        work."""
+        """Check the configuration and the inputs that only this task reads. Returns notices.
+
+        Raises ValueError for invalid settings."""
 
     @abstractmethod
     def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
         """Read the examples of the files, in order. Raises ValueError for invalid rows."""
 
     @abstractmethod
-    def memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
-        """Describe what a run on these examples needs."""
+    def make_memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
+        """Describe the memory that a run on these examples needs."""
 
     @abstractmethod
     def make_batches(self, examples: Sequence[Any], plan: FinetuningPlan) -> list[Any]:
         """Build the batches of one mini-batch, one per group of ranks."""
 
     @abstractmethod
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Compute metrics from a batch's sums over all ranks, e.g. `loss` for train/loss, val/loss,
-        val/loss/<source>."""
+    def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Compute metrics from a batch's sums over all ranks, e.g. `loss`. The loop adds prefixes (train/loss)."""
 
     async def begin(self, run: FinetuningRun) -> None:
         """Prepare the run. Called before the first step, while the workers still hold the initial model."""
         return
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
-        """Return validation metrics besides those of the validation examples."""
+        """Return additional validation metrics that are not computed from validation examples."""
         return {}
 
     async def end(self) -> None:
@@ -77,12 +77,12 @@ class Progress(RunProgress):
     """State of the driver after `step` optimizer steps."""
 
     examples_consumed: int = 0  # position in the stream of examples
-    validation: dict[str, float] = field(default_factory=dict)  # metrics of the step's validation, if it had one
+    validation: dict[str, float] = field(default_factory=dict)  # validation metrics of the step; empty: none
 
 
 @dataclass(frozen=True)
 class FinetuningPlan:
-    """A run that has passed all checks."""
+    """Checked configuration, data and resolved settings of a run."""
 
     task: FinetuningTask
     config: TuningConfig
@@ -90,16 +90,16 @@ class FinetuningPlan:
     placement: Placement
     max_tokens: int  # per micro-batch of a group of ranks that share rows
     train: LoadedExamples[Any]
-    val: dict[str, list[Any]]  # by source
+    val: dict[str, list[Any]]  # validation examples by source
     stream: PromptStream | MixedStream
     total_steps: int
     start: StartPoint
     notices: list[str]
-    memory: MemoryPlan | None  # of a rank's device; None: unknown
+    memory: MemoryPlan | None  # memory of a rank's device; None: unknown
 
     @property
     def progress(self) -> Progress:
-        """Progress of the checkpoint, or of a new run."""
+        """Return the progress of the checkpoint to resume, or of a new run."""
         return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
 
     @property
@@ -121,7 +121,7 @@ class FinetuningPlan:
 
 @dataclass
 class FinetuningRun:
-    """A running fine-tuning. Its state is `progress` and what the workers hold."""
+    """State of a running fine-tuning. A checkpoint saves `progress` and the state of the workers."""
 
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]

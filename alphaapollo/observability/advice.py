@@ -1,7 +1,7 @@
-"""Warnings derived from a run's metrics. Each cause is reported once, and again if it returns after a long absence.
+"""Derive warnings from a run's metrics.
 
-Every rule is a pure function of the metrics of the last iterations, and returns warnings by cause. Warnings never
-change the run.
+Each cause is reported once, and again if it returns after CALM iterations without it. Every rule is a pure function of
+the metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 
 WINDOW = 5  # iterations over which noisy metrics are averaged
-HISTORY = 50  # iterations kept
-CALM = 20  # iterations without a cause before it is reported again
-ZERO_VARIANCE = 0.8
-COLLAPSED = 0.1  # nats per token
+HISTORY = 50  # iterations whose metrics are stored
+CALM = 20  # a cause is reported again after this many iterations without it
+ZERO_VARIANCE = 0.8  # share of groups with zero reward variance that causes a warning
+COLLAPSED = 0.1  # nats per token; entropy below this has collapsed
 SOLVED = 0.9  # accuracy above which groups without variance are a success
 HALF_WAY = 0.75  # accuracy below which low entropy is premature
-LOST = 0.5  # of the best mean reward, or of its standard deviation over trajectories
+LOST = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
 NOISE = 4.0  # standard errors above which a drop is not chance
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
-SAFE_K3 = 1e-2  # nats per token
-SAFE_ESS = 0.8
+SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
+SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
 SKIPPED = "{:g} optimizer steps were skipped because the gradient was not finite ({name}). "
-VALIDATION_FAILED = "{:.0%} of the validation samples failed ({name}); the metrics cover the others."
+VALIDATION_FAILED = "{:.0%} of the validation samples failed ({name}). Validation metrics exclude them."
 LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warning about a larger one
     "outcome/grader_failed": (
         0.05,
@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warn
     "sync/probe_gap": (
         0.1,
         "after publishing, engine and trainer log-probs of the probe differ by {:.2g} nats on average, although the "
-        "weights are equal. With model.dtype=float32 the run fails if this is not rounding.",
+        "weights are equal. With model.dtype=float32 the run stops if rounding cannot explain this.",
     ),
     "end/time_limit": (
         0.0,
@@ -61,14 +61,14 @@ Metrics = Mapping[str, float]
 
 
 class MetricsAdvisor:
-    """Checks the metrics of each iteration."""
+    """Advisor that checks the metrics of each iteration and returns warnings."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}  # last iteration of each cause
+        self._last: dict[str, int] = {}  # last iteration in which each cause was present
         self._recent: deque[Metrics] = deque(maxlen=HISTORY)
 
     def check(self, step: int, metrics: Metrics) -> list[str]:
-        """Return new warnings after iteration `step`."""
+        """Check the metrics of iteration `step`. Returns the warnings to report."""
         warnings = _check_iteration(metrics)
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
@@ -80,7 +80,7 @@ class MetricsAdvisor:
 
 
 def _check_iteration(metrics: Metrics) -> dict[str, str]:
-    """Check a single iteration."""
+    """Check the metrics of a single iteration."""
     warnings = {
         name: text.format(metrics[name], name=name)
         for name, (limit, text) in LIMITS.items()
@@ -97,7 +97,7 @@ def _check_iteration(metrics: Metrics) -> dict[str, str]:
             "ratio is clipped. Resume from an earlier checkpoint with a lower learning rate."
         )
     k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
-    if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also catches nan
+    if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also true for NaN
         is_stale = metrics.get("staleness/max", 0.0) > 0
         fix = "Lower trainer.max_staleness" if is_stale else "Set algorithm.rollout_correction.method=tis"
         warnings["mismatch"] = (
@@ -129,7 +129,7 @@ def _check_policy_change(recent: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Check that the mean reward has not dropped far below its best, by more than chance."""
+    """Check that the mean reward has not dropped far below its best value, beyond noise."""
     rewards = [metrics["critic/score/mean"] for metrics in recent]
     spread = max(metrics.get("critic/score/std", 0.0) for metrics in recent)
     last, earlier = rewards[-WINDOW:], rewards[:-WINDOW]
@@ -148,23 +148,23 @@ def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Check groups and entropy, averaged over several iterations."""
+    """Check zero-variance groups and entropy, averaged over several iterations."""
     if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
         return {}  # too early, or rewards are not trained on
-    equal = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)
+    zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)
     accuracy = fmean(metrics.get("reward/accuracy", 1.0) for metrics in recent)
     entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in recent)
     warnings = {}
-    if equal >= ZERO_VARIANCE and accuracy < SOLVED:
+    if zero_variance >= ZERO_VARIANCE and accuracy < SOLVED:
         warnings["equal"] = (
-            f"{equal:.0%} of the groups of the last {WINDOW} iterations have zero reward variance, so they give no "
-            "gradient. Use prompts closer to the model's ability, a larger env.rollout.n, or "
+            f"{zero_variance:.0%} of the groups of the last {WINDOW} iterations have zero reward variance and "
+            "therefore no gradient. Use prompts closer to the model's ability, a larger env.rollout.n, or "
             "algorithm.filter_groups.enable=true."
         )
-    if entropy < COLLAPSED and equal > 0.5 and accuracy < HALF_WAY:
+    if entropy < COLLAPSED and zero_variance > 0.5 and accuracy < HALF_WAY:
         warnings["entropy"] = (
-            f"the entropy has collapsed: {entropy:.3f} nats per token, {equal:.0%} groups with zero variance, at "
-            f"accuracy {accuracy:.2f}. Resume from an earlier checkpoint with a lower learning rate "
+            f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance, "
+            f"at accuracy {accuracy:.2f}. Resume from an earlier checkpoint with a lower learning rate "
             "(docs/troubleshooting.md)."
         )
     return warnings

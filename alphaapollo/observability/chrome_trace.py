@@ -1,5 +1,6 @@
-"""Write spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one process per track, one thread per
-lane."""
+"""Write spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+A track is shown as a process, a lane as a thread."""
 
 from __future__ import annotations
 
@@ -10,35 +11,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.observability.disk import writing
-from alphaapollo.observability.json_values import plain
+from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.observability.spans import Span
 
 SHARED = "rollout "
-"""Prefix of tracks with one short lane per episode; sequential episodes share a row."""
+"""Prefix of tracks with one lane per episode. In these tracks, sequential episodes share a row."""
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Write gzipped JSON. Raises OSError that names the file."""
+    """Write the spans as gzipped JSON. Raises OSError that names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with writing("the profile", part):
+    with explain_write_errors("the profile", part):
         with gzip.open(part, "wt", encoding="utf-8", compresslevel=5) as file:
-            json.dump(chrome_trace(spans), file, allow_nan=False, default=plain)
+            json.dump(build_chrome_trace(spans), file, allow_nan=False, default=to_json_value)
         part.replace(path)
 
 
-def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """Build the trace. Times are microseconds since the first span; `otherData` has its unix time."""
+def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
+    """Convert spans to a trace. Times are in microseconds since the first span; `otherData.start` is its unix time."""
     zero = min((span.start for span in spans), default=0.0)
-    tracks = {track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_order))}
-    rows = {track: _rows([span for span in spans if span.track == track], track) for track in tracks}
+    tracks = {
+        track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_make_track_sort_key))
+    }
+    rows = {track: _assign_rows([span for span in spans if span.track == track], track) for track in tracks}
     events: list[dict[str, Any]] = []
     for track, pid in tracks.items():
-        events.append(_name("process_name", pid, 0, track))
+        events.append(_make_name_event("process_name", pid, 0, track))
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
         named = {row: f"episodes {row}" if track.startswith(SHARED) else lane for lane, row in rows[track].items()}
-        events += [_name("thread_name", pid, row, name) for row, name in sorted(named.items())]
+        events += [_make_name_event("thread_name", pid, row, name) for row, name in sorted(named.items())]
     events += [
         {
             "ph": "X",
@@ -54,14 +57,14 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start": zero}}
 
 
-def _order(track: str) -> tuple[bool, str, int]:
-    """Sort key: the controller first, then by role and number."""
+def _make_track_sort_key(track: str) -> tuple[bool, str, int]:
+    """Return the sort key of a track: the controller first, then by role and number."""
     role, _, number = track.rpartition(" ")
     return (track != "controller", role, int(number) if number.isdigit() else 0)
 
 
-def _rows(spans: Sequence[Span], track: str) -> dict[str, int]:
-    """Assign a row to each lane. On shared tracks a lane gets the first row that is free for its duration."""
+def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
+    """Assign a row to each lane of a track. Lanes of episodes get the first row that is free for their duration."""
     lanes: dict[str, tuple[float, float]] = {}
     for span in spans:
         begin, end = lanes.get(span.lane, (span.start, span.start))
@@ -79,5 +82,6 @@ def _rows(spans: Sequence[Span], track: str) -> dict[str, int]:
     return rows
 
 
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _make_name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Build a metadata event that names a process or thread."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

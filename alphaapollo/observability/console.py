@@ -1,6 +1,6 @@
 """Console output of a run: a live view in a terminal, otherwise one line per iteration.
 
-The loop calls start, phase, step and notice. Display errors never affect the run.
+The loop calls start, show_phase, show_step and notice. Display errors never affect the run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.observability.curve import draw
+from alphaapollo.observability.curve import plot_curves
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.observability.time_spent import TimeSpent
+from alphaapollo.observability.time_spent import TimeSummary
 from alphaapollo.utils.redaction import redact
 
-CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first metric that the run has is plotted
-FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
+CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
+FIGURES = {  # row -> {metric: format}; missing metrics are omitted
     "train": {
         "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
@@ -37,7 +37,7 @@ FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
         "val/accuracy_greedy": "greedy {:.3f}",
         "val/loss": "loss {:.4f}",
     },
-    "lost": {  # shown if not 0
+    "lost": {  # shown only if not 0
         "outcome/failed": "failed {:.0%}",
         "response_length/clip_ratio": "truncated {:.0%}",
         "end/time_limit": "timed out {:.0%}",
@@ -48,29 +48,29 @@ FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
         "timing/step": "{:.2f} s per step",
     },
 }
-RECENT_STEPS = 20  # used to estimate the remaining time
+RECENT_STEPS = 20  # iterations from which the remaining time is estimated
 BAR_WIDTH = 30
 CURVE_WIDTH, CURVE_HEIGHT = 76, 6
 
 
 @dataclass
 class RunView:
-    """State of the display."""
+    """State of the console display."""
 
     total_steps: int = 0
     done: int = 0
-    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the current iteration: done, total
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the current iteration -> (done, total)
     figures: dict[str, float] = field(default_factory=dict)  # last value of each metric
     curve: list[tuple[float, float]] = field(default_factory=list)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     @property
     def curve_name(self) -> str:
-        """Metric that is plotted."""
+        """Name of the plotted metric; empty before the first metrics."""
         return next((name for name in CURVES if name in self.figures), "")
 
     def seconds_left(self) -> float | None:
-        """Estimate from the last iterations; None before the first."""
+        """Estimate the remaining seconds from the last iterations. Returns None before the first iteration."""
         if not self.durations:
             return None
         return sum(self.durations) / len(self.durations) * (self.total_steps - self.done)
@@ -85,19 +85,19 @@ class RunView:
 
 
 class Console:
-    """Display of one run."""
+    """Console display of one run."""
 
     def __init__(self, terminal: Terminal | None = None):
         self._terminal = terminal or Terminal(highlight=False)
         self._view = RunView()
         self._advisor = MetricsAdvisor()
-        self._spent = TimeSpent()
+        self._spent = TimeSummary()
         self._live: Live | None = None
         self._start = time.monotonic()
         self._last: float | None = None  # end time of the last iteration
 
     def start(self, total_steps: int, done: int) -> None:
-        """Open the display. done: iterations finished before a resume."""
+        """Open the display. done: number of iterations that were complete before a resume."""
         self._view = RunView(total_steps, done)
         self._start, self._last = time.monotonic(), None
         supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
@@ -105,23 +105,23 @@ class Console:
             self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
             self._live.start()
 
-    def phase(self, name: str, done: int, total: int) -> None:
+    def show_phase(self, name: str, done: int, total: int) -> None:
         """Show the progress of a phase. Without a terminal, phases are printed until the first iteration ends."""
         if self._live is None and self._last is None and name not in self._view.phases:
             self._print(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phases[name] = (done, total)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished iteration."""
         now = time.monotonic()
-        if self._last is not None and step > self._view.done:  # the first iteration includes the start of the workers
+        if self._last is not None and step > self._view.done:  # the first iteration also includes worker start
             self._view.durations.append((now - self._last) / (step - self._view.done))
         self._last = now
         self._view.update(step, metrics)
         self._spent.add(metrics)
         self._view.phases.clear()
         if self._live is None:
-            self._print(plain_line(self._view, metrics))
+            self._print(format_plain_line(self._view, metrics))
         for advice in self._advisor.check(step, metrics):
             self.notice(advice)
 
@@ -130,12 +130,12 @@ class Console:
         self._print(Text.assemble(("note ", "yellow"), redact(text)))
 
     def show_time_summary(self) -> None:
-        """Print the time summary at the end of a run."""
-        for line in self._spent.lines():
+        """Print how much time each phase took, at the end of a run."""
+        for line in self._spent.format_lines():
             self._print(line)
 
     def close(self) -> None:
-        """Stop the live view and keep its last state on screen."""
+        """Stop the live view. Its last state stays on screen."""
         if self._live is not None:
             with suppress(OSError):
                 self._live.stop()
@@ -146,16 +146,16 @@ class Console:
             self._terminal.print(text, soft_wrap=True)
 
     def _render(self) -> Group:
-        return render(self._view, time.monotonic() - self._start, self._terminal.width)
+        return render_view(self._view, time.monotonic() - self._start, self._terminal.width)
 
 
-def render(view: RunView, elapsed: float, width: int) -> Group:
+def render_view(view: RunView, elapsed: float, width: int) -> Group:
     """Render the live view: progress bars, curve, last metrics."""
-    parts: list[Table | Text] = [_bars(view, elapsed)]
+    parts: list[Table | Text] = [_make_bars(view, elapsed)]
     if len(view.curve) > 1:
-        curve = draw({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
+        curve = plot_curves({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
         parts += [Text(f"\n{view.curve_name}", "bold"), curve]
-    if rows := figure_rows(view.figures):
+    if rows := format_figure_rows(view.figures):
         table = Table.grid(padding=(0, 2))
         table.add_column(min_width=8)
         for name, text in rows.items():
@@ -164,7 +164,7 @@ def render(view: RunView, elapsed: float, width: int) -> Group:
     return Group(*parts)
 
 
-def _bars(view: RunView, elapsed: float) -> Table:
+def _make_bars(view: RunView, elapsed: float) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=8)
     table.add_column(width=BAR_WIDTH)
@@ -185,8 +185,8 @@ def _bars(view: RunView, elapsed: float) -> Table:
     return table
 
 
-def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
-    """Format the available metrics: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
+def format_figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
+    """Format the metrics of each row: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
     rows = {
         row: "   ".join(
             shape.format(figures[name])
@@ -198,10 +198,11 @@ def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
     return {row: text for row, text in rows.items() if text}
 
 
-def plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
-    """Format an iteration on one line: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32
-    left`."""
-    rows = figure_rows(metrics)
+def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
+    """Format the metrics of an iteration on one line.
+
+    Example: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`."""
+    rows = format_figure_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
     head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"

@@ -1,4 +1,4 @@
-"""Progress of a long count: a bar in a terminal, otherwise a line every ten percent."""
+"""Show the progress of a long loop: a bar in a terminal, otherwise a line every ten percent."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from alphaapollo.observability.terminal import Terminal
 
-LINES = 10  # printed without a terminal
+LINES = 10  # number of lines printed without a terminal
 
 
 class ProgressCounter:
-    """`with ProgressCounter("prompts", total=80) as counter: ... counter.advance("accuracy 0.53")`"""
+    """Progress display of a loop.
 
-    def __init__(self, what: str, total: int, done: int = 0, terminal: Terminal | None = None):
-        self._what, self._total, self._done = what, total, done
+    >>> with ProgressCounter("prompts", total=1) as counter:
+    ...     counter.advance("accuracy 0.53")
+    1/1 prompts   accuracy 0.53
+
+    Args:
+        label: plural noun of the counted items.
+        done: number of items that were complete before.
+    """
+
+    def __init__(self, label: str, total: int, done: int = 0, terminal: Terminal | None = None):
+        self._label, self._total, self._done = label, total, done
         self._terminal = terminal or Terminal(highlight=False)
         self._bar: Progress | None = None
 
     def __enter__(self) -> ProgressCounter:
         if self._terminal.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._what), TimeRemainingColumn())
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._label), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._terminal)
             self._task = self._bar.add_task("", total=self._total, completed=self._done)
             self._bar.start()
@@ -32,10 +41,10 @@ class ProgressCounter:
             self._bar.stop()
 
     def advance(self, text: str) -> None:
-        """Count one more item. text: shown with the progress."""
+        """Count one more item. text: shown after the progress."""
         before, self._done = self._done, self._done + 1
         if self._bar:
             self._bar.update(self._task, advance=1, description=text)
         elif self._done == self._total or before * LINES // self._total < self._done * LINES // self._total:
-            line = f"{self._done}/{self._total} {self._what}   {text}"
+            line = f"{self._done}/{self._total} {self._label}   {text}"
             self._terminal.print(line.rstrip(), soft_wrap=True, markup=False)

@@ -28,7 +28,7 @@ STYLES = (("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Read the points of each metric in a metrics.jsonl. Iterations without the metric or with null are skipped.
+    """Read the points (step, value) of each metric in a metrics.jsonl. Missing and null values are skipped.
 
     Raises ValueError for a metric without values.
     """
@@ -41,16 +41,16 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
     return curves
 
 
-def draw(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
-    """Plot curves in the terminal, with a legend of the last values if there are several.
+def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
+    """Plot curves for the terminal. Several curves have a legend with their last values.
 
-    The plot has `height` rows and a row of steps below, and at most `width` columns.
+    width: maximum columns. height: rows, without the step labels and the legend.
     """
     import plotext
 
-    every = [point for points in curves.values() for point in points]
-    low, high = value_range([value for _, value in every])
-    first, last = min(step for step, _ in every), max(step for step, _ in every)
+    all_points = [point for points in curves.values() for point in points]
+    low, high = compute_value_range([value for _, value in all_points])
+    first, last = min(step for step, _ in all_points), max(step for step, _ in all_points)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, height + 1)
@@ -62,9 +62,9 @@ def draw(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Tex
         plotext.plot(steps, values, marker=marker, color=color)
     plotext.xlim(first, last if last > first else first + 1)
     plotext.ylim(low, high)
-    plotext.xticks([first, last], [tick(first), tick(last)])
+    plotext.xticks([first, last], [format_tick(first), format_tick(last)])
     middle = (low + high) / 2
-    plotext.yticks([low, middle, high], [tick(low), tick(middle), tick(high)])
+    plotext.yticks([low, middle, high], [format_tick(low), format_tick(middle), format_tick(high)])
     text = Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
         text.append("\n")
@@ -74,40 +74,46 @@ def draw(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Tex
     return text
 
 
-def value_range(values: Sequence[float]) -> tuple[float, float]:
-    """Range of the y axis: 0 to 1 for shares above 0.3, else the range of the values; never empty."""
+def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the range of the y axis: (0, 1) if the largest value is in [0.3, 1], else the range of the values.
+
+    The range is never empty."""
     low, high = min(values), max(values)
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def tick(value: float) -> str:
-    """Format an axis label: three significant digits; large and whole numbers without decimals."""
+def format_tick(value: float) -> str:
+    """Format an axis label with three significant digits. Whole and large numbers have no decimals."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def empty_figure() -> Figure:
+def make_empty_figure() -> Figure:
     """Create a figure that notebooks display directly. Raises ValueError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("plotting needs matplotlib. Run pip install -e '.[plots]' in the clone.") from None
 
-    class Picture(Figure):
+    class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
             png = BytesIO()
             self.savefig(png, dpi=100)
             return png.getvalue()
 
-    return Picture(figsize=(7, 4), layout="constrained")
+    return NotebookFigure(figsize=(7, 4), layout="constrained")
 
 
-def figure(
+def make_figure(
     curves: Mapping[str, Points], title: str = "", over: str = "step", bands: Mapping[str, Band] | None = None
 ) -> Figure:
-    """Plot curves over steps, with intervals for those in `bands`. Raises ValueError if matplotlib is not installed."""
-    drawn, bands = empty_figure(), bands or {}
+    """Plot curves as a figure. Raises ValueError if matplotlib is not installed.
+
+    Args:
+        over: label of the x axis.
+        bands: confidence intervals by curve name."""
+    drawn, bands = make_empty_figure(), bands or {}
     axes = drawn.add_subplot()
     for name, points in curves.items():
         steps, values = [step for step, _ in points], [value for _, value in points]
@@ -115,8 +121,8 @@ def figure(
         if band := bands.get(name):
             steps, lows, highs = ([row[column] for row in band] for column in range(3))
             axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15)
-    every = [*curves.values(), *bands.values()]
-    low, high = value_range([value for points in every for _, *values in points for value in values])
+    plotted = [*curves.values(), *bands.values()]
+    low, high = compute_value_range([value for points in plotted for _, *values in points for value in values])
     margin = (high - low) / 30
     axes.set(xlabel=over, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
@@ -125,19 +131,19 @@ def figure(
     return drawn
 
 
-def intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
-    """Plot shares with intervals, one color per source. rows: (source, metric, value, low, high).
+def plot_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
+    """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
-    Raises ValueError if matplotlib is not installed.
+    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.
     """
-    drawn = empty_figure()
+    drawn = make_empty_figure()
     axes = drawn.add_subplot()
     names = list(dict.fromkeys(name for _, name, *_ in rows))
     for source in dict.fromkeys(source for source, *_ in rows):
-        own = [row for row in rows if row[0] == source]
-        places, values = [names.index(row[1]) for row in own], [row[2] for row in own]
-        reach = [[row[2] - row[3] for row in own], [row[4] - row[2] for row in own]]
-        axes.errorbar(places, values, yerr=reach, fmt="o", capsize=4, label=source or "(no data source)")
+        selected = [row for row in rows if row[0] == source]
+        positions, values = [names.index(row[1]) for row in selected], [row[2] for row in selected]
+        errors = [[row[2] - row[3] for row in selected], [row[4] - row[2] for row in selected]]
+        axes.errorbar(positions, values, yerr=errors, fmt="o", capsize=4, label=source or "(no data source)")
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set(title=title, ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
@@ -148,7 +154,7 @@ def intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str =
 def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
     """Save the curves as PNG. Raises ValueError if matplotlib is not installed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure(curves, title).savefig(path, dpi=150)
+    make_figure(curves, title).savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,11 +162,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
     parser.add_argument("file", type=Path, help="a run's metrics.jsonl")
     parser.add_argument("metrics", nargs="+", help="e.g. critic/score/mean val/accuracy")
-    parser.add_argument("--png", type=Path, help="also write a picture here")
+    parser.add_argument("--png", type=Path, help="also save the plot to this file")
     options = parser.parse_args(argv)
     try:
         curves = read_curves(options.file, options.metrics)
-        Terminal(highlight=False).print(draw(curves))
+        Terminal(highlight=False).print(plot_curves(curves))
         if options.png:
             save_png(curves, options.png)
     except (OSError, ValueError) as error:

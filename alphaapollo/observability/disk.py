@@ -1,4 +1,4 @@
-"""Clear errors for failed writes."""
+"""Write files atomically, with errors that explain failed writes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 
 
 @contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
-    """Name in an OSError of the block (disk full, no permission) what could not be written and how to continue."""
+def explain_write_errors(content: str, path: Path) -> Iterator[None]:
+    """Context manager: replace an OSError by an error that says what failed and how to continue.
+
+    content: what the block writes to `path`, e.g. "the metrics"."""
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"could not write {what}: {error.strerror}. Free disk space or fix permissions; the same command resumes "
-            "from the last checkpoint",
+            f"could not write {content}: {error.strerror}. Free disk space or fix permissions; the same command "
+            "resumes from the last checkpoint",
             str(path),
         ) from error
 
@@ -31,8 +33,9 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def close_all(*closes: Callable[[], None]) -> None:
-    """Call all functions in a `finally` block. Raises the first OSError, unless another exception is being handled (a
-    full disk makes closing fail, too)."""
+    """Call all functions, for use in a `finally` block.
+
+    Raises the first OSError, unless another exception is active: a full disk also makes closing fail."""
     active_error, failures = sys.exc_info()[1], list[OSError]()
     for close in closes:
         try:

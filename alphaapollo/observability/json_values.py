@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 
-def finite(value: float) -> float | None:
-    """Return the value as a float, or None for nan and inf."""
+def to_finite(value: float) -> float | None:
+    """Return the value as a float, or None for NaN and infinity."""
     value = float(value)
     return value if math.isfinite(value) else None
 
 
-def plain(value: Any) -> Any:
-    """Convert numpy arrays and numbers to JSON types, other objects to text."""
+def to_json_value(value: Any) -> Any:
+    """Convert NumPy arrays and numbers to JSON types, and all other objects to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

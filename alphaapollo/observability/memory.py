@@ -1,4 +1,4 @@
-"""Memory of processes in GiB."""
+"""Measure the memory of processes in GiB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def memory_metrics() -> dict[str, float]:
-    """Resident memory of this process, current and peak, and memory reserved by torch on the GPU."""
+    """Measure this process: resident memory, current and peak, and GPU memory reserved by torch, in GiB."""
     metrics = {"rss_gib": resident_gib(), "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if torch.cuda.is_available():
         metrics["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
@@ -19,12 +19,12 @@ def memory_metrics() -> dict[str, float]:
 
 
 def resident_gib() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process in GiB."""
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
 def peak_memory_gib(pid: int) -> float:
-    """Peak resident memory of a process; 0 if it ended."""
+    """Return the peak resident memory of a process in GiB; 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per iteration with flat numbers named `group/name`, e.g. `critic/score/mean`."""
+"""Write and read metrics.jsonl: one line per iteration with numbers named `group/name`, e.g. `critic/score/mean`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from alphaapollo.observability.disk import writing
-from alphaapollo.observability.json_values import finite
+from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.json_values import to_finite
 
 
 class JsonlTracker:
@@ -20,13 +20,13 @@ class JsonlTracker:
     def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            for problem in _cut_after(path, resumed_step):
-                notice(problem)
+            for text in _remove_lines_after(path, resumed_step):
+                notice(text)
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with writing("the metrics", self._path):
+        with explain_write_errors("the metrics", self._path):
             self._file.write(json.dumps(to_record(step, metrics), allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -35,15 +35,16 @@ class JsonlTracker:
         self._file.close()
 
 
-def _cut_after(path: Path, step: int) -> list[str]:
-    """Remove lines after `step` (all lines for a new run) and a line left incomplete by a kill. Returns notices about
-    damaged lines."""
+def _remove_lines_after(path: Path, step: int) -> list[str]:
+    """Remove the lines of later steps and incomplete lines. Returns notices about damaged lines.
+
+    step: step of the resumed checkpoint; 0 for a new run removes all lines."""
     kept, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):
-        if (own := _step_of(line)) is None:
+        if (line_step := _parse_step(line)) is None:
             damaged += [str(number)] if line.endswith(b"\n") else []
-        elif own <= step:
+        elif line_step <= step:
             kept.append(line)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
@@ -55,18 +56,18 @@ def _cut_after(path: Path, step: int) -> list[str]:
 
 
 def read_logged_steps(path: Path) -> list[int]:
-    """Steps that have a line. Raises ValueError if the file cannot be read."""
+    """Return the steps in a metrics.jsonl; empty if it does not exist. Raises ValueError if it cannot be read."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}). Move it away to continue without the earlier metrics."
         ) from None
-    return [step for line in lines if (step := _step_of(line)) is not None]
+    return [step for line in lines if (step := _parse_step(line)) is not None]
 
 
-def _step_of(line: bytes) -> int | None:
-    """Step of a line; None for an invalid line."""
+def _parse_step(line: bytes) -> int | None:
+    """Return the step of a line, or None if the line is invalid."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -81,6 +82,6 @@ def to_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None
     """
     record: dict[str, float | None] = {"step": step}
     for name, value in metrics.items():
-        assert "/" in name, f"metric {name!r} has no group: name it group/name"
-        record[name] = finite(value)
+        assert "/" in name, f"metric {name!r} has no group. Use a name group/name"
+        record[name] = to_finite(value)
     return record

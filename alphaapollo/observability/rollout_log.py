@@ -1,5 +1,5 @@
-"""Write every trajectory to rollouts/step_000012.jsonl, and to rollouts/val_000012.jsonl (val_greedy_...) in
-validation.
+"""Write trajectories to rollouts/: step_000012.jsonl (training), val_000012.jsonl or val_greedy_000012.jsonl
+(validation).
 
     loop -- write(step, groups) --> queue --> thread: one JSON line per trajectory --> .part file --> renamed when
     complete
@@ -35,11 +35,11 @@ from alphaapollo.observability.json_values import to_finite, to_json_value
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secrets, redact
 
-QUEUED_STEPS = 4  # beyond this the loop waits for the disk
+QUEUED_STEPS = 4  # largest number of pending writes; the loop waits if there are more
 
 
 class RolloutLog:
-    """Writes in a background thread. A failed write raises in the next call."""
+    """Log of trajectories, written in a background thread. If a write fails, the next call raises its OSError."""
 
     def __init__(self, folder: Path):
         with explain_write_errors("the rollouts", folder):
@@ -49,12 +49,11 @@ class RolloutLog:
         self._writing: deque[Future[None]] = deque()
 
     def write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Queue the trajectories of a training iteration, which must not change afterwards. Raises OSError of an
-        earlier write."""
+        """Queue the trajectories of a training iteration, which must not change afterwards."""
         self._submit(f"step_{step:06d}.jsonl", step, groups)
 
     def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
-        """Queue the trajectories of a validation. suffix: e.g. "_greedy", distinguishes validations of one step."""
+        """Queue the trajectories of a validation. suffix: part of the file name, e.g. "_greedy"."""
         self._submit(f"val{suffix}_{step:06d}.jsonl", step, groups)
 
     def close(self) -> None:
@@ -80,17 +79,16 @@ class RolloutLog:
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """Yield one JSON line per trajectory, with secrets redact. A greedy baseline follows the samples of its group."""
+    """Yield one JSON line per trajectory, with secrets redacted. A greedy baseline follows the samples of its group."""
     known = find_secrets()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = make_trajectory_record(step, group.prompt, trajectory)
-            # Rows are most of a line; a faster writer (same numbers, null for nan) keeps the thread from blocking the
-            # loop.
+            # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             try:
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=to_json_value)
-            except ValueError:  # nan or inf, which JSON lacks
+            except ValueError:  # NaN or infinity, which JSON does not have
                 line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
@@ -98,16 +96,16 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
 
 
 def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
-    """Convert a trajectory to plain data."""
+    """Convert a trajectory to JSON types."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
-    asked = prompt.content if trajectory.first_observation is None else trajectory.first_observation
+    first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
     return {
         "step": step,
         "prompt_id": prompt.id,
         "sample": trajectory.sample,
         "data_source": prompt.data_source,
-        "prompt": asked,
-        "row_prompt": None if asked == prompt.content else prompt.content,
+        "prompt": first_prompt,
+        "row_prompt": None if first_prompt == prompt.content else prompt.content,
         "ground_truth": prompt.ground_truth,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
         "reward": to_finite(score.reward),

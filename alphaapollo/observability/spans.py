@@ -1,7 +1,8 @@
-"""Spans of a process: active calls for stall detection (utils/heartbeat.py), recorded during trainer.profile_steps.
+"""Time spans of a process. They are the active calls of stall detection (utils/heartbeat.py), and are recorded during
+trainer.profile_steps.
 
-    with SPANS.at("rollout 0", "train.12.0.3"):     # for this task and tasks started in it
-        with SPANS("generate", tokens=83):          # almost free while not recording
+    with SPANS.set_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
+        with SPANS("generate", tokens=83):          # negligible cost unless recording
             ...
 
 Each process records its own spans; the controller collects them (trainer/profile.py) into one trace.
@@ -23,26 +24,27 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 class Span:
     """A named time interval. Spans of one lane are sequential or nested."""
 
-    track: str  # controller, policy 0, rollout 3
-    lane: str  # concurrent part of the track: a thread, an episode
+    track: str  # process or worker, e.g. controller, policy 0, rollout 3
+    lane: str  # sequential part of the track, e.g. a thread or an episode
     name: str
     start: float  # unix seconds
     seconds: float
     args: dict[str, Any] = field(default_factory=dict)
 
 
-_place: ContextVar[tuple[str, str]] = ContextVar("place", default=("controller", "loop"))
+_track_and_lane: ContextVar[tuple[str, str]] = ContextVar("place", default=("controller", "loop"))
 
 
 class Spans:
-    """Spans of a process, timed by a monotonic clock that starts at wall-clock time."""
+    """Recorder of the spans of a process, timed by a monotonic clock that starts at wall-clock time."""
 
     def __init__(self) -> None:
         self._recorded: list[Span] | None = None
         self._zero = 0.0  # unix time of the monotonic clock's zero
 
     @property
-    def on(self) -> bool:
+    def is_recording(self) -> bool:
+        """Whether spans are recorded."""
         return self._recorded is not None
 
     def start(self) -> None:
@@ -51,26 +53,28 @@ class Spans:
             self._recorded, self._zero = [], time.time() - time.perf_counter()
 
     def take(self) -> list[Span]:
-        """Stop recording and return the spans; empty at a second call."""
+        """Stop recording and return the recorded spans; empty if not recording."""
         recorded, self._recorded = self._recorded, None
         return recorded or []
 
     @contextmanager
-    def at(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
-        """Set track and lane of the spans inside. Values that are not given are inherited."""
-        before = _place.get()
-        token = _place.set((track or before[0], lane or before[1]))
+    def set_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
+        """Context manager: set track and lane of the spans in the block. None: inherit the current value."""
+        before = _track_and_lane.get()
+        token = _track_and_lane.set((track or before[0], lane or before[1]))
         try:
             yield
         finally:
-            _place.reset(token)
+            _track_and_lane.reset(token)
 
     @contextmanager
-    def __call__(self, name: str, within: float | None = None, **args: Any) -> Iterator[None]:
-        """Record the block as a span, also if it raises. within: its timeout in seconds, if it has one."""
-        recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _place.get()
+    def __call__(self, name: str, timeout: float | None = None, **args: Any) -> Iterator[None]:
+        """Context manager: record the block as a span, even if it raises.
+
+        timeout: timeout of the block in seconds, for stall detection; None: no timeout."""
+        recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _track_and_lane.get()
         try:
-            with HEARTBEAT.call(name, limit=within):
+            with HEARTBEAT.call(name, limit=timeout):
                 yield
         finally:
             if recorded is not None:
@@ -82,10 +86,10 @@ SPANS = Spans()
 
 
 def start_spans() -> None:
-    """Start recording in a worker process. A function is pickled by name; SPANS would be copied."""
+    """Start recording in a worker process. Workers call this function by name, because SPANS would be copied."""
     SPANS.start()
 
 
 def take_spans() -> list[Span]:
-    """Return the spans of a worker process."""
+    """Stop recording in a worker process and return its spans."""
     return SPANS.take()

@@ -1,4 +1,4 @@
-"""Console that commands print to."""
+"""Terminal output of commands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """rich console with colors and live displays only if the output is a terminal.
+    """Console of rich that uses colors and live displays only if the output is a terminal.
 
-    FORCE_COLOR, set by CI services, would write them into log files as well. If the reader of a pipe exits (`... |
-    head`), rich would exit the program; this console drops further output.
+    It ignores FORCE_COLOR, which CI services set and which would write escape codes into log files. If the reader of a
+    pipe exits (`... | head`), it drops further output, where rich would exit the program.
     """
 
     def __init__(
@@ -25,10 +25,11 @@ class Terminal(Console):
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
 
     def write(self, text: str) -> None:
-        """Print plain text: no markup, and lines are not wrapped."""
+        """Print plain text without markup and line wrapping."""
         self.print(text, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
+        """Print a line that starts with `note:`."""
         self.write(f"note: {text}")
 
     def on_broken_pipe(self) -> None:

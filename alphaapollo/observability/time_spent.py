@@ -1,4 +1,4 @@
-"""Time summary of a run: share of each phase, and the config key most likely to reduce it."""
+"""Summarize the time of a run: share of each phase, and the config key that most likely reduces it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 PREFIX = "timing/"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-SUGGESTIONS = {  # phase -> share of a run above which it is large, and what makes it faster
+SUGGESTIONS = {  # phase -> (share of the run that is large, changes that reduce it)
     "generate": (
         0.3,
         f"a larger {ROLLOUT}.num_engines if memory allows, {ROLLOUT}.dtype=bfloat16, or trainer.async_mode=carry if "
@@ -22,8 +22,8 @@ SUGGESTIONS = {  # phase -> share of a run above which it is large, and what mak
 }
 
 
-class TimeSpent:
-    """Sums phase times over iterations."""
+class TimeSummary:
+    """Sum of phase times over iterations, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -34,15 +34,15 @@ class TimeSpent:
             if name.startswith(PREFIX) and name != f"{PREFIX}step":
                 self.seconds[name.removeprefix(PREFIX)] += value
 
-    def lines(self) -> list[str]:
-        """Format the summary; empty if no iteration ran."""
+    def format_lines(self) -> list[str]:
+        """Return the lines of the summary; empty if no iteration ran."""
         total = sum(self.seconds.values())
         if total <= 0:
             return []
         longest_first = sorted(self.seconds.items(), key=lambda item: -item[1])
         shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent / total >= 0.005]
         lines = [f"time: {', '.join(shown)} of {total:,.1f} s"]
-        rest = total - self.seconds.get("start", 0.0)  # without the one-time start
+        rest = total - self.seconds.get("start", 0.0)  # without the start, which happens once
         for phase, spent in longest_first:
             bound, suggestion = SUGGESTIONS.get(phase, (1.0, ""))
             if suggestion and spent >= bound * rest:

@@ -11,7 +11,7 @@ from alphaapollo.observability.spans import SPANS
 
 
 class Timer:
-    """Seconds per phase since construction. Phases of one name add up and do not nest.
+    """Timer of the phases of an iteration, in seconds. Phases of the same name add up. Phases must not nest.
 
     >>> timer = Timer()
     >>> with timer("generate"):
@@ -27,7 +27,7 @@ class Timer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add the block's time to the phase, also if it raises."""
+        """Context manager: add the block's time to the phase, even if the block raises."""
         begin = self._clock()
         try:
             with SPANS(phase):

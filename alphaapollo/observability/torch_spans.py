@@ -1,4 +1,4 @@
-"""Operators and kernels of a training rank as spans, by torch's profiler."""
+"""Record operators and kernels of a training rank as spans, with torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _running: tuple[str, Any] | None = None  # (track, profiler): torch allows one p
 
 
 def start_torch_spans(track: str) -> None:
-    """Start recording in this thread. Does nothing if another worker of this process records."""
+    """Start torch's profiler in this thread. Does nothing if another worker of this process is recording."""
     global _running
     if _running is not None:
         return
@@ -31,7 +31,7 @@ def start_torch_spans(track: str) -> None:
 
 
 def take_torch_spans(track: str) -> list[Span]:
-    """Stop recording and return the spans of `track`."""
+    """Stop torch's profiler and return the spans of `track`; empty if another track is being recorded."""
     global _running
     if _running is None or _running[0] != track:
         return []
@@ -45,7 +45,7 @@ def take_torch_spans(track: str) -> list[Span]:
 
 
 def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
-    """Convert torch's trace, with times in microseconds since baseTimeNanoseconds."""
+    """Convert a trace of torch, with times in microseconds since baseTimeNanoseconds, to spans."""
     base = trace.get("baseTimeNanoseconds", 0) / 1e9
     spans = []
     for event in trace["traceEvents"]:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from alphaapollo.observability.metrics_file import JsonlTracker
 
 WANDB_FIX = (
-    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or remove it."
+    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or remove "
+    "wandb from trainer.logger."
 )
 
 
@@ -26,14 +27,15 @@ class Tracker(Protocol):
 def make_tracker(
     config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
 ) -> Tracker:
-    """Build the trackers of a run behind one interface.
+    """Build the trackers of a run, combined into one tracker.
 
-    config: the run's configuration as plain values; `trainer.logger` names the trackers, wandb shows all of it.
-    resumed_step: step of the checkpoint that is resumed, 0 for a new run; lines logged after it are removed.
-    notice: called with a line for each damaged earlier line.
+    Args:
+        config: configuration of the run as JSON types. `trainer.logger` lists the trackers; wandb stores all of it.
+        resumed_step: step of the resumed checkpoint; 0 for a new run. Metrics of later steps are removed.
+        notice: called with a message about damaged lines.
 
     Raises:
-        ValueError: a package that `trainer.logger` needs is not installed.
+        ValueError: if a package that `trainer.logger` needs is not installed.
     """
     trainer = config["trainer"]
     names = trainer["logger"]
@@ -43,7 +45,7 @@ def make_tracker(
         trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
     if "wandb" in names:
         trackers.append(WandbTracker(trainer["project_name"], trainer["experiment_name"], folder, config))
-    return AllTrackers(trackers)
+    return CombinedTracker(trackers)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -52,7 +54,7 @@ def check_trackers(names: Sequence[str]) -> None:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"trainer.logger has {name}, but the package {name} is not installed. "
-                f"Run pip install -e '.[{name}]' in the clone, or remove it."
+                f"Run pip install -e '.[{name}]' in the clone, or remove {name} from trainer.logger."
             )
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb
@@ -61,8 +63,8 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(f"trainer.logger has wandb, but you are not logged in. {WANDB_FIX}")
 
 
-class AllTrackers:
-    """Several trackers behind one interface."""
+class CombinedTracker:
+    """Tracker that forwards metrics to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]):
         self._trackers = trackers
@@ -77,12 +79,12 @@ class AllTrackers:
 
 
 class TensorboardTracker:
-    """Event files for `tensorboard --logdir`."""
+    """Writer of event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path, resumed_step: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        # tensorboard drops the steps that were logged after the checkpoint
+        # purge_step: tensorboard hides steps that were logged after the checkpoint
         self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

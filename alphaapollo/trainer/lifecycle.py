@@ -45,7 +45,7 @@ from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that has passed every check; nothing is started."""
+    """Checked configuration, plan and inputs of a run that has not started any worker."""
 
     config: Config
     plan: Plan
@@ -54,7 +54,8 @@ class PreparedRun:
 
     @property
     def progress(self) -> Progress:
-        """Progress of the checkpoint, or of a new run. A fixed KL coefficient is the configuration's."""
+        """Return the progress of the checkpoint to resume, or of a new run. A fixed KL coefficient comes from the
+        configuration."""
         kl = self.config.algorithm.kl_ctrl
         if self.start.checkpoint is None:
             return Progress(kl_coef=kl.kl_coef)
@@ -63,14 +64,16 @@ class PreparedRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no iteration remains and the model is written."""
+        """Whether all iterations are done and the model is exported."""
         return self.inputs.goal.is_reached(self.progress) and (
             self.start.is_exported() or not self.config.trainer.export_hf
         )
 
 
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
-    """Check everything that can be checked without a worker, and print the plan. Raises ValueError."""
+    """Check everything that can be checked without a worker, and print the plan.
+
+    Raises ValueError if the configuration, the data or a model cannot be used."""
     machine, trainer = find_machine(config.trainer), config.trainer
     config, kept_threads = choose_threads(config, machine)
     plan = make_plan(config, machine, origin)
@@ -90,7 +93,7 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
 
 
 async def run(prepared: PreparedRun, progress: Progress) -> None:
-    """Train from `progress`, which is updated, to the last iteration. Every process that was started ends with it."""
+    """Train to the last iteration, and end all started processes. Updates `progress` in place."""
     config, inputs, start, timer = prepared.config, prepared.inputs, prepared.start, Timer()
     specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.goal.steps, inputs.has_function)
     try:
@@ -105,11 +108,11 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
                 close_all(ready.rollout_log.close)
             session.console.show_time_summary()
     finally:
-        SPANS.take()  # of a profiled iteration that did not end
+        SPANS.take()  # drop the spans of a profiled iteration that did not end
 
 
 def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
-    """Create the state of a run around its started workers."""
+    """Create the state of a run whose workers have started."""
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
@@ -151,8 +154,9 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
 
 
 async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
-    """Load the checkpoint, if any, and verify the state by a first publish. The GPUs are handed over as in each
-    iteration (loop.py). A new run validates first (trainer.val_before_train)."""
+    """Load the checkpoint, if any, and publish its weights to the engines, which verifies them.
+
+    The GPUs are handed over as in each iteration (loop.py). With trainer.val_before_train a new run then validates."""
     for warning in await run.workers.policy.self_check_warnings():
         run.console.notice(warning)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
@@ -180,8 +184,8 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
 
 
 async def can_share_prompts(run: TrainingRun) -> bool:
-    """Whether the self-checks of the models allow shared prompts. Raises ValueError if they do not, but sharing is
-    required."""
+    """Whether the self-checks of the models allow shared prompts. Raises ValueError if they fail, but the
+    configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.find_sharing_error())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
@@ -189,7 +193,7 @@ async def can_share_prompts(run: TrainingRun) -> bool:
 
 
 async def finish_run(run: TrainingRun, session: Session) -> None:
-    """Export the model, or print how to."""
+    """Export the model, or print the command that exports it."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.steps:
         run.console.notice(f"trainer.total_epochs={trainer.total_epochs} ended after {step} iterations")
@@ -200,11 +204,11 @@ async def finish_run(run: TrainingRun, session: Session) -> None:
 
 @contextmanager
 def tune_memory() -> Iterator[None]:
-    """Collect cyclic garbage rarely, and use huge pages for large matrices.
+    """Context manager: collect cyclic garbage rarely, and use huge pages for large matrices.
 
-    The collector scans every list of token ids, and there are few cycles. Some libraries print errors if it stays
-    changed. Matrices [B, L] otherwise spend most of their time in page faults. Workers must have started, because their
-    memory plan does not include huge pages.
+    The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
+    end, because some libraries otherwise print errors. Without huge pages, matrices [B, L] spend most of their time in
+    page faults. Start the workers before, because their memory plan does not include huge pages.
     """
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -19,7 +19,7 @@ from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, collect
 from alphaapollo.trainer.step.in_flight import InFlightGroups, staleness_metrics
-from alphaapollo.utils.schedule import due
+from alphaapollo.utils.schedule import is_due
 
 
 async def train(run: TrainingRun) -> None:
@@ -39,9 +39,9 @@ async def train(run: TrainingRun) -> None:
 async def finish_iteration(
     run: TrainingRun, collected: CollectedGroups, seconds: float, timer: Timer, in_flight: InFlightGroups | None = None
 ) -> Timer:
-    """Train on the groups, publish the weights, log, validate and checkpoint. Returns the timer of the next iteration.
+    """Train on the groups, publish the weights, log, validate and checkpoint.
 
-    seconds: duration of the generation.
+    Returns the timer of the next iteration. seconds: duration of the generation.
     """
     config, progress = run.config, run.progress
     step = progress.step + 1
@@ -64,19 +64,19 @@ async def finish_iteration(
     metrics |= in_flight.take_metrics() if in_flight else {}
     metrics |= await run.saving.metrics() | await run_metrics(run, timer, learned.tokens)
     run.tracker.log(step, metrics)
-    run.console.step(step, metrics)
+    run.console.show_step(step, metrics)
     run.saving.end_update(progress)
-    timer = Timer()  # a checkpoint follows the metrics of its iteration, or a kill between them would lose these
-    if due(step, config.trainer.save_freq, is_last):
+    timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
+    if is_due(step, config.trainer.save_freq, is_last):
         with timer("checkpoint"):
             await run.saving.save(progress)
     return timer
 
 
 async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: Timer) -> dict[str, float]:
-    """Validate, and reset the reference to the policy, if this iteration has to; returns metrics."""
+    """Validate and reset the reference to the policy if either is due. Returns the validation metrics."""
     config, accuracy, run.progress.validation = run.config, None, {}
-    if due(step, config.trainer.test_freq, is_last):
+    if is_due(step, config.trainer.test_freq, is_last):
         with timer("validate"):
             validation = await validate_and_log(run, step)
         accuracy, run.progress.validation = validation.accuracy, validation.metrics
@@ -89,11 +89,10 @@ async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: 
 
 
 def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
-    """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) follows iteration `step`: on schedule, or because
-    validation has stagnated.
+    """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) is due after iteration `step`.
 
-    Records validation and reset in `progress`, so that a resumed run decides the same. accuracy: of this iteration's
-    validation, None without one.
+    It is due on schedule, or if validation has stagnated. Updates `progress`, so that a resumed run decides the same.
+    accuracy: validation accuracy after this iteration; None if it did not validate.
     """
     if accuracy is not None:
         if progress.best_accuracy is None or accuracy > progress.best_accuracy:
@@ -126,7 +125,9 @@ async def validate_and_log(run: TrainingRun, step: int) -> Validation:
 
 
 async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, float]:
-    """Position in the data, speed, and memory of each role (GiB, maximum over its ranks). tokens: trained ones."""
+    """Compute position in the data, speed, and memory of each role (GiB, maximum over its ranks).
+
+    tokens: number of tokens of the rows trained on."""
     workers, progress = run.workers, run.progress
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}

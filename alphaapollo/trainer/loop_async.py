@@ -5,8 +5,8 @@
     learn       the engines sleep; requests keep their tokens      the engines generate
     publish     paused requests continue with the new weights      pause, load weights, continue
 
-step/in_flight.py has the groups in flight and bounds their staleness. Everything else is the synchronous loop's
-(loop.py), and with trainer.max_staleness=0 the numbers are the same, too. docs/async.md says which mode to choose.
+step/in_flight.py tracks the groups in flight and bounds their staleness. Everything else is shared with the synchronous
+loop (loop.py). With trainer.max_staleness=0 both loops compute the same numbers. docs/async.md compares the modes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train on preferences; returns the exit code of launch/command.py."""
+    """Train on preferences. Returns the exit code (launch/command.py)."""
     return run_training(DpoConfig, "dpo", "alphaapollo.finetuning.run", argv)
 
 

@@ -1,4 +1,4 @@
-"""Score existing outputs, rows with prompts and responses: `python -m alphaapollo.trainer.main_eval data.path=...`"""
+"""Score existing responses: `python -m alphaapollo.trainer.main_eval data.path=...`"""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load the configuration, check it, grade. Returns 0 if done, 1 if failed, 2 if refused before the start, 130 if
-    interrupted."""
+    """Load and check the configuration, then grade the responses.
+
+    Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted."""
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)

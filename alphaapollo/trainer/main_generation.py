@@ -12,7 +12,7 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generate and score; returns the exit code of launch/command.py."""
+    """Generate and score responses. Returns the exit code (launch/command.py)."""
     return run_command(GenerationConfig, "generation", "alphaapollo.evaluation.generation", argv)
 
 

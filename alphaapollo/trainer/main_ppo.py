@@ -12,7 +12,7 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with reinforcement learning; returns the exit code of launch/command.py."""
+    """Train with reinforcement learning. Returns the exit code (launch/command.py)."""
     return run_training(Config, "ppo", "alphaapollo.trainer.lifecycle", argv)
 
 

@@ -17,16 +17,16 @@ from alphaapollo.observability.timing import Timer
 
 
 class StepProfiler:
-    """Profiles the given iterations, each until the next one begins, so that its checkpoint is included."""
+    """Profiler of the iterations in `steps`. A profile ends with the checkpoint of its iteration."""
 
     def __init__(self, steps: Sequence[int], workers: WorkerGroups, folder: Path, console: Console):
         self._steps, self._workers, self._folder, self._console = set(steps), workers, folder, console
         self._active: int | None = None
 
     async def start_step(self, step: int | None, timer: Timer) -> None:
-        """Start iteration `step` (None: the last one has ended) and write the profile of the one before.
+        """Write the profile of the previous iteration, and start recording if iteration `step` is to be profiled.
 
-        timer: counts the time that this takes, as `profile`.
+        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`.
         """
         ended, self._active = self._active, step if step in self._steps else None
         if ended is None and self._active is None:

@@ -13,29 +13,29 @@ class Progress(RunProgress):
     """The driver's state after `step` complete iterations."""
 
     prompts_consumed: int = 0  # position in the stream of training prompts; prompts before it have been started
-    kl_coef: float = 0.0  # of the KL in the reward, as its controller has set it
-    best_accuracy: float | None = None  # over all validations
-    validations_without_gain: int = 0  # consecutive ones, since the last reset of the reference
+    kl_coef: float = 0.0  # current coefficient of the KL penalty in the reward
+    best_accuracy: float | None = None  # best validation accuracy so far
+    validations_without_gain: int = 0  # consecutive validations, counted since the last reference reset
     reference_resets: int = 0
     unfinished: list[int] = field(default_factory=list)
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
     validation: dict[str, float] = field(default_factory=dict)
-    """Metrics of the validation of iteration `step`; empty: it had none."""
+    """Validation metrics of iteration `step`; empty if it did not validate."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The iteration or the number of prompts that ends a run."""
+    """Condition that ends a run: a number of iterations, or a number of prompts."""
 
     steps: int  # maximum iterations
     prompts: int | None = None  # prompts to consume; None: only iterations count
 
     @classmethod
-    def of(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> Goal:
-        """`steps` iterations or, if None, `epochs` passes over the data.
+    def from_schedule(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> Goal:
+        """Return the goal for `steps` iterations or, if None, for `epochs` passes over the data.
 
-        The last iteration is then the one that consumes the last full batch of the last pass. With dynamic sampling one
-        iteration consumes several batches.
+        For passes, the run ends when the last full batch of the last pass is consumed. With dynamic sampling one
+        iteration may consume several batches.
         """
         if steps is not None:
             return cls(steps)
@@ -43,17 +43,19 @@ class Goal:
         return cls(steps, steps * batch_size)
 
     def is_reached(self, progress: Progress, step: int | None = None) -> bool:
-        """Whether the run ends after its complete iterations, or after iteration `step`, which has its prompts."""
+        """Whether the run ends after its complete iterations or, if `step` is set, after iteration `step`.
+
+        Prompts of iteration `step` must already be counted in `progress`."""
         done = progress.prompts_consumed - len(progress.unfinished)
         passed = self.prompts is not None and done >= self.prompts
         return passed or (progress.step if step is None else step) >= self.steps
 
 
 def check_steps(key: str, steps: Sequence[int], total_steps: int) -> None:
-    """Raise ValueError if `steps`, the value of `key`, has an iteration beyond the last one of the run."""
+    """Raise ValueError if a step in `steps`, the value of `key`, is after the last iteration of the run."""
     beyond = [step for step in steps if step > total_steps]
     if beyond:
         raise ValueError(
-            f"{key}={list(steps)}: iteration {beyond[0]} does not exist, the run has {total_steps} iterations. Use "
+            f"{key}={list(steps)}: iteration {beyond[0]} does not exist; the run has {total_steps} iterations. Use "
             f"numbers from 1 to {total_steps}."
         )

@@ -1,14 +1,14 @@
 """Publish weights to the engines and verify that the engines compute with them (weight_sync/verification.py).
 
-policy.probe          log-probs of a few tokens; the policy then offloads, so that the engines find free GPU memory
-engines.pause         in flight only: running requests stop between two tokens
+policy.probe          log-probs of a few tokens; the policy then offloads to free GPU memory for the engines
+engines.pause         only with requests in flight: they stop between two tokens
 engines.wake_weights  allocate weights only: the policy still holds GPU memory
-policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
-engines.confirm       load from shared memory where that is the transport; compare digests
+policy.send_weights   into shared memory, or with vLLM's transfer into the engines
+engines.confirm       load the weights if they are in shared memory; compare digests
 policy.release        free the transfer buffers and the GPU
 engines.wake_cache    allocate the KV cache
-engines.resume        in flight only
-engines.log_probs     compare with the policy's probe; requests may already run, but nothing is trained on before
+engines.resume        only with requests in flight
+engines.log_probs     compare with the policy's probe; requests may run, but are trained on only if it matches
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from alphaapollo.weight_sync.verification import check_probe, check_probe_finite
 
 @dataclass
 class WeightPublisher:
-    """Publishes the trainer's weights to the engines. `tolerance`: largest accepted mean probe mismatch, in nats."""
+    """Publisher of the trainer's weights to the engines. `tolerance`: largest accepted mean probe mismatch, in nats."""
 
     policy: PolicyGroup
     engines: EngineGroup
     probe: list[int]  # token ids
     tolerance: float
-    in_flight: bool = False  # requests may be running; they are paused
+    in_flight: bool = False  # whether requests may be running; they are paused during a publish
     _before: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publish and verify. Ends the policy's phase on the GPUs and begins that of the engines.
+        """Publish the weights and verify them. Hands the GPUs over from the policy to the engines.
 
         Returns `sync/probe_gap` (mean log-prob mismatch of the probe, nats) and `sync/probe_moved` (mean change of the
-        policy's own probe since the previous publish). A fake engine has no weights and returns nothing.
+        policy's probe since the previous publish). A fake engine has no weights and returns nothing.
 
         Raises:
-            WeightSyncError: digests or probe log-probs differ.
-            FloatingPointError: the policy's weights are not finite; nothing is published.
+            WeightSyncError: if digests or probe log-probs differ.
+            FloatingPointError: if the policy's weights are not finite. Nothing is published.
         """
         if not await self.engines.hold_weights():
             await self.policy.offload()

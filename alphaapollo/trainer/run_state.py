@@ -23,20 +23,20 @@ from alphaapollo.types import Prompt
 
 @dataclass(kw_only=True)
 class Learner:
-    """What `learn` needs, in a run or in a replay."""
+    """State that `learn` needs, in a run or in a replay."""
 
     config: Config
     plan: Plan
     workers: WorkerGroups
     progress: Progress
     console: Console
-    column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks
-    shares_prompts: bool = False  # as planned, if the self-check of the workers allows it
-    reference: ReferencePrefetcher | None = None  # if its log-probs are computed per group
-    iterations_skipped: int = 0  # consecutive ones, because of non-finite worker columns
+    column_dtype: ColumnDtype = "float32"  # dtype of the columns that the driver computes
+    shares_prompts: bool = False  # planned, and allowed by the workers' self-check
+    reference: ReferencePrefetcher | None = None  # None: reference log-probs are computed per batch
+    iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns
 
     def start_reference_prefetch(self) -> None:
-        """Create the prefetcher if it is planned; `shares_prompts` must be known."""
+        """Create the reference prefetcher if it is planned. Set `shares_prompts` before."""
         plan, actor = self.plan, self.config.actor_rollout_ref.actor
         if plan.reference_ahead:
             budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
@@ -46,7 +46,7 @@ class Learner:
 
 @dataclass(kw_only=True)
 class TrainingRun(Learner):
-    """A run with its engines and outputs. Its resumable state is `progress` and the state of the workers."""
+    """State of a run with engines and outputs. A checkpoint saves `progress` and the state of the workers."""
 
     weights: WeightPublisher
     prompts: list[Prompt]
@@ -58,4 +58,4 @@ class TrainingRun(Learner):
     rollout_log: RolloutLog
     profiler: StepProfiler
     reward_model_scorer: RewardModelScorer | None = None
-    engines_replaced: int = 0  # after their death
+    engines_replaced: int = 0  # number of dead engines that were replaced

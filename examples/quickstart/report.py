@@ -10,7 +10,7 @@ from typing import Any
 from rich.columns import Columns
 from rich.panel import Panel
 
-from alphaapollo.observability.curve import draw, read_curves, save_png
+from alphaapollo.observability.curve import plot_curves, read_curves, save_png
 from alphaapollo.observability.terminal import Terminal
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
@@ -37,7 +37,7 @@ def main() -> None:
     run, terminal = args.out / "grpo", Terminal(highlight=False, soft_wrap=True)
     curves = read_curves(run / "metrics.jsonl", CURVES)
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
-    terminal.print(draw(curves))
+    terminal.print(plot_curves(curves))
     save_png(curves, run / "curve.png", "the forgotten carry")
 
     last = int(curves["val/accuracy"][-1][0])

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.data.packing import keep_rows
-from alphaapollo.trainer.setup.plan import skips_rows_without_advantage
+from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable
@@ -107,8 +107,8 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     )
     settings = CreditSettings(estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
     credit = assign_credit(batch, computed, settings)
-    may_skip = view.skips and skips_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
-    kept = credit.has_signal if may_skip else np.ones_like(credit.has_signal)
+    may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
+    kept = credit.has_gradient if may_skip else np.ones_like(credit.has_gradient)
     steps = keep_rows(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
     return Prepared(batch, credit.columns, tokens, batch.layout.split_columns(tokens), steps)
 

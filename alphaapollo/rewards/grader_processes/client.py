@@ -1,9 +1,9 @@
-"""Client of the grader processes, so that a reward function can neither stall nor crash a run.
+"""Client of the grader processes. It isolates a run from reward functions that hang or crash.
 
-    score(prompt, text) -> a slot -> an idle process -> Score; a failed grade is retried once
+    score(prompt, text) -> free slot -> idle process -> Score; a failed grade is retried once
 
-When a completion exceeds the time limit or its process dies, only this completion fails, and the next one gets a new
-process. Completions do not wait behind a slow one: its slot is given to others.
+When a completion exceeds the time limit or its process dies, only this completion fails. The next completion is graded
+by a new process. A slow completion gives up its slot, so that it does not delay the others.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import failed_score
+from alphaapollo.rewards.base import score_failure
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_waiting
 
-MAX_ATTEMPTS = 2  # for one completion
-SLOW_SECONDS = 0.5  # after which a completion counts as slow
+MAX_ATTEMPTS = 2  # attempts per completion
+SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 
 
 class RewardClient:
-    """Computes the reward of a run: the custom reward function, or the built-in grader of the prompt's data source.
+    """Client that computes rewards with the custom reward function or the built-in grader of the prompt's data source.
 
-    `reward.components` are added to it (see `components.add_components`). Belongs to one event loop.
+    The values of `reward.components` are added (see `components.add_components`). A client belongs to one event loop.
     """
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
@@ -41,25 +41,25 @@ class RewardClient:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the first process (ValueError: it does not start, or a function or a component cannot be loaded)."""
+        """Start the first process. Raises ValueError if it cannot start, or cannot load a function or a component."""
         try:
             process = await self._start_process()
-        except ProcessDiedError:  # it may have been killed from outside
+        except ProcessDiedError:  # possibly killed from outside: retry once
             process = await self._start_process()
         self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """Score one completion; after MAX_ATTEMPTS failures, return outcome GRADER_FAILED and reward NaN.
+        """Score one completion. After MAX_ATTEMPTS failures, the score has outcome GRADER_FAILED and reward NaN.
 
-        `turns` is the episode so far, for functions that take a trajectory; without it, the text is the only turn.
-        Never raises because of a reward function.
+        `turns` is the episode, for functions that take a trajectory. If `turns` is empty, the text is the only turn.
+        An error in a reward function never raises here.
         """
         try:
             request = encode_request(prompt, text, turns if self._takes_turns else ())
         except (TypeError, ValueError) as error:
-            return failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
+            return score_failure(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
-            with exclude_waiting(), SPANS("grade", within=max(self._reward.timeout, START_TIMEOUT)):
+            with exclude_waiting(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
                 task = asyncio.create_task(self._grade(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -69,7 +69,7 @@ class RewardClient:
         return score
 
     async def close(self) -> None:
-        """Kill the grader processes; unanswered completions fail."""
+        """Kill the grader processes. Completions without a reply fail."""
         self._is_closed = True
         for process in self._processes:
             process.kill()
@@ -96,9 +96,9 @@ class RewardClient:
         slots = self._slots
         try:
             if self._is_closed:
-                return failed_score("the graders are closed")
+                return score_failure("the graders are closed")
             process = self._idle.pop() if self._idle else await self._start_process()
-            answer = asyncio.create_task(process.ask(request, self._reward.timeout))
+            answer = asyncio.create_task(process.send_request(request, self._reward.timeout))
             await asyncio.wait({answer}, timeout=SLOW_SECONDS)
             if not answer.done() and not process.is_importing and not self._slow_slots.locked():
                 await self._slow_slots.acquire()
@@ -106,15 +106,15 @@ class RewardClient:
                 slots = self._slow_slots
             score = decode_reply(await answer)
             self._idle.append(process)
-        except (ValueError, OSError) as error:  # GraderError, or a file that cannot be imported any more
-            score = failed_score(f"the reward function gave no reward: {error}")
+        except (ValueError, OSError) as error:  # GraderError, or an import that no longer works
+            score = score_failure(f"the reward function gave no reward: {error}")
         finally:
             slots.release()
-        await self._end_surplus()
+        await self._end_surplus_processes()
         return score
 
-    async def _end_surplus(self) -> None:
-        """End idle processes beyond reward.num_workers, unless completions are waiting for them."""
+    async def _end_surplus_processes(self) -> None:
+        """End idle processes above reward.num_workers, unless completions are waiting for a slot."""
         self._processes = {process for process in self._processes if process.is_running}
         while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
             process = self._idle.pop()
@@ -126,7 +126,7 @@ def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
     """Check at startup that a grader process can load the user's files and all components.
 
     Raises:
-        ValueError: as `load_reward_function`, an unknown component, or an import that hangs or ends the process.
+        ValueError: `load_reward_function` raises it, a component is unknown, or an import hangs or exits the process.
     """
 
     async def start_once() -> None:

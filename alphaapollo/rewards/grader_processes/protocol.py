@@ -1,8 +1,8 @@
-"""Messages on the pipes of a grader process.
+"""Encode and decode the messages on the pipes of a grader process.
 
-Requests are pickled (prompt, completion, turns as JSON). Replies are lines of JSON, because a process that grades
-untrusted text must not send pickles. The first line is {problem, takes_turns}; then one line answers each request. If a
-grader's libraries are imported for a request, IMPORTING and, when that is done, an empty line come before the reply.
+A request is a pickled tuple (prompt, completion, turns as JSON). A reply is a line of JSON, because a process that
+grades untrusted text must not send pickles. The first line of a process is {error, takes_turns}. Each request is
+answered by one line. If a request needs an import, the lines IMPORTING (before) and "" (after) precede the reply.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.observability.json_values import plain
+from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 
 IMPORTING = b"importing\n"
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment of this process, extended so that a child process finds this package."""
+def make_worker_environment() -> dict[str, str]:
+    """Return the environment variables for a child process, with this package in PYTHONPATH."""
     package_root = str(Path(__file__).resolve().parents[3])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) -> bytes:
-    """Encode a request. Turns are sent as JSON, because the worker may lack the classes that an environment puts in.
+    """Encode a request. Turns are sent as JSON, because `info` may have classes that the worker cannot import.
 
     Raises:
-        TypeError, ValueError: JSON cannot represent the turns.
+        TypeError: JSON cannot represent the turns.
+        ValueError: JSON cannot represent the turns.
     """
     records = [[turn.text, turn.observation, turn.reward, turn.valid, turn.info] for turn in turns]
-    text = json.dumps(records, default=plain) if turns else ""
+    text = json.dumps(records, default=to_json_value) if turns else ""
     return pickle.dumps((prompt, completion, text), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode_request(request: tuple[Prompt, str, str]) -> tuple[Prompt, Episode]:
-    """Decode an unpickled request. Without turns, the completion is the only one."""
+    """Return the prompt and episode of an unpickled request. Without turns, the completion is the only turn."""
     prompt, completion, text = request
     turns = [EpisodeTurn(*record) for record in json.loads(text)] if text else [EpisodeTurn(completion)]
     return prompt, Episode(completion, turns)

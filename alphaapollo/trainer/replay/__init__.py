@@ -1,1 +1,1 @@
-"""Record iterations and compute them again without engines."""
+"""Record training iterations and replay them without engines."""

@@ -1,4 +1,4 @@
-"""Compute a recorded iteration again, without engines and Ray: `python -m alphaapollo.trainer.replay DIR`"""
+"""Replay a recorded iteration without engines and Ray: `python -m alphaapollo.trainer.replay DIR`"""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from alphaapollo.utils.entry_point import command
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
 
-Computes an iteration that trainer.record_steps has recorded in DIR (<run>/recorded/step_N) again, with the same
-functions, and compares the results (docs/replay.md)."""
+Replays an iteration that trainer.record_steps recorded in DIR (<run>/recorded/step_N): computes it with the same
+functions and compares the results (docs/replay.md)."""
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read, compute, compare. Returns 0 if equal (or if another computation was requested), 1 if it differs or failed,
-    2 if refused before the start, 130 if interrupted."""
-    options = _parse(argv)
+    """Read the recording, compute the iteration and compare the results.
+
+    Returns 0 if they are equal or options change the computation, 1 if they differ or the replay failed, 2 if the input
+    is invalid, 130 if interrupted."""
+    options = _parse_arguments(argv)
     with exit_on_config_error():
         from alphaapollo.launch.failures import FAILURES
         from alphaapollo.trainer.replay.recording import read_recording
@@ -44,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if print_comparison(prepared, outcome) else 1
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
     parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
     parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="another setting, to see its effect")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="change a setting to see its effect")
     return parser.parse_intermixed_args(argv)
 
 

@@ -1,6 +1,6 @@
 """Record the iterations of trainer.record_steps, so that they can be replayed (replay/run.py).
 
-groups, state of the trainers -> recorded/step_N -> learn -> its result or error, written beside them
+groups, state of the trainers -> recorded/step_N -> learn -> result or error, added to recorded/step_N
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Call `learn`; in an iteration of trainer.record_steps, record its inputs and its outcome."""
+    """Call `learn`. If `step` is in trainer.record_steps, also record the inputs and the outcome."""
     if step not in (run.config.trainer.record_steps or ()):
         learned = await learn(run, step, groups, timer)
-        return replace(learned, batch=None, credit=None)  # frees their memory
+        return replace(learned, batch=None, credit=None)  # frees the memory of both
     with timer("record"):
         folder = await record_inputs(run, step, groups)
     hint = f"to compute it again: python -m alphaapollo.trainer.replay {folder}"
@@ -48,7 +48,7 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
 
 
 async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
-    """Write everything that the learning of iteration `step` depends on; returns the complete folder."""
+    """Write everything that the update of iteration `step` depends on. Returns the completed folder."""
     recordings, placement = CheckpointFolder(run.config.trainer.folder / FOLDER, keep=None), run.plan.placement
     info = RecordingInfo(
         step=step,
@@ -71,25 +71,25 @@ async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGrou
 
 
 async def measure_outcome(run: Learner, step: int, learned: UpdateResult) -> LearningOutcome:
-    """Get metrics, columns and weight digests of an iteration's learning; the trainers are offloaded."""
+    """Collect metrics, columns and weight digests of an iteration's update. Offloads the trainers."""
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
         if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
-            found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # those of the update
+            found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
         acted = learned.batch.mask.numpy() != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}
         columns = {name: learned.batch.layout.to_matrix(parts)[acted] for name, parts in computed.items()}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
-            fingerprints |= {f"{name} {what}": value for what, value in (await role.fingerprint()).items()}
+            fingerprints |= {f"{name} {part}": value for part, value in (await role.fingerprint()).items()}
             await role.offload()
     return LearningOutcome(learned.metrics | {"kl/next_coef": learned.kl_coef}, fingerprints, columns)
 
 
 def describe_machine() -> dict[str, str]:
-    """Processor and library versions, on which the bits of a computation depend."""
+    """Return processor and library versions, which affect rounding."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -1,11 +1,11 @@
 """Files of a recorded iteration.
 
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    recording.json            format, kl_coef, how and on what machine the run computed
+    recording.json            format, kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups
-    policy/  critic/          as in a checkpoint: weights, moments, a reference that was reset
-    outcome/                  written after the update: outcome.json, columns.npz and their own manifest
+    policy/  critic/          as in a checkpoint: weights, optimizer moments, reference after a reset
+    outcome/                  written after the update: outcome.json, columns.npz and a second manifest
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import TrajectoryGroup
 
 FORMAT = 1
-FOLDER = "recorded"  # of a run
+FOLDER = "recorded"  # name of the subfolder of a run
 INFO, GROUPS, OUTCOME = "recording.json", "groups.msgpack", "outcome"
 ARRAY = 1  # extension code of numpy arrays in msgpack
 
 
 @dataclass(frozen=True)
 class RecordingInfo:
-    """How the run computed the iteration."""
+    """Settings and machine with which the run computed the iteration."""
 
     step: int
-    iterations: int  # of the whole run, for learning rate schedules
-    kl_coef: float  # of the KL in the reward
+    iterations: int  # total of the run, for learning rate schedules
+    kl_coef: float  # coefficient of the KL penalty in the reward
     shares_prompts: bool
     ranks: int  # training ranks
     threads: int  # per rank
     device: str
     model: dict[str, Any]  # resolved section of the policy's model
     machine: dict[str, str]  # processor and library versions
-    reference_ahead: bool = False  # its log-probs were computed per group
+    reference_ahead: bool = False  # reference log-probs were computed per group
 
 
 @dataclass(frozen=True)
 class LearningOutcome:
-    """Result of an iteration's learning."""
+    """Result of an iteration's update."""
 
     figures: dict[str, float]  # metrics
     fingerprints: dict[str, tuple[str, float]]  # "policy weights": digest and norm after the last optimizer step
-    columns: dict[str, np.ndarray]  # of the action tokens in row order: advantages, log-probs, ...
-    error: str = ""  # that ended it; everything else is then empty
+    columns: dict[str, np.ndarray]  # advantages, log-probs, ... of the action tokens, in row order
+    error: str = ""  # message of the error that ended the update; all other fields are then empty
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording that was read."""
+    """Recorded iteration, read from its folder."""
 
     folder: Path
     info: RecordingInfo
     groups: list[TrajectoryGroup]
-    outcome: LearningOutcome | None  # None: the run ended before
+    outcome: LearningOutcome | None  # None: the run ended before it was written
 
 
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
-    """Write everything but config.yaml and the workers' files."""
+    """Write recording.json and groups.msgpack."""
     try:
         encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_value)
-    except UnicodeEncodeError:  # half a surrogate pair, e.g. from an environment, which UTF-8 does not have
+    except UnicodeEncodeError:  # a lone surrogate, e.g. from an environment, has no UTF-8 encoding
         encoded = msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_value)
     (folder / GROUPS).write_bytes(encoded)
     (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
@@ -87,7 +87,7 @@ def write_outcome(recording: Path, outcome: LearningOutcome) -> None:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read and verify a recording. Raises ValueError if there is none, or it is damaged, or of another format."""
+    """Read and verify a recording. Raises ValueError if it is missing, damaged or has an unsupported format."""
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "
@@ -130,7 +130,7 @@ def _decode_array(data: memoryview) -> np.ndarray:
 
 
 def _escape_surrogates(value: Any) -> Any:
-    """The same value with all texts valid in UTF-8."""
+    """Return a copy of the value in which lone surrogates of all strings are escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -138,5 +138,5 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_escape_surrogates(inner) for inner in value]
     if is_dataclass(value):
-        return {one.name: _escape_surrogates(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: _escape_surrogates(getattr(value, field.name)) for field in fields(value)}
     return value

@@ -1,4 +1,4 @@
-"""Comparison of a recorded iteration with its replay."""
+"""Compare a recorded iteration with its replay."""
 
 from __future__ import annotations
 
@@ -10,85 +10,89 @@ import numpy as np
 from alphaapollo.trainer.replay.recording import LearningOutcome
 from alphaapollo.trainer.replay.run import PreparedReplay
 
-NOT_COMPARED = ("perf/mfu/actor", "actor/sharing_gap", "critic/sharing_gap")  # of the clock; of a worker's first batch
+NOT_COMPARED = (
+    "perf/mfu/actor",
+    "actor/sharing_gap",
+    "critic/sharing_gap",
+)  # depends on time; measured on a worker's first batch only
 LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
-FLOOR = 1e-2  # differences of smaller metrics, possibly sums that cancel, are in units of this
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # where the bits may differ
+FLOOR = 1e-2  # smallest scale of relative differences: metrics near 0 may be sums that cancel
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # largest relative difference where rounding may differ, by dtype
 
 Value = float | np.ndarray | tuple[str, float]
-"""A metric, a column, or digest and norm of weights."""
+"""Metric, column, or (digest, norm) of weights."""
 
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A metric, or the norm of a column or of weights, on both sides."""
+    """Recorded and replayed value of a metric, or norm of a column or of weights."""
 
     name: str
-    recorded: float | None  # None: missing
-    replayed: float | None
-    same: bool  # to the last bit
-    difference: float  # relative
+    recorded: float | None  # None if missing
+    replayed: float | None  # None if missing
+    is_equal: bool  # bitwise
+    difference: float  # relative difference
 
 
-def compare(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
-    """Compare all values in the order in which they are computed; with `exact` also those of the memory layout."""
+def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
+    """Compare all values, in the order in which they are computed. exact: also compare memory-layout metrics."""
     excluded, values = {*NOT_COMPARED, *(() if exact else LAYOUT)}, []
     for part in ("columns", "figures", "fingerprints"):
-        ours, theirs = getattr(recorded, part), getattr(replayed, part)
-        for name in ours | theirs:
+        left, right = getattr(recorded, part), getattr(replayed, part)
+        for name in left | right:
             if name not in excluded:
-                values.append(_compare(name, ours.get(name), theirs.get(name)))
+                values.append(_compare_value(name, left.get(name), right.get(name)))
     return values
 
 
 def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
-    """Print both sides and the verdict; returns False if they should be equal but are not."""
+    """Print recorded and replayed values and the verdict. Returns False if they differ but should be equal."""
     recording, recorded = prepared.recording, prepared.recording.outcome
     print(f"iteration {recording.info.step}, recorded in {recording.folder}")
     if recorded is None:
         recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
     if recorded.error or replayed.error:
         return _print_errors(prepared, recorded, replayed)
-    values = compare(recorded, replayed, prepared.exact)
+    values = compare_outcomes(recorded, replayed, prepared.is_exact)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     for value in values:
-        difference = "0" if value.same else f"{value.difference:.1e}"
-        print(f"{value.name:34}{_format(value.recorded):>15}{_format(value.replayed):>15}  {difference}")
-    equal, verdict = judge(prepared, values)
+        difference = "0" if value.is_equal else f"{value.difference:.1e}"
+        print(f"{value.name:34}{_format_number(value.recorded):>15}{_format_number(value.replayed):>15}  {difference}")
+    equal, verdict = judge_replay(prepared, values)
     print(verdict)
     return equal
 
 
-def judge(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple[bool, str]:
-    """Whether the replay is as expected, and a sentence that says so."""
-    differing = [value for value in values if not value.same]
+def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple[bool, str]:
+    """Return whether the replay is as expected, and the verdict as text."""
+    differing = [value for value in values if not value.is_equal]
     largest = max(differing, key=lambda value: value.difference, default=None)
     if largest is None:
         return True, f"bit for bit equal: {len(values)} of {len(values)}"
-    how = f"the largest difference is {largest.difference:.1e}, in {largest.name}"
+    largest_difference = f"the largest difference is {largest.difference:.1e}, in {largest.name}"
     if prepared.float64 or prepared.changes:
         words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.changes]
-        return True, f"{', '.join(words)}: {how}"
-    if prepared.exact:
-        return False, f"not equal: the first difference is in {differing[0].name}; {how}"
+        return True, f"{', '.join(words)}: {largest_difference}"
+    if prepared.is_exact:
+        return False, f"not equal: the first difference is in {differing[0].name}; {largest_difference}"
     tolerance = TOLERANCE[prepared.plan.model.dtype]
     equal = largest.difference <= tolerance
-    verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {how}"
+    verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {largest_difference}"
     return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.reasons)}"
 
 
 def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
-    for value in compare(replayed, replayed, exact=False):
-        print(f"{value.name:34}{'':15}{_format(value.replayed):>15}")
-    if recorded.error and replayed.error:  # the recorded one may begin with the worker's name
+    for value in compare_outcomes(replayed, replayed, exact=False):
+        print(f"{value.name:34}{'':15}{_format_number(value.replayed):>15}")
+    if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
         return replayed.error in recorded.error
     expects_change = prepared.float64 or bool(prepared.changes) or prepared.recording.outcome is None
     return expects_change and not replayed.error
 
 
-def _compare(name: str, recorded: Value | None, replayed: Value | None) -> ComparedValue:
+def _compare_value(name: str, recorded: Value | None, replayed: Value | None) -> ComparedValue:
     same, gap, scale = False, math.inf, 1.0
     if isinstance(recorded, np.ndarray) and isinstance(replayed, np.ndarray) and recorded.shape == replayed.shape:
         same = recorded.dtype == replayed.dtype and recorded.tobytes() == replayed.tobytes()
@@ -103,15 +107,15 @@ def _compare(name: str, recorded: Value | None, replayed: Value | None) -> Compa
         scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
     difference = 0.0 if same else gap / (scale or 1.0)
     return ComparedValue(
-        name, _norm(recorded), _norm(replayed), same, math.inf if math.isnan(difference) else difference
+        name, _compute_norm(recorded), _compute_norm(replayed), same, math.inf if math.isnan(difference) else difference
     )
 
 
-def _norm(value: Value | None) -> float | None:
+def _compute_norm(value: Value | None) -> float | None:
     if isinstance(value, np.ndarray):
         return float(np.linalg.norm(value.astype(np.float64)))
     return value[1] if isinstance(value, tuple) else value
 
 
-def _format(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.8g}"

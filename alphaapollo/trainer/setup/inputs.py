@@ -1,4 +1,4 @@
-"""Inputs of a run: data and tokenizers, read and checked before a worker starts."""
+"""Read and check the inputs of a run, data and tokenizers, before a worker starts."""
 
 from __future__ import annotations
 
@@ -45,19 +45,21 @@ TEACHER = "teacher.model.path"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked inputs of a run."""
+    """Checked data, tokenizers and goal of a run."""
 
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: Goal
     probe: list[int]  # token ids of the first prompt, to verify weight syncs
     reward_model_tokenizer: RewardModelTokenizer | None
-    has_function: bool  # a reward function or the environment gives a reward, not only the reward model
+    has_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     notices: list[str]
 
 
 def read_inputs(config: Config) -> Inputs:
-    """Read tokenizer and data, and try the reward function and one environment reset. Raises ValueError."""
+    """Read tokenizer and data, and try the reward function and one environment reset.
+
+    Raises ValueError if one of them cannot be used."""
     data, trainer = config.data, config.trainer
     _check_models(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
@@ -116,7 +118,7 @@ def _check_models(config: Config) -> None:
 
 
 def _list_trained_models(config: Config) -> dict[str, Model]:
-    """Models that the training ranks compute, by the keys of their paths."""
+    """Return the models that the training ranks compute, by the config keys of their paths."""
     policy = config.actor_rollout_ref.model
     models = {"actor_rollout_ref.model.path": policy}
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
@@ -141,7 +143,7 @@ def _list_length_notices(config: Config, goal: Goal, num_prompts: int) -> Iterat
 
 
 def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
-    """Try the reward function; returns whether there is one, and notices."""
+    """Try the reward function. Returns whether there is a reward function, and notices."""
     graded = get_environment_spec(config.env.env_name).graded
     has_function = has_reward_function(config, graded, prompts)
     notices, tried = check_rewards(prompts, config.reward, config.custom_reward_function, graded and has_function)
@@ -162,29 +164,29 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
     Components of a user's environment are not known before the run, so they are not checked.
 
     Args:
-        tried: scores of answers to the prompt; empty: some are computed here.
+        tried: scores of answers to the prompt; if empty, this function computes some.
     """
     wanted = dict(_list_named_components(config))
     if not wanted or config.env.custom_module:
         return
     tried = tried or await try_grades(prompt, config.reward, config.custom_reward_function)
     scores = [score for score in tried if not score.outcome.failed]
-    given = {name for score in scores for name in score.components}
-    if not given and not any(score.reward for score in scores):
-        return  # 0 without components has 0 of each
+    returned = {name for score in scores for name in score.components}
+    if not returned and not any(score.reward for score in scores):
+        return  # a reward of 0 without components is valid: each component is then 0
     if config.reward_model.enable:
-        given |= {COMPONENT, TASK, "accuracy"}
+        returned |= {COMPONENT, TASK, "accuracy"}
     for name, key in wanted.items():
-        if name not in given:
+        if name not in returned:
             raise ValueError(
                 f"{key} names {name!r}, but the reward function, tried on row {prompt.id}, returns "
-                f"{', '.join(sorted(given)) or 'one number without components'}. Return it in the function's dict, or "
-                "change the key."
+                f"{', '.join(sorted(returned)) or 'one number without components'}. Return the component in the "
+                "function's dict, or change the key."
             )
 
 
 def _list_named_components(config: Config) -> Iterator[tuple[str, str]]:
-    """Name of a component, and the key that names it."""
+    """Yield (name, key) for each reward component that a config key names."""
     algorithm = config.algorithm
     if "components" in get_estimator(algorithm.adv_estimator).needs:
         yield from ((name, "algorithm.gdpo_rewards") for name in algorithm.gdpo_rewards)
@@ -195,34 +197,34 @@ def _list_named_components(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) -> list[str]:
-    """Check that the teacher can read the policy's token ids; returns notices. Raises ValueError.
+    """Check that the teacher can read the policy's token ids. Returns notices. Raises ValueError if it cannot.
 
-    Every token id must mean the same to both. To compare full distributions (all divergences but `sampled`), the
-    teacher must also have no other tokens, and a head with as many rows as the policy's.
+    Every token id must stand for the same token in both models. To compare full distributions (all divergences except
+    `sampled`), the teacher must also have no extra tokens, and its head at least as many rows as the policy's.
     """
-    own = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
-    known, written = own.get_vocab(), renderer.tokenizer.get_vocab()
+    tokenizer = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
+    known, written = tokenizer.get_vocab(), renderer.tokenizer.get_vocab()
     path = f"{TEACHER}={teacher.model.path}"
     if other := [token for token, number in written.items() if known.get(token) != number]:
         raise ValueError(
-            f"{path} has another tokenizer than the policy: {_list_tokens(other)} mean something else to it or "
-            "nothing. Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the "
+            f"{path} has another tokenizer than the policy: {_list_tokens(other)} have other token ids or none. "
+            "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the "
             "teacher's texts (docs/expert_iteration.md)."
         )
     if teacher.full_vocabulary:
         compares = f"teacher.divergence={teacher.divergence} compares full distributions, but {path}"
-        fix = "Set teacher.divergence=sampled, which needs the policy's tokens only, or use another teacher."
+        fix = "Set teacher.divergence=sampled, which needs only the policy's tokens, or use another teacher."
         if more := [token for token in known if token not in written]:
             raise ValueError(f"{compares} has tokens that the policy lacks: {_list_tokens(more)}. {fix}")
         reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
         rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
         if rows < needed:
             raise ValueError(f"{compares} has a head of {rows} rows, and the policy one of {needed}. {fix}")
-    if own.chat_template == renderer.tokenizer.chat_template:
+    if tokenizer.chat_template == renderer.tokenizer.chat_template:
         return []
-    return [f"{path} has another chat template than the policy, and reads the policy's."]
+    return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]
 
 
 def _list_tokens(tokens: list[str]) -> str:
-    """`'a', 'b', 'c', ... (23)`"""
+    """Format the first tokens and their number: `'a', 'b', 'c', ... (23)`."""
     return ", ".join(map(repr, sorted(tokens)[:3])) + (f", ... ({len(tokens)})" if len(tokens) > 3 else "")

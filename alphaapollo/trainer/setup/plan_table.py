@@ -1,4 +1,4 @@
-"""Plan table that a run prints before it starts."""
+"""Print the plan of a run as a table before it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaapollo.trainer.setup.plan import Plan
 
 
 def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
-    """Print what is trained, with which sizes and schedules, and all notices."""
+    """Print model, data, sizes and schedules of a run, and all notices."""
     rows = (
         _describe_task(plan, inputs, config)
         | _describe_sizes(plan, inputs, start, config)
@@ -23,7 +23,7 @@ def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config
 
 
 def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
-    """Algorithm, model, data and reward."""
+    """Return the rows for algorithm, model, data and reward."""
     actor, algorithm, teacher = config.actor_rollout_ref.actor, config.algorithm, config.teacher
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
@@ -45,24 +45,24 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
 
 
 def _describe_dtype(plan: Plan) -> str:
-    """`float32 (auto on a CPU), engines bfloat16`, `bfloat16, Liger's kernels`"""
+    """Describe dtypes and kernels, e.g. `float32 (auto on a CPU), engines bfloat16`."""
     kernels = ", Liger's kernels" if plan.model.use_liger is True else ""
     engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     return f"{plan.model.dtype}{plan.dtype_reason}{kernels}{engines}"
 
 
 def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:
-    """Sizes and schedules."""
+    """Return the rows for sizes and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples = config.data.train_batch_size, config.group_size
     rates = [_describe_learning_rate(actor.optim)]
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
-    ahead = {"ahead of an iteration": _describe_async(config)} if trainer.async_mode else {}
+    rows = {"ahead of an iteration": _describe_async(config)} if trainer.async_mode else {}
     if plan.reference_ahead:
-        ahead |= {"the reference's log-probs": "per group, while others are generated"}
+        rows |= {"the reference's log-probs": "per group, during generation"}
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
-    return ahead | {
+    return rows | {
         "iterations": f"{inputs.goal.steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
@@ -91,8 +91,8 @@ def _describe_async(config: Config) -> str:
 
 
 def _describe_environment(env: Env) -> str:
-    tools_of = get_environment_spec(env.env_name).tools
-    tools = [*(tools_of(env) if tools_of else []), *(f"those of the MCP server {name}" for name in env.mcp_servers)]
+    list_tools = get_environment_spec(env.env_name).tools
+    tools = [*(list_tools(env) if list_tools else []), *(f"tools of the MCP server {name}" for name in env.mcp_servers)]
     turns = "one turn" if env.max_steps == 1 or env.env_name == "single_turn" else f"at most {env.max_steps} turns"
     return f"{env.env_name}, {turns}" + (f", tools {', '.join(tools)}" if tools else "")
 
@@ -100,11 +100,11 @@ def _describe_environment(env: Env) -> str:
 def _describe_reward(config: Config) -> str:
     environment, custom = get_environment_spec(config.env.env_name), config.custom_reward_function
     if custom.path:
-        task = f"{custom.name} of {custom.path}"
+        task = f"{custom.name} in {custom.path}"
     elif environment.graded:
         task = "the functions of the rows' data sources"
     else:
-        task = "the environment's own"
+        task = "the environment's reward"
     parts = [f"{weight:g} x {name}" for name, weight in config.reward.components.items() if name != "task"]
     return " + ".join([f"{config.reward.components.get('task', 1.0):g} x {task}" if parts else task, *parts])
 

@@ -1,4 +1,4 @@
-"""Worker specs of a run, from its configuration and plan."""
+"""Specify the workers of a run from its configuration and plan."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     """Specify the workers of a run.
 
     Args:
-        iterations: of the whole run, for learning rate schedules.
-        has_function: whether something besides the reward model gives a reward.
+        iterations: total number of iterations, for learning rate schedules.
+        has_function: whether a reward function or the environment computes a reward, besides a reward model.
     """
     placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
@@ -58,7 +58,7 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
 def _make_rank_builders(
     config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, iterations: int
 ) -> dict[str, Callable[..., Any]]:
-    """Builders of the workers of training ranks, by role."""
+    """Return the functions that build the workers of a training rank, by role."""
     policy = PolicyWorkerConfig(
         model=role.model,
         actor=role.actor,

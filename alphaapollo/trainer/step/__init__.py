@@ -1,1 +1,1 @@
-"""Parts of one iteration: collect, build the batch, assign credit, learn."""
+"""Parts of one iteration: collect groups, build the batch, assign credit, update the models."""

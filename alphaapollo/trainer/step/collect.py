@@ -1,6 +1,6 @@
-"""Rollouts of one iteration: generate groups, and with DAPO's dynamic sampling filter and refill.
+"""Generate the groups of one iteration. With DAPO's dynamic sampling, filter them and generate more.
 
-stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, repeat until full)
+stream position -> prompts -> GroupRequests -> engines -> groups (-> filter by reward variance, repeat until full)
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class CollectedGroups:
-    """Groups to train on, and everything that was generated to get them."""
+    """Groups to train on, and all groups that were generated for them."""
 
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int
-    recovery: dict[str, float] = field(default_factory=dict)  # metrics, if an engine has died
+    recovery: dict[str, float] = field(default_factory=dict)  # metrics of engine restarts; empty if no engine died
 
 
 async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
-    """Generate `data.train_batch_size` groups: in one round, or with dynamic sampling in as many as needed."""
+    """Generate `data.train_batch_size` groups, with dynamic sampling in several rounds if needed."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
-    kept: list[TrajectoryGroup] = []
+    selected: list[TrajectoryGroup] = []
     recovery: Counter[str] = Counter()
     rounds = 0
-    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
+    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
         requests = [make_request(run, draw) for draw in take_draws(run.progress, size)]
         with timer("generate"):
             groups = await generate_groups(run, requests, recovery)
@@ -51,18 +51,18 @@ async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
         check_not_all_failed(groups)
         generated += groups
         groups = [group for group in groups if is_usable(group)]
-        kept += [group for group in groups if passes_filter(run, group)]
+        selected += [group for group in groups if passes_filter(run, group)]
         rounds += 1
-    if filters.enable and len(kept) < size:
+    if filters.enable and len(selected) < size:
         run.console.notice(
-            f"step {step}: only {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
-            "(algorithm.filter_groups.max_num_gen_batches). Training on those."
+            f"step {step}: only {len(selected)} of {size} groups pass the filter after {rounds} generation rounds "
+            "(algorithm.filter_groups.max_num_gen_batches). Training on these groups."
         )
-    return CollectedGroups(kept[:size], generated, rounds, dict(recovery))
+    return CollectedGroups(selected[:size], generated, rounds, dict(recovery))
 
 
 def take_draws(progress: Progress, count: int) -> list[int]:
-    """Take the next prompts by their stream positions, first those that an asynchronous run has left unfinished."""
+    """Take the stream positions of the next `count` prompts, first those of an asynchronous run's unfinished groups."""
     left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
     start = progress.prompts_consumed
     progress.prompts_consumed += count - len(left)
@@ -70,7 +70,7 @@ def take_draws(progress: Progress, count: int) -> list[int]:
 
 
 def make_request(run: TrainingRun, draw: int) -> GroupRequest:
-    """Request the group of the prompt at stream position `draw`."""
+    """Build the request for the group of the prompt at stream position `draw`."""
     (index,) = run.stream.indices(draw, 1)
     return GroupRequest(
         run.prompts[index],
@@ -84,7 +84,7 @@ def make_request(run: TrainingRun, draw: int) -> GroupRequest:
 async def generate_groups(
     run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
 ) -> list[TrajectoryGroup]:
-    """Generate the groups of the requests, with reference log-probs prefetched meanwhile where the plan says so."""
+    """Generate the groups of the requests. Prefetches reference log-probs at the same time, if planned."""
     generating = _generate_with_recovery(run, requests, recovery)
     return await (run.reference.prefetch_during(generating) if run.reference else generating)
 
@@ -92,9 +92,10 @@ async def generate_groups(
 async def _generate_with_recovery(
     run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
 ) -> list[TrajectoryGroup]:
-    """Generate; replace engines that die, and generate their groups again with the same draws.
+    """Generate groups. If engines die, replace them and generate their groups again with the same draws.
 
-    recovery: counts these groups and engines. Raises WorkerDied if an engine cannot be replaced, or dies again.
+    recovery: counter of replaced engines and their groups. Raises WorkerDied if an engine cannot be replaced or dies
+    again.
     """
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_prefetch_reference, run) if run.reference else None
@@ -102,23 +103,23 @@ async def _generate_with_recovery(
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     except WorkerDied as death:
         if run.reference:
-            await run.reference.wait_until_idle()  # the weight sync of the new engine calls the policy's workers, too
+            await run.reference.wait_until_idle()  # syncing weights to the new engine also calls the policy's workers
         recovery.update(await _replace_engines(run, death, len(requests) - len(groups)))
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     return [groups[index] for index in range(len(requests))]
 
 
 async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) -> dict[str, int]:
-    """Replace dead engines while the other workers keep their state (without GPUs only); returns metrics.
+    """Replace dead engines while the other workers keep their state (only without GPUs). Returns metrics.
 
-    missing: groups to generate again. Raises `death` if that is not possible: the run then restarts.
+    missing: number of groups to generate again. Raises `death` if an engine cannot be replaced; the run then restarts.
     """
     engines, trainer = run.workers.engines, run.config.trainer
     dead = sorted(engines.dead)
     if not dead or not run.workers.replaces_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
         raise death
     run.engines_replaced += len(dead)
-    run.console.notice(f"{death}; starting another one and generating {missing} groups again")
+    run.console.notice(f"{death}; starting a new engine and generating {missing} groups again")
     try:
         async with asyncio.timeout(trainer.start_timeout):
             for index in dead:
@@ -132,34 +133,35 @@ async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) ->
 
 
 def _prefetch_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
-    """Prefetch reference log-probs of a finished group that will be trained on, or that a reward model has to score
-    first."""
+    """Prefetch reference log-probs of a finished group if it may be trained on.
+
+    This includes every usable group that a reward model has yet to score."""
     assert run.reference is not None
     if is_usable(group) and (run.reward_model_scorer or passes_filter(run, group)):
         run.reference.add(group)
 
 
 def passes_filter(run: TrainingRun, group: TrajectoryGroup) -> bool:
-    """Whether dynamic sampling keeps a usable group; true where it is off."""
+    """Whether dynamic sampling selects a usable group. Without dynamic sampling, every group passes."""
     filters = run.config.algorithm.filter_groups
     return not filters.enable or has_varied_metric(group, filters.metric)
 
 
 def has_varied_metric(group: TrajectoryGroup, metric: str) -> bool:
-    """Whether the group's samples that did not fail differ in the metric."""
+    """Whether the metric differs between samples of the group, ignoring failed samples."""
     return has_variance([get_metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    """The value that algorithm.filter_groups.metric names."""
+    """Return the trajectory's value of `metric`, from algorithm.filter_groups.metric."""
     if metric in ("accuracy", "reward"):
         return trajectory.accuracy if metric == "accuracy" else trajectory.reward
     value = trajectory.score.component(metric)
     if math.isnan(value):
-        named = {"accuracy", "reward", *trajectory.score.components}
+        available = {"accuracy", "reward", *trajectory.score.components}
         raise ValueError(
             f"algorithm.filter_groups.metric={metric!r} is not a component of the reward. Set it to one of: "
-            f"{', '.join(sorted(named))}."
+            f"{', '.join(sorted(available))}."
         )
     return value
 

@@ -1,4 +1,4 @@
-"""Credit assignment on the driver: from rewards and worker columns to the float columns of the update.
+"""Assign credit on the driver: compute the float columns of the update from rewards and worker columns.
 
 token rewards -> KL in the reward -> estimator -> teacher's advantages -> Columns per rank
 """
@@ -35,7 +35,7 @@ COLUMN_NAMES = {
 
 @dataclass(frozen=True)
 class WorkerColumns:
-    """What the workers computed for the rows, as matrices [B, L]; None: not needed."""
+    """Log-probs and values that the workers computed, as matrices [B, L]. None: not needed."""
 
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
@@ -43,7 +43,9 @@ class WorkerColumns:
     teacher_logprobs: np.ndarray | None = None
 
     def describe_non_finite(self, mask: Tensor) -> str:
-        """Name the columns with non-finite values on action tokens (mask [B, L]), with their rows; empty: none."""
+        """Describe columns with non-finite values on action tokens, with the number of rows. mask: [B, L].
+
+        Returns "" if all values are finite."""
         found = []
         for name, words in COLUMN_NAMES.items():
             matrix = getattr(self, name)
@@ -55,13 +57,13 @@ class WorkerColumns:
 
 @dataclass(frozen=True)
 class CreditSettings:
-    """How advantages are computed."""
+    """Settings of the advantage computation."""
 
     estimator: Estimator
     algorithm: Algorithm
     actor: Actor
-    kl_coef: float = 0.0  # of the KL in the reward
-    dtype: ColumnDtype = "float32"  # of the columns that are computed here
+    kl_coef: float = 0.0  # coefficient of the KL penalty in the reward
+    dtype: ColumnDtype = "float32"  # dtype of the computed columns
     teacher: Teacher = NO_TEACHER
 
 
@@ -94,12 +96,12 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
 
 
 def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
-    """Token rewards [B, L] with the KL penalty, where it is part of the reward."""
+    """Add the KL penalty to the token rewards [B, L] if algorithm.use_kl_in_reward. Returns rewards and metrics."""
     if not settings.algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
     trajectories, kl_coef = batch.joined, settings.kl_coef
-    old, ref = (trajectories.join(_to_float64(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+    old, ref = (trajectories.join(_to_float64(column)) for column in (computed.old_logprobs, computed.ref_logprobs))
     joined = trajectories.join(batch.token_rewards)
     shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
     return trajectories.split(shaped.token_rewards), {
@@ -112,7 +114,7 @@ def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSetti
 def _estimate_advantages(
     batch: Batch, computed: WorkerColumns, rewards: Tensor, settings: CreditSettings
 ) -> tuple[Advantages, Tensor]:
-    """The estimator's advantages, and the total reward of each trajectory [N]."""
+    """Return the estimator's advantages, and the total reward of each trajectory [N]."""
     estimator, returns = settings.estimator, sum_per_trajectory(rewards, batch.trajectory_ids)
     needs_turns = "turns" in estimator.needs
     inputs = AdvantageInputs(
@@ -133,7 +135,7 @@ def _estimate_advantages(
 def _add_teacher_advantages(
     result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
-    """Add the advantages from the teacher's log-probs of the sampled tokens."""
+    """Add advantages from the teacher's log-probs of the sampled tokens, for teacher.divergence=sampled."""
     if not teacher.sampled:
         return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
@@ -147,7 +149,7 @@ def _add_teacher_advantages(
 def _pack_columns(
     batch: Batch, computed: WorkerColumns, result: Advantages, settings: CreditSettings
 ) -> list[Columns[np.ndarray]]:
-    """Cut all matrices [B, L] and row values [B] into one set of flat columns per rank."""
+    """Split all matrices [B, L] and row values [B] into one set of flat columns per rank."""
     layout, dtype = batch.layout, np.dtype(settings.dtype)
     matrices = {
         "advantages": result.advantages.numpy(),
@@ -173,10 +175,10 @@ def _pack_columns(
 
 
 def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:
-    """Tokens that the policy loss treats apart (clip_cov, kl_cov: by a covariance). uint8 [B, L]; None: no such loss.
+    """Choose the tokens that the policy loss treats differently, e.g. by covariance (clip_cov, kl_cov).
 
-    They are chosen once over each mini-batch, because micro-batches depend on lengths and the token budget.
-    `batch.keys` orders the tokens, which decides random draws and ties.
+    Tokens are chosen once per mini-batch, because micro-batches depend on lengths and the token budget. `batch.keys`
+    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
@@ -186,11 +188,13 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
     counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
     chosen = torch.zeros_like(counted)
     for rows in batch.layout.mini_batch_rows:
-        places, columns = counted[list(rows)].nonzero(as_tuple=True)
-        own = torch.tensor(rows)[places]
-        order = keys[own, columns].argsort()
-        own, columns = own[order], columns[order]
-        chosen[own, columns] = policy_loss.choose(logp[own, columns], advantages[own, columns], actor)
+        positions, columns = counted[list(rows)].nonzero(as_tuple=True)
+        token_rows = torch.tensor(rows)[positions]
+        order = keys[token_rows, columns].argsort()
+        token_rows, columns = token_rows[order], columns[order]
+        chosen[token_rows, columns] = policy_loss.choose(
+            logp[token_rows, columns], advantages[token_rows, columns], actor
+        )
     return chosen.numpy().astype(np.uint8)
 
 
@@ -198,9 +202,9 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
     """Number the turns of a batch for step-level estimators, and find turns that start from the same state.
 
     Args:
-        trajectories: N, each with at least one row; their rows in order are the B rows of the others.
-        group_ids: [B]
-        mask: [B, L], column 0 is a row's first action token.
+        trajectories: N trajectories with at least one row each. Their rows, in order, are the B rows of the batch.
+        group_ids: [B], group of each row.
+        mask: [B, L], 1 on action tokens; column 0 is a row's first action token.
     """
     groups = group_ids.tolist()
     index = torch.full(mask.shape, -1, dtype=torch.int64)
@@ -215,16 +219,16 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
             ids.append(anchors.setdefault((groups[number], _get_anchor_state(turn)), len(anchors)))
         for row in trajectory.rows:
             begin = 0
-            for place, end in enumerate(row.turn_ends):
+            for offset, end in enumerate(row.turn_ends):
                 end += 1 - row.response_start
-                index[number, begin:end] = first + row.first_turn + place
+                index[number, begin:end] = first + row.first_turn + offset
                 begin = end
             number += 1
     return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
 
 
 def _get_anchor_state(turn: Turn) -> Hashable:
-    """State before an action: the environment's (StepResult.info["state"]), else the tokens shown just before."""
+    """Return the state before an action: StepResult.info["state"], else the context tokens of the turn."""
     state = turn.info.get("state")
     return tuple(turn.context_ids) if state is None else repr(state)
 

@@ -1,11 +1,11 @@
 """Groups in flight of an asynchronous run: being generated, or complete and waiting for their batch.
 
-stream position -> start -> engines -> complete (-> a signal?) -> take: `data.train_batch_size` groups, oldest first
+stream position -> start -> engines -> complete (-> filter) -> take: `data.train_batch_size` groups, oldest first
 
-A group started while the engines have version v is trained on in iteration v + 1 + `trainer.max_staleness` at the
-latest (iteration s makes version s out of version s - 1). Two rules guarantee that: at most train_batch_size *
-(max_staleness + 1) groups are in flight at a time, and `take` leaves out older groups that are not complete only if all
-of them can still be trained on in time, one batch per iteration. So no group becomes too old: the batch waits for it.
+Iteration s trains weight version s - 1 into version s. A group that starts with weight version v is trained on in
+iteration v + 1 + `trainer.max_staleness` at the latest. Two rules guarantee this:
+1. At most train_batch_size * (max_staleness + 1) groups are in flight at a time.
+2. `take` waits for incomplete older groups, unless all of them can be trained on in time in later batches.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signa
 
 
 class InFlightGroups:
-    """Their prompts are `Progress.unfinished`: a resumed run generates them again, in the order of the stream."""
+    """Groups of an asynchronous run that are being generated or wait for their batch.
+
+    Their stream positions are in `Progress.unfinished`. A resumed run generates these groups again, in stream order."""
 
     def __init__(self, run: TrainingRun):
         self._run = run
         self._size = run.config.data.train_batch_size
         self._staleness = run.config.trainer.max_staleness
-        self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by draw, the position in the stream
+        self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by draw (stream position)
         self._version: dict[int, int] = {}  # weight version at the start of each group in flight
         self._ready: dict[int, TrajectoryGroup] = {}
         self._counts: Counter[str] = Counter()
-        self._waited = 0.0  # seconds that the last batch, already complete, waited for the oldest group
+        self._waited = 0.0  # seconds that the last batch waited for older groups after it was full
 
     def start(self, version: int) -> None:
-        """Start as many prompts as can be trained on in time; `version`: weight version of the engines."""
+        """Start generating as many groups as can be trained on in time. version: weight version of the engines."""
         if not self._staleness:
             return  # each iteration collects its own groups
         run, progress = self._run, self._run.progress
@@ -65,40 +67,40 @@ class InFlightGroups:
             self._generating[draw] = asyncio.ensure_future(run.workers.engines.generate_group(make_request(run, draw)))
 
     async def take(self, step: int, timer: Timer) -> CollectedGroups:
-        """The groups of iteration `step`.
+        """Wait for the groups of iteration `step` and return them.
 
         They are fewer than a batch only at the end of the data, or if dynamic sampling gives up. With max_staleness=0
-        they are what the synchronous loop collects.
+        this collects groups like the synchronous loop.
         """
         if not self._staleness:
-            left = len(self._run.progress.unfinished)  # by an earlier start with another max_staleness
+            num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect(self._run, step, timer)
-            return self._count_collected(collected, left - len(self._run.progress.unfinished))
+            return self._count_collected(collected, num_unfinished - len(self._run.progress.unfinished))
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
         with timer("generate"):
-            while not self._is_enough(step, len(dropped)):
+            while not self._is_batch_ready(step, len(dropped)):
                 if complete_since is None and len(self._ready) >= self._size:
                     complete_since = time.perf_counter()
                 self.start(step - 1)
                 if not self._generating:
                     break
-                self._run.console.phase("generate", min(len(self._ready), self._size), self._size)
+                self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
                 if pending := [task for task in self._generating.values() if not task.done()]:
                     await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 dropped |= await self._sort_finished(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
-        chosen = self._choose()
+        chosen = self._choose_oldest()
         groups = [self._ready[draw] for draw in chosen]
         self._counts["trained"] += len(chosen)
         for draw in chosen:
-            self._forget(draw)
+            self._remove_draw(draw)
         generated = dict(zip(chosen, groups, strict=True)) | dropped
-        every = [generated[draw] for draw in sorted(generated)]
-        return CollectedGroups(groups, every, rounds=-(-len(every) // self._size))
+        in_order = [generated[draw] for draw in sorted(generated)]
+        return CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size))
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last call: carried before + started = trained + dropped + carried now."""
+        """Return counts since the last call: previous carried + started = trained + dropped + carried."""
         counts, self._counts = self._counts, Counter()
         return {f"async/{name}": float(counts[name]) for name in COUNTED} | {
             "async/carried": float(len(self._run.progress.unfinished)),
@@ -107,83 +109,85 @@ class InFlightGroups:
         }
 
     async def close(self) -> None:
-        """Cancel what is still being generated."""
+        """Cancel the groups that are being generated."""
         for task in self._generating.values():
             task.cancel()
         await asyncio.gather(*self._generating.values(), return_exceptions=True)
 
-    def _choose(self) -> list[int]:
+    def _choose_oldest(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
-    def _is_enough(self, step: int, num_dropped: int) -> bool:
-        """Whether there is a full batch, or dynamic sampling has tried all it may, and no group becomes too old."""
-        filters, chosen = self._run.config.algorithm.filter_groups, self._choose()
+    def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
+        """Whether a batch can be taken: it is full or dynamic sampling gives up, and no other group becomes too old."""
+        filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest()
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
         if len(chosen) < self._size and not gives_up:
             return False
-        left = sorted(self._version.keys() - set(chosen))  # in the order in which they were started
+        remaining = sorted(self._version.keys() - set(chosen))  # oldest first
         return all(
-            step + 1 + place // self._size <= self._version[draw] + 1 + self._staleness
-            for place, draw in enumerate(left)
+            step + 1 + position // self._size <= self._version[draw] + 1 + self._staleness
+            for position, draw in enumerate(remaining)
         )
 
     async def _sort_finished(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
-        """Move finished groups to the ready ones; returns those that nothing can be learned from.
+        """Mark finished groups as ready, or drop them. Returns the dropped groups, by draw.
 
-        Raises what an engine raised, and ValueError if all groups of this iteration so far have failed.
+        Raises the errors of engines, and ValueError if all groups of this iteration so far have failed.
         """
         scorer, started = self._run.reward_model_scorer, sorted(self._generating.items())
         finished = {draw: task.result() for draw, task in started if task.done()}
         if scorer and len(finished) < len(started) and len(self._ready) + len(finished) < self._size:
-            return {}  # one phase of the reward model for a whole batch, because it costs the engines their caches
+            return {}  # score a full batch at once: each reward-model phase clears the engines' caches
         for draw in finished:
             del self._generating[draw]
         self._counts["finished"] += len(finished)
         if scorer:
-            await scorer.add_to(finished.values())
-        useless = {}
+            await scorer.score_groups(finished.values())
+        unusable = {}
         for draw, group in finished.items():
             if is_usable(group) and passes_filter(self._run, group):
                 self._ready[draw] = group
                 continue
-            useless[draw] = group
+            unusable[draw] = group
             self._counts["dropped_no_signal" if is_usable(group) else "dropped_failed"] += 1
-            self._forget(draw)
-        if len(dropped) + len(useless) >= self._size and not self._ready:
-            check_not_all_failed([*dropped.values(), *useless.values()])
-        return useless
+            self._remove_draw(draw)
+        if len(dropped) + len(unusable) >= self._size and not self._ready:
+            check_not_all_failed([*dropped.values(), *unusable.values()])
+        return unusable
 
-    def _forget(self, draw: int) -> None:
+    def _remove_draw(self, draw: int) -> None:
         self._ready.pop(draw, None)
         del self._version[draw]
         self._run.progress.unfinished.remove(draw)
 
     def _count_collected(self, collected: CollectedGroups, started_before: int) -> CollectedGroups:
-        """Count the groups of `collect`. Surplus ones of dynamic sampling would be too old for the next batch."""
+        """Count the groups that `collect` returned. Surplus groups of dynamic sampling count as stale.
+
+        started_before: number of groups that an earlier run had started."""
         usable = [group for group in collected.generated if is_usable(group)]
-        with_signal = sum(passes_filter(self._run, group) for group in usable)
+        num_passed = sum(passes_filter(self._run, group) for group in usable)
         self._counts.update(
             started=len(collected.generated) - started_before,
             finished=len(collected.generated),
             trained=len(collected.groups),
             dropped_failed=len(collected.generated) - len(usable),
-            dropped_no_signal=len(usable) - with_signal,
-            dropped_stale=with_signal - len(collected.groups),
+            dropped_no_signal=len(usable) - num_passed,
+            dropped_stale=num_passed - len(collected.groups),
         )
         return collected
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, float]:
-    """Age of the trained tokens: publishes between the weights that sampled them and `version`, which is trained.
+    """Compute the staleness of the trained tokens: `version` minus the weight version that sampled the token.
 
-    Mean and maximum over tokens, and the share of trajectories with tokens of several versions.
+    Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
     counts: Counter[int] = Counter()
     trajectories = mixed = 0
-    for one in (one for group in groups for one in group.trajectories if one.rows):
-        own = Counter(chain.from_iterable(row.weight_versions for row in one.rows))
-        counts.update(own)
-        trajectories, mixed = trajectories + 1, mixed + (len(own) > 1)
+    for trajectory in (one for group in groups for one in group.trajectories if one.rows):
+        versions = Counter(chain.from_iterable(row.weight_versions for row in trajectory.rows))
+        counts.update(versions)
+        trajectories, mixed = trajectories + 1, mixed + (len(versions) > 1)
     tokens = counts.total()
     if not tokens:
         return {}

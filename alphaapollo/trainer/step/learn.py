@@ -1,8 +1,8 @@
-"""Update of one iteration: from groups to optimizer steps.
+"""Update the models on the groups of one iteration.
 
 groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
 
-Phases on the GPUs: columns of the policy; values and update of the critic; update of the policy, then weight sync.
+GPU phases: log-probs of the policy; values and update of the critic; update of the policy; then the weight sync.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class UpdateResult:
     """Result of an iteration's optimizer steps."""
 
     metrics: dict[str, float]
-    kl_coef: float  # of the KL in the reward, for the next iteration
-    tokens: int = 0  # of the rows trained on, prompts included
-    batch: Batch | None = None  # None: there was no group
-    credit: Credit | None = None  # likewise
+    kl_coef: float  # coefficient of the KL penalty in the reward, for the next iteration
+    tokens: int = 0  # number of tokens of the rows trained on, prompts included
+    batch: Batch | None = None  # None: there were no groups
+    credit: Credit | None = None  # None: there were no groups
 
 
 async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Run the optimizer steps of iteration `step`; without groups there are none."""
+    """Run the optimizer steps of iteration `step`. Does nothing if `groups` is empty."""
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return UpdateResult({}, coef)
@@ -54,12 +54,14 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         batch = build_batch(groups, actor, config.algorithm, settings)
     with timer("columns"):
         computed = await compute_columns(run, groups, batch)
-    if problem := computed.describe_non_finite(batch.mask):
-        return await _skip_iteration(run, step, problem)
+    if error := computed.describe_non_finite(batch.mask):
+        return await _skip_iteration(run, step, error)
     run.iterations_skipped = 0
     with timer("advantage"):
-        how = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
-        credit = assign_credit(batch, computed, how)
+        credit_settings = CreditSettings(
+            plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher
+        )
+        credit = assign_credit(batch, computed, credit_settings)
     lost = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, len(batch.trajectories))
     with timer("update"):
@@ -69,11 +71,11 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             metrics |= await workers.critic.update(credit.columns, skip_bad)
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
-            kept = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
+            trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
-            steps = keep_rows(batch.layout, kept, budget, plan.padded)
+            steps = keep_rows(batch.layout, trained, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
-            metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
+            metrics |= {"batch/rows_skipped": 1 - float(trained.mean())} | await measure_mismatch(run, batch, trained)
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
@@ -81,28 +83,29 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
-async def _skip_iteration(run: Learner, step: int, problem: str) -> UpdateResult:
-    """Leave out the update, with a warning. Raises FloatingPointError if trainer.on_bad_step=stop, or after too many
-    iterations in a row."""
+async def _skip_iteration(run: Learner, step: int, error: str) -> UpdateResult:
+    """Skip the update and print a notice.
+
+    Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations."""
     may_skip = run.config.trainer.on_bad_step == "skip"
     run.iterations_skipped += 1
     if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
         times = f", as in the {run.iterations_skipped - 1} iterations before it" if run.iterations_skipped > 1 else ""
-        fixes = [f"data.seed={1000 + step} (other batches from there on)"]
+        fixes = [f"data.seed={1000 + step} (other batches after the checkpoint)"]
         fixes += [] if may_skip else ["trainer.on_bad_step=skip"]
         raise FloatingPointError(
-            f"{problem} in iteration {step}{times}, so it was not trained on. The same command would resume from the "
-            f"last checkpoint and meet the same batch again. Add one of: {'; '.join(fixes)}; float32 weights of that "
-            "model."
+            f"{error} in iteration {step}{times}, so it was not trained on. The same command would resume from the "
+            f"last checkpoint and fail on the same batch again. Add one of: {'; '.join(fixes)}; "
+            "float32 weights of that model."
         )
-    run.console.notice(f"step {step}: {problem}: not trained on (trainer.on_bad_step=skip)")
+    run.console.notice(f"step {step}: {error}. The iteration is not trained on (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
 async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
-    """Send the rows of `groups` to the workers once, and get the float columns that the algorithm needs: often none."""
+    """Send the batch to the workers, and compute the float columns that the algorithm needs, often none."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
@@ -130,18 +133,22 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
 
 
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
-    """Metrics of the log-prob mismatch between engine and trainer. computed: bool [B], rows with trainer log-probs."""
+    """Compute metrics of the log-prob mismatch between engine and trainer.
+
+    computed: bool [B], rows with trainer log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
-        return {}  # the old log-probs are the engine's own, or there are none
+        return {}  # the old log-probs come from the engine, or there are none
     columns = await run.workers.policy.get_old_log_probs()
     rows = [rank.rows for rank in batch.layout.rank_batches]
-    lengths = np.concatenate([own.response_lengths for own in rows])
+    lengths = np.concatenate([part.response_lengths for part in rows])
     order = np.concatenate(batch.layout.row_order)
-    at = np.flatnonzero(np.concatenate([own.action_mask for own in rows]) & np.repeat(computed[order], lengths))
-    row = np.repeat(np.arange(len(lengths)), lengths)[at]
+    positions = np.flatnonzero(
+        np.concatenate([part.action_mask for part in rows]) & np.repeat(computed[order], lengths)
+    )
+    row = np.repeat(np.arange(len(lengths)), lengths)[positions]
     return mismatch_metrics(
-        np.concatenate(columns)[at],
-        np.concatenate([own.rollout_logprobs for own in rows])[at],
+        np.concatenate(columns)[positions],
+        np.concatenate([part.rollout_logprobs for part in rows])[positions],
         batch.trajectory_ids.numpy()[order][row],
-        at - segment_offsets(lengths)[row],
+        positions - segment_offsets(lengths)[row],
     )

@@ -1,8 +1,8 @@
-"""Prefetch of reference log-probs: computed for finished groups while others are still generated.
+"""Prefetch reference log-probs: compute them for finished groups during generation.
 
-a group ends -> add -> one training rank computes it in micro-batches of its own -> to_matrix, for the whole batch
+group ends -> add -> one training rank computes its log-probs, in separate micro-batches -> to_matrix, for the batch
 
-Rounding depends on the group alone: not on when it ended, nor on which groups ended with it.
+Rounding of a group's log-probs does not depend on other groups or on the time at which the group ended.
 """
 
 from __future__ import annotations
@@ -25,49 +25,55 @@ NO_ROWS = RankBatch(Rows.from_rows([]), [MiniBatch([])])
 
 
 class ReferencePrefetcher:
-    """Computes reference log-probs per group. Its worker calls are sequential: collectives need one order on all ranks.
+    """Prefetcher of reference log-probs, computed per group.
+
+    Worker calls are sequential, because collectives need the same order on all ranks.
 
     Args:
-        num_ranks: data-parallel ranks; a call takes that many groups, one per rank.
-        max_tokens: of a micro-batch.
-        padded: micro-batches are padded to their longest row.
-        shares_prompts: compute the common prefix of a group's rows once, where that saves enough.
+        num_ranks: number of data-parallel ranks. A worker call computes up to one group per rank.
+        max_tokens: maximum tokens of a micro-batch.
+        padded: whether micro-batches are padded to their longest row.
+        shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens.
     """
 
     def __init__(self, policy: PolicyGroup, num_ranks: int, max_tokens: int, padded: bool, shares_prompts: bool):
         self._policy, self._num_ranks, self._max_tokens = policy, num_ranks, max_tokens
         self._padded, self._shares_prompts = padded, shares_prompts
         self._queue: asyncio.Queue[TrajectoryGroup] = asyncio.Queue()
-        self._columns: dict[int, tuple[Row, np.ndarray]] = {}  # by id of the row, which is kept alive
-        self._added = self._computed = self._late = 0  # groups, since the last take_metrics
+        self._columns: dict[
+            int, tuple[Row, np.ndarray]
+        ] = {}  # by id of the row; the reference to the row keeps its id unique
+        self._added = self._computed = self._late = 0  # numbers of groups since the last take_metrics
 
     def add(self, group: TrajectoryGroup) -> None:
-        """Queue a finished group; `run_beside` computes it."""
+        """Queue a finished group for `prefetch_during`."""
         self._added += 1
         self._queue.put_nowait(group)
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until all added groups are computed and no worker call is active."""
         await self._queue.join()
 
-    async def run_beside(self, generating: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `generating` when all groups added meanwhile are computed. A failure ends both."""
+    async def prefetch_during(self, generating: Coroutine[Any, Any, T]) -> T:
+        """Await `generating` and compute the groups that are added meanwhile. Returns the result of `generating`.
+
+        An error in either of them cancels both."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(self._work())
+                prefetching = tasks.create_task(self._compute_queued())
                 generated = await generating
                 self._late += self._added - self._computed
-                await self.settle()
-                work.cancel()
+                await self.wait_until_idle()
+                prefetching.cancel()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         return generated
 
     async def to_matrix(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
-        """Log-probs of all rows of the batch built from `groups` [B, L]. Missing ones, as in a replay, are computed."""
-        missing = [group for group in groups if any(id(row) not in self._columns for row in _rows(group))]
+        """Return the log-probs [B, L] of the batch built from `groups`. Computes missing groups, as in a replay."""
+        missing = [group for group in groups if any(id(row) not in self._columns for row in _list_rows(group))]
         for first in range(0, len(missing), self._num_ranks):
-            await self._compute(missing[first : first + self._num_ranks])
+            await self._compute_groups(missing[first : first + self._num_ranks])
         parts = [self._columns[id(row)][1] for row in batch.rows]
         matrix = np.zeros((len(parts), batch.layout.max_response_length), np.result_type(*parts))
         for values, part in zip(matrix, parts, strict=True):
@@ -76,30 +82,31 @@ class ReferencePrefetcher:
         return matrix
 
     def take_metrics(self) -> dict[str, float]:
-        """Share of the groups that were computed before the last one was generated, since the last call."""
+        """Return the share of groups, since the last call, that were computed before generation ended."""
         share = 1 - self._late / self._added if self._added else 0.0
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
-    async def _work(self) -> NoReturn:
+    async def _compute_queued(self) -> NoReturn:
+        """Compute queued groups until cancelled."""
         while True:
             groups = [await self._queue.get()]
             while len(groups) < self._num_ranks and not self._queue.empty():
                 groups.append(self._queue.get_nowait())
-            await self._compute(groups)
+            await self._compute_groups(groups)
             self._computed += len(groups)
             for _ in groups:
                 self._queue.task_done()
 
-    async def _compute(self, groups: Sequence[TrajectoryGroup]) -> None:
-        batches, rows = zip(*(self._build_batch(_rows(group)) for group in groups), strict=True)
+    async def _compute_groups(self, groups: Sequence[TrajectoryGroup]) -> None:
+        batches, rows = zip(*(self._build_batch(_list_rows(group)) for group in groups), strict=True)
         columns = await self._policy.compute_ref_log_probs(self._fill_ranks(batches))
-        for batch, own, column in zip(batches, rows, columns, strict=False):  # the other ranks have no rows
+        for batch, group_rows, column in zip(batches, rows, columns, strict=False):  # further ranks have no rows
             parts = np.split(column, batch.rows.response_offsets[1:-1])
-            self._columns |= {id(row): (row, part) for row, part in zip(own, parts, strict=True)}
+            self._columns |= {id(row): (row, part) for row, part in zip(group_rows, parts, strict=True)}
 
     def _build_batch(self, rows: list[Row]) -> tuple[RankBatch, list[Row]]:
-        """Rows of one group as a batch of one rank, and in the order of that batch."""
+        """Build a one-rank batch of a group's rows. Also returns the rows in the order of the batch."""
         layout = build_train_batch(
             rows,
             range(len(rows)),
@@ -115,7 +122,7 @@ class ReferencePrefetcher:
         return layout.rank_batches[0], [rows[index] for index in layout.row_order[0]]
 
     def _fill_ranks(self, batches: Sequence[RankBatch]) -> list[RankBatch]:
-        """One batch per rank, each with the same number of forward passes; empty micro-batches compute on dummies."""
+        """Return one batch per rank, with an equal number of micro-batches. Empty micro-batches run on dummy rows."""
         count = max(len(batch.mini_batches[0].micro_batches) for batch in batches)
         filled = []
         for batch in [*batches, *[NO_ROWS] * (self._num_ranks - len(batches))]:
@@ -125,6 +132,8 @@ class ReferencePrefetcher:
         return filled
 
 
-def _rows(group: TrajectoryGroup) -> list[Row]:
-    """All rows of the group. Those that fail later are included, so its micro-batches never change."""
+def _list_rows(group: TrajectoryGroup) -> list[Row]:
+    """Return all rows of the group, including rows that a reward model may mark as failed later.
+
+    The group's micro-batches are therefore the same at every call."""
     return [row for one in group.trajectories for row in one.rows]

@@ -1,6 +1,6 @@
-"""Scores of a trained reward model as part of the reward.
+"""Add the scores of a trained reward model to the reward.
 
-groups -> token ids of each trajectory -> batch -> workers -> one score each -> Score with the component `reward_model`
+groups -> token ids per trajectory -> batch -> workers -> score per trajectory -> Score with component `reward_model`
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
-from alphaapollo.rewards.base import make_failed_score
+from alphaapollo.rewards.base import score_failure
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.types import Message, Prompt, Row, Score, Trajectory, TrajectoryGroup
 
 COMPONENT = "reward_model"
-"""Component of a score."""
+"""Name of the reward component with the reward model's score."""
 
 
 @dataclass(frozen=True)
 class RewardModelTokenizer:
-    """Tokens of a trajectory for the reward model.
+    """Tokenizer of trajectories for the reward model.
 
-    With the policy's tokens and chat template they are the trajectory's last row, as the engine saw it. Otherwise its
-    only turn is rendered again, as a chat or text.
+    If policy and reward model have the same tokens and chat template, it returns the trajectory's last row. Otherwise
+    it renders the trajectory, which must have one turn, as a chat or text.
     """
 
-    renderer: Renderer  # the reward model's
+    renderer: Renderer  # of the reward model
     shares_tokens: bool
-    max_length: int | None  # the last tokens that are read; None: all
-    vocabulary: int
+    max_length: int | None  # number of last tokens that the reward model reads; None: all
+    vocabulary: int  # number of token ids
 
     def describe(self, config: RewardModel, has_function: bool) -> str:
-        """Entry of the plan."""
+        """Describe the reward for the plan table."""
         function = "the reward function + " if has_function else ""
         text = "the policy's tokens" if self.shares_tokens else "chats in its own template"
         limit = "" if self.max_length is None else f", the last {self.max_length}"
         return f"{function}{config.weight:g} x the reward model's score (of {text}{limit}): {config.model.path}"
 
     def encode_all(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
-        """All tokens of each trajectory, not truncated; empty for one without rows."""
+        """Return all tokens of each trajectory, not truncated. A trajectory without rows has no tokens."""
         return [self.encode(trajectory) if trajectory.rows else [] for trajectory in trajectories]
 
     def encode(self, trajectory: Trajectory) -> list[int]:
+        """Return all tokens of a trajectory with rows."""
         if self.shares_tokens:
             return self.renderer.append_turn_end(list(trajectory.rows[-1].token_ids))
-        asked, answer = trajectory.first_observation, trajectory.turns[-1].text
-        assert asked is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
-        if isinstance(asked, str):
-            return self.renderer.encode([asked + answer], add_special_tokens=True)[0]
+        prompt, answer = trajectory.first_observation, trajectory.turns[-1].text
+        assert prompt is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
+        if isinstance(prompt, str):
+            return self.renderer.encode([prompt + answer], add_special_tokens=True)[0]
         return self.renderer.encode(
-            [self.renderer.render_chat(_add_answer(asked, answer), add_generation_prompt=False)]
+            [self.renderer.render_chat(_add_answer(prompt, answer), add_generation_prompt=False)]
         )[0]
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
-        """Why the reward model cannot score these tokens."""
+        """Return the reason why the reward model cannot score these tokens, or None."""
         if len(token_ids) < 2:
             return "there is no text to score"
         if max(token_ids) >= self.vocabulary:
@@ -71,28 +72,28 @@ class RewardModelTokenizer:
 
 @dataclass
 class RewardModelScorer:
-    """Adds the reward model's score to trajectories as they arrive from the engines."""
+    """Scorer that adds the reward model's score to the reward of trajectories."""
 
     group: RewardModelGroup
-    engines: EngineGroup  # their caches are released while the reward model works
+    engines: EngineGroup  # engines whose caches are released while the reward model runs
     tokenizer: RewardModelTokenizer
     num_ranks: int  # data-parallel ranks
-    max_tokens: int  # of a micro-batch
+    max_tokens: int  # maximum tokens of a micro-batch
     padded: bool
     weight: float
-    required: Sequence[str]  # components that must be above 0, or the total reward is 0
-    alone: bool  # there is no reward function
+    required: Sequence[str]  # components; if one is not above 0, the total reward is 0
+    alone: bool  # whether the reward model is the only reward
     _scored: int = field(default=0, init=False)
     _truncated: int = field(default=0, init=False)
 
     async def score_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Score every trajectory that has not failed, greedy baselines included, in place."""
+        """Add scores to all trajectories that have not failed, including greedy baselines, in place."""
         members = [one for group in groups for one in (*group.trajectories, group.baseline) if one is not None]
         members = [one for one in members if not one.score.outcome.failed]
         readable: dict[int, list[int]] = {}
         for index, token_ids in enumerate(await asyncio.to_thread(self.tokenizer.encode_all, members)):
-            if problem := self.tokenizer.find_input_error(token_ids):
-                members[index].score = make_failed_score(problem)
+            if error := self.tokenizer.find_input_error(token_ids):
+                members[index].score = score_failure(error)
             else:
                 limit = self.tokenizer.max_length
                 readable[index] = token_ids if limit is None else token_ids[-limit:]
@@ -100,18 +101,19 @@ class RewardModelScorer:
         self._scored += len(readable)
         values = await self._compute_scores(list(readable.values()))
         for index, value in zip(readable, values, strict=True):
-            one = members[index]
-            own = replace(one.score, components={"accuracy": one.accuracy} | one.score.components)
-            one.score = add_model_score(own, value, self.weight, self.required, self.alone)
+            trajectory = members[index]
+            components = {"accuracy": trajectory.accuracy} | trajectory.score.components
+            score = replace(trajectory.score, components=components)
+            trajectory.score = add_model_score(score, value, self.weight, self.required, self.alone)
 
     def take_metrics(self) -> dict[str, float]:
-        """Share of texts truncated to reward_model.max_length, since the last call."""
+        """Return the share of texts, since the last call, that were truncated to reward_model.max_length."""
         share = self._truncated / self._scored if self._scored else 0.0
         self._scored = self._truncated = 0
         return {"reward_model/truncated": share}
 
     async def _compute_scores(self, texts: list[list[int]]) -> list[float]:
-        """Scores of the texts. Their response is the last token, where the score is read."""
+        """Compute the score of each text, given as token ids. The score is read at the last token."""
         if not texts:
             return []
         rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in texts]
@@ -127,15 +129,15 @@ class RewardModelScorer:
 def add_model_score(score: Score, value: float, weight: float, required: Iterable[str], alone: bool) -> Score:
     """Add the reward model's `value` to the score of the reward function.
 
-    The reward is reward + weight * value, or 0 if one of `required` is not above 0. Components, without weights:
-    `reward_model`; with a reward function also `task`, its total, and `accuracy`, which remains its own. A non-finite
-    value, or a component of that name, makes the score a failure.
+    The new reward is reward + weight * value, or 0 if a `required` component is not above 0. The component
+    `reward_model` is the unweighted value. With a reward function, `task` is its total reward, and `accuracy` is not
+    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already.
     """
     if not math.isfinite(value):
-        return make_failed_score(f"the reward model's score is {value}")
+        return score_failure(f"the reward model's score is {value}")
     parts = score.components
     if COMPONENT in parts:
-        return make_failed_score(f"the reward function also returns a component named {COMPONENT}; rename it")
+        return score_failure(f"the reward function also returns a component named {COMPONENT}; rename it")
     unmet = [name for name in required if parts.get(name, math.inf) <= 0]
     reward = 0.0 if unmet else score.reward + weight * value
     if alone:
@@ -146,36 +148,37 @@ def add_model_score(score: Score, value: float, weight: float, required: Iterabl
 
 
 def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt]) -> bool:
-    """Whether anything besides the reward model gives a reward.
+    """Whether a reward function or the environment computes a reward, besides the reward model.
 
-    That is the user's function, the environment itself (not `graded`), or a grader of a data source that has what it
-    needs. Without a reward model, and with an estimator, it is assumed. Raises ValueError if nothing gives a reward.
+    A reward comes from the user's function, the environment (not `graded`), or the grader of a row's data source. The
+    result is True without checks if the estimator needs a reward and no reward model is enabled. Raises ValueError if
+    a reward is needed, but only a reward model with weight 0 is configured.
     """
-    own, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
-    if needs_reward and not own.enable:
+    reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
+    if needs_reward and not reward_model.enable:
         return True
     if config.custom_reward_function.path or not graded or any(map(is_gradable, prompts)):
         return True
-    if needs_reward and (own.weight == 0 or TASK in config.reward.required):
-        key = "reward_model.weight=0" if own.weight == 0 else f"reward.required has {TASK}"
+    if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
+        key = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
         raise ValueError(
-            f"{key}, but the reward model is the only reward: no row has a data_source with a built-in grader and what "
-            "that needs. Add a data_source and ground truth to the rows, or custom_reward_function.path, or change it."
+            f"{key}, but the reward model is the only reward: no row has a data_source with a built-in grader and its "
+            "ground truth. Add both to the rows, set custom_reward_function.path, or change the key."
         )
     return False
 
 
 def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
-    """How to load the reward model: with the policy's arithmetic and attention."""
-    own = config.model
-    changes = {"path": own.path, "trust_remote_code": own.trust_remote_code, "enable_gradient_checkpointing": False}
+    """Return the settings to load the reward model with the policy's dtype and attention."""
+    model = config.model
+    changes = {"path": model.path, "trust_remote_code": model.trust_remote_code, "enable_gradient_checkpointing": False}
     return policy.model_copy(update=changes)
 
 
 def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> RewardModelTokenizer:
-    """Decide what the reward model reads.
+    """Build the tokenizer of the reward model.
 
-    Raises ValueError if the folder has no reward model, or if its chats cannot be rendered.
+    Raises ValueError if the folder has no reward model or chats cannot be rendered for it.
     """
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     found = load_config(model)
@@ -185,8 +188,8 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
     highest = max(renderer.tokenizer.get_vocab().values())
     if highest >= text.vocab_size:
         raise ValueError(
-            f"reward_model.model.path={model.path}: its tokenizer has token {highest}, but the model has only "
-            f"{text.vocab_size}. Use the tokenizer that it was trained with."
+            f"reward_model.model.path={model.path}: its tokenizer has token id {highest}, but the model has only "
+            f"{text.vocab_size} tokens. Use the tokenizer of the model's training."
         )
     shares = can_share_tokens(policy, renderer)
     if not shares:
@@ -200,29 +203,31 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
     return RewardModelTokenizer(renderer, shares, positions if limit is None else limit, text.vocab_size)
 
 
-def can_share_tokens(policy: Renderer, own: Renderer) -> bool:
-    """Whether every token id of the policy means the same to the reward model, and it has no other chat template."""
-    known = own.tokenizer.get_vocab()
+def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
+    """Whether the reward model has all token ids of the policy, and no different chat template."""
+    known = reward_model.tokenizer.get_vocab()
     same_ids = all(known.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
-    return same_ids and own.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
+    return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
 
 
 def _check_chats(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError if chats have to be rendered again for the reward model, but cannot be."""
+    """Raise ValueError if chats cannot be rendered for the reward model."""
     path = config.reward_model.model.path
     reason = f"reward_model.model.path={path} differs from the policy in tokenizer or chat template, and "
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{reason}only chats of one turn can be rendered again; env.max_steps={config.env.max_steps}. Set "
+            f"{reason}only chats of one turn can be rendered again, but env.max_steps={config.env.max_steps}. Set "
             "env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}
     if chats and not renderer.tokenizer.chat_template:
-        raise ValueError(f"{reason}its tokenizer has no chat template. Save the one it was trained with beside it.")
-    for content in chats.values():  # one chat per sequence of roles: templates refuse some
+        raise ValueError(
+            f"{reason}its tokenizer has no chat template. Save the chat template of its training in the model folder."
+        )
+    for content in chats.values():  # one chat per sequence of roles, because templates may reject some sequences
         renderer.render_chat(_add_answer(content, "!"), add_generation_prompt=False)
 
 
-def _add_answer(asked: Iterable[Message], answer: str) -> list[Message]:
-    return [*asked, Message(role="assistant", content=answer)]
+def _add_answer(prompt: Iterable[Message], answer: str) -> list[Message]:
+    return [*prompt, Message(role="assistant", content=answer)]

@@ -1,6 +1,6 @@
-"""Training batch of one iteration: rows in ranks and micro-batches, with all rewards and loss weights.
+"""Build the training batch of one iteration: rows, their layout on ranks and micro-batches, rewards and loss weights.
 
-groups -> build_batch -> Batch, with its final layout and denominators
+groups -> build_batch -> Batch
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from alphaapollo.utils.seeds import derive_seed
 
 Member = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
-"""Entry of a row's extra_info that algorithm.length_budget reads: tokens."""
+"""Key in a row's extra_info that algorithm.length_budget reads: a number of tokens."""
 
 
 @dataclass(frozen=True)
 class BatchSettings:
     """Sizes and seeds of a training batch."""
 
-    max_length: int  # of a response, in tokens
+    max_length: int  # maximum tokens of a response
     num_ranks: int  # data-parallel ranks
     padded: bool  # micro-batches are padded to their longest row, which counts in the token budget
     run_seed: int
     step: int
     sequence_parallel: int = 1  # ranks that share each sequence; their token budgets add up
-    share_prompts: bool = False  # compute the common prefix of a group's rows once, where that saves enough
+    share_prompts: bool = False  # compute the common prefix of a group's rows once, if this saves enough tokens
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The B rows of one iteration. Matrices are float64 and response-aligned [B, L]: column 0 is a row's first action
-    token."""
+    """Training batch of one iteration with B rows of N trajectories.
+
+    Matrices [B, L] are float64 and response-aligned: column 0 is a row's first action token."""
 
     rows: list[Row]
     layout: TrainBatch
@@ -74,7 +75,7 @@ class Batch:
 
     @property
     def mini_batch_ids(self) -> Tensor:
-        """The mini-batch of each row. [B]"""
+        """Return the mini-batch index of each row, int64 [B]."""
         ids = torch.empty(len(self.rows), dtype=torch.int64)
         for number, rows in enumerate(self.layout.mini_batch_rows):
             ids[rows] = number
@@ -82,7 +83,7 @@ class Batch:
 
 
 def is_trainable(trajectory: Trajectory) -> bool:
-    """Whether the trajectory has a reward and an action token. Others take part in no statistic."""
+    """Whether the trajectory has a reward and an action token. All others are excluded from statistics."""
     return not trajectory.score.outcome.failed and bool(trajectory.rows)
 
 
@@ -96,7 +97,7 @@ def build_batch(
     groups: Sequence[TrajectoryGroup], actor: Actor, algorithm: Algorithm, settings: BatchSettings
 ) -> Batch:
     """Flatten usable groups into rows, assign them to ranks and micro-batches, and compute rewards and loss weights."""
-    assert all(is_usable(group) for group in groups), "collect leaves the others out"
+    assert all(is_usable(group) for group in groups), "collect() must drop unusable groups"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
     trajectories = [trajectory for _, trajectory in members]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
@@ -151,18 +152,20 @@ def build_batch(
 
 
 def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
-    """Draw a number in [0, 1) per action token, a function of its sample and its position there. [B, L]"""
+    """Draw a random number in [0, 1) per action token, seeded by sample and position. Returns [B, L]."""
     keys, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
-    for row, own, one in zip(keys, is_action, trajectories, strict=True):
-        generator = np.random.default_rng(derive_seed(run_seed, "choice", step, one.prompt_id, one.sample))
-        row[own] = generator.random(own.sum())
+    for row, actions, trajectory in zip(keys, is_action, trajectories, strict=True):
+        generator = np.random.default_rng(
+            derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
+        )
+        row[actions] = generator.random(actions.sum())
     return joined.split(torch.from_numpy(keys))
 
 
 def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
-    """Score of each trajectory with DAPO's overlong penalty and L1's length budget, where enabled. float64 [N]
+    """Apply DAPO's overlong penalty and L1's length budget, if enabled, to the scores. Returns float64 [N].
 
-    max_length: of a response, in tokens.
+    max_length: maximum tokens of a response.
     """
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
@@ -191,21 +194,23 @@ def check_length_budgets(prompts: Iterable[Prompt]) -> None:
 
 
 def invalid_action_cost(actor: Actor) -> float:
-    """Penalty of a turn with an action that could not be parsed."""
+    """Return the penalty for a turn whose action could not be parsed; 0 if disabled."""
     return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 
 def turn_reward(turn: Turn, penalty: float) -> float:
-    """The environment's step reward, minus `penalty` for an invalid action."""
+    """Return the environment's step reward, minus `penalty` if the action is invalid."""
     return turn.reward - (0.0 if turn.valid else penalty)
 
 
 def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
-    """Sum each trajectory's rewards with one rounding, so that equal rewards in another order have an equal sum. [N]
+    """Sum the rewards of each trajectory with a single rounding. Returns [N].
+
+    The sum does not depend on the order of the rewards.
 
     Args:
-        rewards: [B, L], zero off the mask.
-        owners: [B], the trajectory of each row, 0 .. N-1 in order.
+        rewards: [B, L], zero outside the mask.
+        owners: [B], trajectory index of each row, 0 .. N-1 in order.
     """
     parts: list[list[float]] = [[] for _ in range(int(owners[-1]) + 1)]
     for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
@@ -214,8 +219,9 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
 
 
 def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
-    """Group 0 .. G-1 of each trajectory [N], where a group must share a mini-batch because the estimator or the
-    aggregation normalises over both; else None."""
+    """Return the group index 0 .. G-1 of each trajectory if groups must not be split over mini-batches, else None.
+
+    Estimators and aggregations that normalize over groups and mini-batches require this."""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
         return None
@@ -224,8 +230,8 @@ def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm
 
 
 def _compute_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: float) -> Tensor:
-    """[B, L]: step rewards and penalties on the last action token of their turn."""
-    rewards = np.zeros(mask.shape)  # mostly untouched pages, which take no memory
+    """Place step rewards and penalties on the last action token of each turn. Returns [B, L]."""
+    rewards = np.zeros(mask.shape)  # untouched pages take no memory
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
     for index, (trajectory, row) in enumerate(owned):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
@@ -237,7 +243,7 @@ def _compute_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, pena
 def _compute_greedy_rewards(
     groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_length: int, group_ids: Tensor
 ) -> Tensor | None:
-    """Reward of the greedy rollout of each row's group, shaped as the others are. [B]"""
+    """Return the shaped reward of the greedy rollout of each row's group, [B]; None without greedy rollouts."""
     baselines = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
     if not baselines:
         return None
@@ -248,14 +254,14 @@ def _compute_greedy_rewards(
 
 
 def _expand_components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str, Tensor]:
-    """Named rewards of each row's trajectory, [B] each; NaN where it lacks one."""
+    """Return each reward component as a column [B], with the value of the row's trajectory or NaN."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 
 def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
-    """Tokens of each trajectory in the loss [N]: its action tokens, or 0 if DAPO's overlong filter removes it."""
+    """Return the number of tokens of each trajectory in the loss, [N]; 0 if DAPO's overlong filter removes it."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
@@ -263,8 +269,10 @@ def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTraject
 def _compute_mini_batch_weights(
     loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
 ) -> Tensor:
-    """Weights [3, n] of a mini-batch's trajectories, over all ranks: in the token-level loss, the sequence-level loss
-    and the critic's loss (a mean over all action tokens). The rows of a trajectory share its weight."""
+    """Compute the weights [3, n] of the n trajectories of a mini-batch over all ranks.
+
+    The three rows are the weights in the token-level loss, the sequence-level loss and the critic's loss (a mean over
+    all action tokens). All rows of a trajectory have its weight."""
     return torch.stack(
         [
             row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),

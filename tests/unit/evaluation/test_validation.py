@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.evaluation.metrics import SampleResult, summarize
-from alphaapollo.evaluation.validation import val_metrics, validate
+from alphaapollo.evaluation.validation import compute_val_metrics, validate
 from alphaapollo.observability.console import Console
 from alphaapollo.types import (
     Completion,
@@ -90,7 +90,7 @@ def test_several_samples_also_have_pass_at_k_and_the_majority() -> None:
 class OneMore:
     """Reward model that adds 1 to every trajectory and has truncated a quarter of the texts."""
 
-    async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None:
+    async def score_groups(self, groups: Sequence[TrajectoryGroup]) -> None:
         for trajectory in (one for group in groups for one in group.trajectories):
             trajectory.score = replace(trajectory.score, reward=trajectory.score.reward + 1)
 
@@ -122,7 +122,7 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
         for sample in range(4)
     ]
     figures = summarize(results)[0].figures
-    metrics = val_metrics(results, "val/{}")
+    metrics = compute_val_metrics(results, "val/{}")
     assert metrics == {
         "val/failed": 0.0,
         "val/accuracy": figures["avg@4"].value,
@@ -135,4 +135,4 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
 
 def test_what_fails_throughout_has_only_its_share() -> None:
     failed = [SampleResult(0, sample, "a", Outcome.GRADER_FAILED, math.nan, math.nan, None, 3) for sample in range(2)]
-    assert val_metrics(failed, "val/{}") == {"val/failed": 1.0}
+    assert compute_val_metrics(failed, "val/{}") == {"val/failed": 1.0}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.finetuning.dpo import assign_reference, read_reference, reference_digest, save_reference
+from alphaapollo.finetuning.dpo import assign_reference, compute_reference_digest, read_reference, save_reference
 from alphaapollo.types import Row
 
 
@@ -21,7 +21,7 @@ EXAMPLES = [
 
 def test_saved_log_probs_are_read_only_with_their_digest(tmp_path: Path):
     path, notices = tmp_path / "reference.npz", []
-    digest = reference_digest(EXAMPLES, "00ff", "float32")
+    digest = compute_reference_digest(EXAMPLES, "00ff", "float32")
     assert read_reference(path, digest, notices.append) is None and not notices
     save_reference(path, digest, np.array([-1.5, -2.5, -0.25, -4.0]))
     assert [file.name for file in tmp_path.iterdir()] == ["reference.npz"]
@@ -46,7 +46,7 @@ def test_saved_log_probs_are_read_only_with_their_digest(tmp_path: Path):
 )
 def test_digest_covers_tokens_masks_weights_and_dtype(changed):
     assert (
-        reference_digest(*changed)
-        != reference_digest(EXAMPLES, "00ff", "float32")
-        == reference_digest(EXAMPLES, "00ff", "float32")
+        compute_reference_digest(*changed)
+        != compute_reference_digest(EXAMPLES, "00ff", "float32")
+        == compute_reference_digest(EXAMPLES, "00ff", "float32")
     )

@@ -27,7 +27,7 @@ class StubTask:
     def make_batches(self, examples: list[int], plan: Any) -> list[Any]:
         return [SimpleNamespace(rows=SimpleNamespace(lengths=SimpleNamespace(sum=lambda: 10)), examples=examples)]
 
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+    def compute_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         return {"loss": sums["loss"] / sums["tokens"]}
 
     async def validate(self, run: Any, step: int) -> dict[str, float]:
@@ -67,7 +67,7 @@ class Log:
         assert undocumented(metrics) == []
         self.lines[step] = metrics
 
-    step = log
+    show_step = log
 
 
 def run(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.observability.console import Console, RunView, format_duration, plain_line, render
+from alphaapollo.observability.console import Console, RunView, format_duration, format_plain_line, render_view
 from alphaapollo.observability.terminal import Terminal
 
 METRICS = {
@@ -19,7 +19,7 @@ METRICS = {
 def show(view: RunView, width: int = 80) -> list[str]:
     terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     with terminal.capture() as capture:
-        terminal.print(render(view, elapsed=75.0, width=width))
+        terminal.print(render_view(view, elapsed=75.0, width=width))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -65,7 +65,7 @@ def test_one_plain_line_an_iteration():
     view = RunView(total_steps=80, done=0)
     view.update(7, METRICS)
     view.durations.extend([1.0, 2.0])
-    assert plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
+    assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
         "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
         "1.50 s per step   1:50 left"
     )
@@ -74,10 +74,10 @@ def test_one_plain_line_an_iteration():
 def test_failures_are_shown_if_there_are_any():
     view = RunView(total_steps=2)
     view.update(1, METRICS)
-    clean = plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
+    clean = format_plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
     lossy = METRICS | {"outcome/failed": 0.44, "response_length/clip_ratio": 0.125, "end/time_limit": 0.0}
     assert "failed" not in clean and "timed out" not in clean
-    assert "   failed 44%   truncated 12%   7,431 tokens/s" in plain_line(view, lossy)
+    assert "   failed 44%   truncated 12%   7,431 tokens/s" in format_plain_line(view, lossy)
 
 
 def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
         console = Console(Terminal(file=file, width=200))
         console.start(total_steps=2, done=0)
         for step in (1, 2):
-            console.step(step, METRICS | {"outcome/grader_failed": 0.44})
+            console.show_step(step, METRICS | {"outcome/grader_failed": 0.44})
         console.close()
     lines = (tmp_path / "out.txt").read_text().splitlines()
     assert len(lines) == 3
@@ -96,10 +96,10 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(Terminal(file=file))
         console.start(total_steps=2, done=0)
-        console.phase("generate", 0, 4)
+        console.show_phase("generate", 0, 4)
         console.notice("trainer.cpu_threads=2 has no effect")
-        console.step(1, METRICS)
-        console.step(2, METRICS)
+        console.show_step(1, METRICS)
+        console.show_step(2, METRICS)
         console.close()
     phase, first, second, third = (tmp_path / "out.txt").read_text().splitlines()
     assert phase.split() == ["0:00", "generate", "..."]
@@ -113,7 +113,7 @@ def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
     file = io.StringIO()
     console = Console(Terminal(file=file))
     console.start(total_steps=2, done=0)
-    console.step(1, METRICS)
+    console.show_step(1, METRICS)
     console.notice("[bold]resumed[/] after 7 s")
     console.close()
     assert "\x1b" not in file.getvalue()
@@ -130,11 +130,11 @@ def test_phases_before_the_first_iteration_are_printed_without_a_terminal():
     file = io.StringIO()
     console = Console(Terminal(file=file, width=80))
     console.start(total_steps=2, done=0)
-    console.phase("start", 0, 1)
-    console.phase("validate", 0, 4)
-    console.phase("validate", 2, 4)
-    console.step(0, METRICS)
-    console.phase("generate", 0, 4)
+    console.show_phase("start", 0, 1)
+    console.show_phase("validate", 0, 4)
+    console.show_phase("validate", 2, 4)
+    console.show_step(0, METRICS)
+    console.show_phase("generate", 0, 4)
     console.close()
     first, second, line = file.getvalue().splitlines()
     assert [first.split(), second.split()] == [["0:00", "start", "..."], ["0:00", "validate", "..."]]
@@ -145,9 +145,9 @@ def test_the_live_view_leaves_its_last_state_and_the_notices():
     file = io.StringIO()
     console = Console(Terminal(file=file, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}))
     console.start(total_steps=2, done=1)
-    console.phase("generate", 1, 4)
+    console.show_phase("generate", 1, 4)
     console.notice("resumed")
-    console.step(2, METRICS)
+    console.show_step(2, METRICS)
     console.close()
     console.close()
     text = file.getvalue()
@@ -167,7 +167,7 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
     file = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
     console = Console(Terminal(file=file))
     console.start(total_steps=2, done=0)
-    console.step(1, METRICS)
+    console.show_step(1, METRICS)
     console.notice("still here")
     console.close()
     with pytest.raises(OSError, match="No space left"):

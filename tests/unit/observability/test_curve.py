@@ -3,7 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability.curve import draw, figure, main, read_curves, save_png, tick, value_range
+from alphaapollo.observability.curve import (
+    compute_value_range,
+    format_tick,
+    main,
+    make_figure,
+    plot_curves,
+    read_curves,
+    save_png,
+)
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def test_points_are_read_and_gaps_left_out(metrics: Path):
 
 def test_drawing_has_rows_steps_and_a_legend_for_several():
     curves = {"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]}
-    lines = draw(curves, width=60, height=8).plain.splitlines()
+    lines = plot_curves(curves, width=60, height=8).plain.splitlines()
     assert len(lines) == 10
     assert max(map(len, lines[:9])) <= 60
     assert lines[0].lstrip().startswith("1┤")
@@ -33,21 +41,26 @@ def test_drawing_has_rows_steps_and_a_legend_for_several():
 
 @pytest.mark.parametrize("points", [[(0, 0.5)], [(0, 2.0), (1, 2.0)], [(5, -1.0), (5, 3.0)]])
 def test_short_and_flat_curves_are_drawn(points: list[tuple[float, float]]):
-    assert draw({"a/b": points}, width=30, height=4).plain
+    assert plot_curves({"a/b": points}, width=30, height=4).plain
 
 
 def test_axis_and_ticks():
-    assert value_range([0.24, 0.97]) == (0.0, 1.0)
-    assert value_range([0.01, 0.02]) == (0.01, 0.02)
-    assert value_range([-3.0, 5.0]) == (-3.0, 5.0)
-    assert value_range([2.0]) == (1.5, 2.5)
-    assert (tick(1.0), tick(0.08834), tick(20), tick(1234.5)) == ("1", "0.0883", "20", "1234")
+    assert compute_value_range([0.24, 0.97]) == (0.0, 1.0)
+    assert compute_value_range([0.01, 0.02]) == (0.01, 0.02)
+    assert compute_value_range([-3.0, 5.0]) == (-3.0, 5.0)
+    assert compute_value_range([2.0]) == (1.5, 2.5)
+    assert (format_tick(1.0), format_tick(0.08834), format_tick(20), format_tick(1234.5)) == (
+        "1",
+        "0.0883",
+        "20",
+        "1234",
+    )
 
 
 def test_a_picture_is_shown_by_notebooks_with_its_intervals():
     pytest.importorskip("matplotlib")
     curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
-    drawn = figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
+    drawn = make_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
     (axes,) = drawn.axes
     (band,) = axes.collections
     assert band.get_paths()[0].get_extents().bounds == (0, 0.4, 1, 0.6)

@@ -6,16 +6,16 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.chrome_trace import chrome_trace, write_trace
+from alphaapollo.observability.chrome_trace import build_chrome_trace, write_trace
 from alphaapollo.observability.spans import Span, Spans
 from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_spans, take_torch_spans
 
 
 def test_spans_are_recorded_only_on_request() -> None:
     spans = Spans()
-    with spans.at("policy 0"), spans("update"):
+    with spans.set_track("policy 0"), spans("update"):
         pass
-    assert not spans.on and spans.take() == []
+    assert not spans.is_recording and spans.take() == []
 
 
 def test_span_has_track_lane_and_wall_clock_time() -> None:
@@ -24,13 +24,13 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
     before = time.time()
 
     async def episode(name: str) -> None:
-        with spans.at(lane=name), spans("episode", number=name):
+        with spans.set_track(lane=name), spans("episode", number=name):
             await asyncio.sleep(0.01)
             with spans("generate"):
                 await asyncio.sleep(0.01)
 
     async def play() -> None:
-        with spans.at("rollout 1"):
+        with spans.set_track("rollout 1"):
             await asyncio.gather(episode("a"), episode("b"))
 
     asyncio.run(play())
@@ -45,7 +45,7 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
     )
     assert outer.args == {"number": "a"} and outer.start <= inner.start
     assert inner.start + inner.seconds <= outer.start + outer.seconds
-    assert not spans.on and spans.take() == []
+    assert not spans.is_recording and spans.take() == []
 
 
 def test_a_trace_as_the_viewers_read_it(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_trace_as_the_viewers_read_it(tmp_path: Path) -> None:
     write_trace(tmp_path / "profiles" / "step_000003.json.gz", spans)
     with gzip.open(tmp_path / "profiles" / "step_000003.json.gz") as file:
         trace = json.load(file)
-    assert trace == chrome_trace(spans) and trace["otherData"] == {"start": 100.0}
+    assert trace == build_chrome_trace(spans) and trace["otherData"] == {"start": 100.0}
     names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if "name" in e["args"]}
     tracks = {pid: name for (kind, pid, _), name in names.items() if kind == "process_name"}
     assert list(tracks.values()) == ["controller", "policy 2", "policy 10", "rollout 0"]

@@ -79,7 +79,7 @@ def test_full_disk_error_names_the_file(tmp_path: Path):
 def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or remove it"
+        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or remove wandb"
     ):
         make_tracker(settings("console", "wandb"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []

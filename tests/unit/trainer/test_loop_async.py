@@ -128,7 +128,7 @@ def make_run(
         weights=SimpleNamespace(publish=publish),
         prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
-        goal=Goal.of(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
+        goal=Goal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
         rollout_log=Log(),
@@ -268,10 +268,10 @@ def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytes
     run = make_run(monkeypatch, steps=4, staleness=1, mode="carry")
     scored: list[int] = []
 
-    async def add_to(groups: Any) -> None:
+    async def score_groups(groups: Any) -> None:
         scored.append(len(list(groups)))
 
-    run.reward_model_scorer = SimpleNamespace(add_to=add_to, take_metrics=dict)
+    run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, take_metrics=dict)
     virtual_time.run(loop_async.train_async(run))
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)

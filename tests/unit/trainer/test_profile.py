@@ -51,8 +51,8 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
         for step in (1, 2, 3, 4):
             timer = Timer()
             await own.start_step(step, timer)
-            assert SPANS.on == (step in (2, 4))
-            with timer("generate"), SPANS.at("rollout 0", "episode"), SPANS("generate"):
+            assert SPANS.is_recording == (step in (2, 4))
+            with timer("generate"), SPANS.set_track("rollout 0", "episode"), SPANS("generate"):
                 pass
             with timer("update"):
                 await policy.call(lambda worker: worker.work())
@@ -85,7 +85,7 @@ def test_no_profile_without_steps(tmp_path: Path) -> None:
 def test_steps_beyond_the_run_are_refused(name: str) -> None:
     check_steps(f"trainer.{name}", [1, 4], total_steps=4)
     with pytest.raises(
-        ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist, the run has 4 iterations"
+        ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist; the run has 4 iterations"
     ):
         check_steps(f"trainer.{name}", [3, 5], total_steps=4)
     for bad in ([0], [-1], [1.5], "all"):

@@ -5,15 +5,17 @@ from alphaapollo.trainer.progress import Goal, Progress
 
 
 def test_epochs_end_with_the_last_full_batch() -> None:
-    goal = Goal.of(None, epochs=2, num_prompts=10, batch_size=4)
+    goal = Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4)
     assert goal == Goal(5, prompts=20)
-    assert Goal.of(None, epochs=1, num_prompts=3, batch_size=4) == Goal(1, prompts=4)  # one iteration at least
-    assert Goal.of(7, epochs=2, num_prompts=10, batch_size=4) == Goal(7)
+    assert Goal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4) == Goal(
+        1, prompts=4
+    )  # one iteration at least
+    assert Goal.from_schedule(7, epochs=2, num_prompts=10, batch_size=4) == Goal(7)
 
 
 def test_dynamic_sampling_ends_with_the_epochs() -> None:
     """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
-    goal, progress = Goal.of(None, epochs=2, num_prompts=10, batch_size=4), Progress()
+    goal, progress = Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4), Progress()
     steps = []
     while not goal.is_reached(progress):
         step = progress.step + 1
@@ -25,7 +27,7 @@ def test_dynamic_sampling_ends_with_the_epochs() -> None:
 
 
 def test_given_iterations_override_epochs() -> None:
-    goal = Goal.of(3, epochs=1, num_prompts=10, batch_size=4)
+    goal = Goal.from_schedule(3, epochs=1, num_prompts=10, batch_size=4)
     assert not goal.is_reached(Progress(step=2, prompts_consumed=800))
     assert goal.is_reached(Progress(step=3))
 

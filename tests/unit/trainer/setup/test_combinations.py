@@ -124,8 +124,8 @@ def test_estimators_without_groups_accept_a_group_of_one(name: str):
 
 def test_passk_k_is_at_most_the_group_size():
     assert problem("grpo_passk_analytic", passk_k=5) == (
-        "algorithm.passk_k=5: pass@5 needs groups of at least 5 samples, and the group size is 4. Raise env.rollout.n "
-        "or lower algorithm.passk_k."
+        "algorithm.passk_k=5 must not exceed the group size, env.rollout.n=4. Raise env.rollout.n or lower "
+        "algorithm.passk_k."
     )
     assert notices("grpo_passk_analytic", passk_k=3) == []
 

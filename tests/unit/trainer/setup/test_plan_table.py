@@ -25,7 +25,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
         config, origin = load_with_origin(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
         plan = make_plan(config, Machine(num_cores=8, num_gpus=0), origin)
-        goal = Goal.of(2, 1, 64, 32)
+        goal = Goal.from_schedule(2, 1, 64, 32)
         inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, lines=list)
@@ -82,12 +82,12 @@ def test_turns_tools_and_rewards(table: Any):
     maths += ["env.mcp_servers={files: {command: [serve]}}"]
     rows = table(*maths, "custom_reward_function.path=reward.py", "reward.components={format: 0.1, task: 2}")
     assert rows["environment"] == (
-        "informal_math, at most 4 turns, tools python_code, local_rag, those of the MCP server files"
+        "informal_math, at most 4 turns, tools python_code, local_rag, tools of the MCP server files"
     )
-    assert rows["reward"] == "2 x compute_score of reward.py + 0.1 x format"
+    assert rows["reward"] == "2 x compute_score in reward.py + 0.1 x format"
     rows = table("algorithm=grpo", "env.env_name=guessing_game", "env.max_steps=6")
     assert rows["environment"] == "guessing_game, at most 6 turns"
-    assert rows["reward"] == "the environment's own"
+    assert rows["reward"] == "the environment's reward"
 
 
 def test_sequence_parallel_ranks_share_their_data(table: Any):

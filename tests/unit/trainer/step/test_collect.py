@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from alphaapollo.evaluation.metrics import read_sample_result, sample_result
-from alphaapollo.observability.rollout_log import trajectory_record
-from alphaapollo.trainer.step.collect import has_signal, metric_value
+from alphaapollo.evaluation.metrics import convert_trajectory, read_sample_result
+from alphaapollo.observability.rollout_log import make_trajectory_record
+from alphaapollo.trainer.step.collect import get_metric_value, has_varied_metric
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import (
     EpisodeEnd,
@@ -25,10 +25,10 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
     rich, poor = played([0.5, 0.25], Score(0.0)), played([0.0, 0.25], Score(0.0), sample=1)
     group = TrajectoryGroup(PROMPT, [rich, poor])
     assert (rich.reward, rich.accuracy) == (0.75, 0.75)
-    assert has_signal(group, "accuracy") and has_signal(group, "reward")
-    result = sample_result(PROMPT, rich)
+    assert has_varied_metric(group, "accuracy") and has_varied_metric(group, "reward")
+    result = convert_trajectory(PROMPT, rich)
     assert (result.reward, result.accuracy) == (0.75, 0.75)
-    assert read_sample_result(trajectory_record(1, PROMPT, rich)).reward == 0.75
+    assert read_sample_result(make_trajectory_record(1, PROMPT, rich)).reward == 0.75
     batch: Batch = build([group])
     assert batch.token_rewards.sum(-1).tolist() == [rich.reward, poor.reward]
 
@@ -36,27 +36,27 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
 def test_step_rewards_do_not_change_a_named_accuracy() -> None:
     won = played([-0.1, -0.1], Score(1.0, {"accuracy": 1.0}))
     assert (won.reward, won.accuracy) == (0.8, 1.0)
-    assert metric_value(won, "accuracy") == 1.0
+    assert get_metric_value(won, "accuracy") == 1.0
 
 
 def test_a_failed_episode_has_no_value() -> None:
     failed = played([0.5], Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED))
     assert math.isnan(failed.reward)
-    assert math.isnan(sample_result(PROMPT, failed).accuracy)
+    assert math.isnan(convert_trajectory(PROMPT, failed).accuracy)
 
 
 def test_a_truncated_episode_has_zero_components() -> None:
     scored = played([0.0], Score(1.5, {"won": 1.0, "style": 0.5}))
     cut = played([0.0], Score(0.0, reason="no score before the token limit"), EpisodeEnd.TOKEN_LIMIT, 1)
     group = TrajectoryGroup(PROMPT, [scored, cut])
-    assert metric_value(cut, "won") == 0.0 and has_signal(group, "won")
+    assert get_metric_value(cut, "won") == 0.0 and has_varied_metric(group, "won")
     components = build([group]).components
     assert {name: column.tolist() for name, column in components.items()} == {"won": [1.0, 0.0], "style": [0.5, 0.0]}
 
 
 def test_a_missing_component_is_named() -> None:
     with pytest.raises(ValueError, match=r"metric='wun' is not a component.*accuracy, reward, won"):
-        metric_value(played([0.0], Score(1.0, {"won": 1.0})), "wun")
+        get_metric_value(played([0.0], Score(1.0, {"won": 1.0})), "wun")
     assert math.isnan(Score(1.0, {"won": 1.0}).component("style"))
     assert math.isnan(Score(1.0).component("style"))
 

@@ -70,7 +70,7 @@ class Case:
             weights=SimpleNamespace(publish=self.publish),
             config=Config.model_validate({"trainer": {"max_restarts": max_restarts}}),
             progress=SimpleNamespace(step=7),
-            console=SimpleNamespace(notice=self.notices.append, phase=lambda *_: None),
+            console=SimpleNamespace(notice=self.notices.append, show_phase=lambda *_: None),
             engines_replaced=0,
             reference=None,
         )
@@ -97,7 +97,7 @@ def test_missing_groups_are_generated_again_with_the_same_draws() -> None:
     replayed = case.counts["recovery/groups_replayed"]
     assert replayed >= 1 and case.counts["recovery/engine_restarts"] == 1
     assert case.notices == [
-        f"the rollout worker of rank 0 died; starting another one and generating {replayed} groups again"
+        f"the rollout worker of rank 0 died; starting a new engine and generating {replayed} groups again"
     ]
     assert case.run.workers.engines.dead == set()
 

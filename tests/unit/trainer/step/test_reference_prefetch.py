@@ -86,7 +86,7 @@ def matrix_of(
 ) -> np.ndarray:
     async def run() -> np.ndarray:
         reference = ahead_of(ranks)
-        await reference.run_beside(played(reference, ended, together))
+        await reference.prefetch_during(played(reference, ended, together))
         return await reference.to_matrix(groups, batch)
 
     return asyncio.run(run())
@@ -109,7 +109,7 @@ def test_each_rank_gets_one_group_and_the_same_number_of_forward_passes() -> Non
 
     async def run() -> dict[str, float]:
         reference = ahead_of(ranks, max_tokens=9)
-        await reference.run_beside(played(reference, groups, 3))
+        await reference.prefetch_during(played(reference, groups, 3))
         return reference.take_metrics()
 
     assert asyncio.run(run()) == {"perf/reference_ahead": 1.0}
@@ -139,7 +139,7 @@ def test_an_error_of_the_reference_cancels_generation() -> None:
 
     async def run() -> None:
         reference = ahead_of(Policy(1, dies))
-        await asyncio.wait_for(reference.run_beside(for_ever(reference)), timeout=30)
+        await asyncio.wait_for(reference.prefetch_during(for_ever(reference)), timeout=30)
 
     with pytest.raises(WorkerDied, match=r"policy worker of rank 0 \(pid 7\) died"):
         asyncio.run(run())
@@ -151,7 +151,7 @@ def test_an_error_of_generation_is_raised() -> None:
         raise ValueError("the engine's")
 
     with pytest.raises(ValueError, match="the engine's"):
-        asyncio.run(ahead_of(Policy(1)).run_beside(fails()))
+        asyncio.run(ahead_of(Policy(1)).prefetch_during(fails()))
 
 
 class Engine:
@@ -172,7 +172,7 @@ def test_groups_that_are_not_trained_on_are_not_computed(filters: bool, looked_a
     run: Any = SimpleNamespace(
         config=Config.model_validate(config),
         workers=SimpleNamespace(engines=EngineGroup(LocalRanks(Engine()), 100)),  # type: ignore[arg-type]
-        console=SimpleNamespace(phase=lambda *_: None),
+        console=SimpleNamespace(show_phase=lambda *_: None),
         reward_model_scorer=None,
         reference=ahead_of(ranks),
     )
@@ -212,7 +212,7 @@ def test_prefetched_log_probs_equal_those_of_the_loaded_batch(tmp_path: Path, at
         async def run() -> np.ndarray:
             policy = PolicyGroup(LocalRanks(worker))
             reference = ReferencePrefetcher(policy, 1, 60, attention == "padded", shares_prompts)
-            await reference.run_beside(played(reference, ended, together))
+            await reference.prefetch_during(played(reference, ended, together))
             return await reference.to_matrix(groups, batch)
 
         return asyncio.run(run())

@@ -19,9 +19,9 @@ from alphaapollo.trainer.step.reward_model_scorer import (
     RewardModelScorer,
     RewardModelTokenizer,
     add_model_score,
+    can_share_tokens,
     has_reward_function,
     make_reward_model_tokenizer,
-    shares_tokens,
 )
 from alphaapollo.types import (
     Completion,
@@ -111,7 +111,7 @@ def add_to(
     model = settings.pop("model", SumOfTokens())
     values = {"num_ranks": 2, "max_tokens": 6, "padded": True, "weight": 0.5, "required": (), "alone": False}
     reward = RewardModelScorer(model, Engines(), own, **(values | settings))
-    asyncio.run(reward.add_to(groups))
+    asyncio.run(reward.score_groups(groups))
     return reward, model
 
 
@@ -208,7 +208,7 @@ def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
 def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) -> None:
     own = Renderer(load_tokenizer(str(folder)))
     own.tokenizer.chat_template = OTHER_TEMPLATE
-    assert shares_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not shares_tokens(renderer, own)
+    assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
     own_reader = reader(own, shares_tokens=False)
     assert own.decode(own_reader.encode(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
     continued = trajectory([5, 6], text="4")
@@ -220,7 +220,7 @@ def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, t
     make_tokenizer(tmp_path)
     own = Renderer(load_tokenizer(str(tmp_path)))
     own.tokenizer.add_tokens(["[PAD]"])
-    assert shares_tokens(renderer, own) and not shares_tokens(own, renderer)
+    assert can_share_tokens(renderer, own) and not can_share_tokens(own, renderer)
 
 
 def config(policy: Path, scorer: Path, **settings: Any) -> Config:
@@ -261,7 +261,7 @@ def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
-    assert "only chats of one turn can be rendered again; env.max_steps=2. Set env.max_steps=1" in refusal(
+    assert "only chats of one turn can be rendered again, but env.max_steps=2. Set env.max_steps=1" in refusal(
         models, renderer, env__max_steps=2
     )
     assert "its tokenizer has no chat template" in refusal(models, renderer)
