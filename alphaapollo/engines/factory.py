@@ -10,7 +10,7 @@ from alphaapollo.engines.spec import EngineSpec
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that `rollout.name` selects, not started. Imports only what this engine needs."""
+    """Build the engine that `rollout.name` selects, without starting it. Imports only the libraries of that engine."""
     match spec.rollout.name:
         case "vllm":
             from alphaapollo.engines.vllm.engine import VllmEngine
@@ -25,5 +25,5 @@ def make_engine(spec: EngineSpec) -> Engine:
 
             config = Path(spec.model_path) / "config.json"
             if not config.is_file():
-                raise ValueError(f"{spec.model_path} has no config.json. rollout.name=fake needs a local model folder.")
+                raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
             return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))

@@ -1,4 +1,4 @@
-"""Engine without a model for tests: deterministic, and either instant or with a computed latency."""
+"""Engine without a model, for tests: deterministic, with zero or simulated latency."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
-"""(context, sampling) -> tokens of the answer, before truncation to max_tokens."""
+"""(context, sampling) -> token ids of the answer, before truncation to max_tokens."""
 
 
 class FakeEngine(Engine):
-    """Answers with tokens that depend only on (context, seed); every token has log-prob `logprob`.
+    """Fake engine whose tokens depend only on (context, seed). Every token has the log-prob `logprob`.
 
-    `script` computes the answer; by default it is `min_tokens` to `max_tokens` random tokens below `vocab_size`, ended
-    by the first stop token.
+    `script` computes an answer. By default an answer has `min_tokens` to `max_tokens` random tokens below `vocab_size`,
+    and the last one is the first stop token.
 
     Latency: an answer occupies one of `slots` (None: unlimited) and takes `seconds_per_token` per token, independent of
-    other requests. Prefill takes no time. While paused, answers keep their slots and their clock stops.
+    other requests. Prefill takes no time. During a pause, answers keep their slots but generate no tokens.
     """
 
     has_weights = False
@@ -38,7 +38,7 @@ class FakeEngine(Engine):
     ):
         self._vocab_size = vocab_size
         self._lengths = (min_tokens, max_tokens)
-        self._script = script or self._draw
+        self._script = script or self._draw_answer
         self._logprob = logprob
         self._seconds_per_token = seconds_per_token
         self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(slots) if slots else nullcontext()
@@ -61,8 +61,8 @@ class FakeEngine(Engine):
         )
 
     async def _simulate_latency(self, num_tokens: int) -> list[tuple[int, int]]:
-        """Sleep until `num_tokens` are sampled. Returns (version, tokens) of the parts sampled with earlier weights."""
-        loop, sampled = asyncio.get_running_loop(), 0.0  # fractional: a pause does not lose a partly sampled token
+        """Sleep until `num_tokens` are sampled. Return (version, tokens) of the parts sampled with old weights."""
+        loop, sampled = asyncio.get_running_loop(), 0.0  # a float: a pause does not lose a partly sampled token
         earlier: list[tuple[int, int]] = []
         while True:
             await self._wait_while_paused()
@@ -109,7 +109,7 @@ class FakeEngine(Engine):
         self._version = version
         return WeightReceipt(version, digest="")
 
-    def _draw(self, token_ids: list[int], sampling: Sampling) -> list[int]:
+    def _draw_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:
         draws = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")
         length = draws.randint(*self._lengths)
         ending = list(sampling.stop_token_ids[:1])

@@ -1,4 +1,4 @@
-"""Engine on Hugging Face transformers: slow reference implementation for comparison with vLLM.
+"""Engine on Hugging Face transformers: a slow reference implementation to compare vLLM with.
 
 Waiting requests are sampled as one left-padded batch, one token per step.
 """
@@ -27,14 +27,16 @@ class _Request(PendingCompletion):
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 
     def record_version(self, version: int) -> None:
-        """Attribute the tokens sampled since the last call to this weight version."""
+        """Record that the tokens sampled since the last call come from this weight version."""
         if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
             self.earlier_versions.append((version, count))
 
 
 class HFEngine(Engine):
-    """One model in this process, sampled in a thread. New weights replace the model, and the KV cache lives as long as
-    a batch, so nothing needs to be woken."""
+    """Engine with one transformers model in this process, sampled in a thread.
+
+    New weights replace the model, and a KV cache exists only during a batch. The wake methods therefore do nothing.
+    """
 
     has_weights = True
 
@@ -78,7 +80,7 @@ class HFEngine(Engine):
 
     async def _serve(self) -> None:
         while self._waiting and not self._paused:
-            await asyncio.sleep(0)  # let other requests of a burst arrive
+            await asyncio.sleep(0)  # collect requests that arrive at the same time
             size = self.spec.rollout.max_num_seqs
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             try:
@@ -89,14 +91,14 @@ class HFEngine(Engine):
                     request.answer.set_exception(failure)
                 continue
             for request in batch:
-                if request.done and not request.answer.cancelled():
-                    request.answer.set_result(request.completion(self.version, tuple(request.earlier_versions)))
+                if request.is_done and not request.answer.cancelled():
+                    request.answer.set_result(request.to_completion(self.version, tuple(request.earlier_versions)))
                 request.record_version(self.version)
-            unfinished = [request for request in batch if not (request.done or request.answer.cancelled())]
+            unfinished = [request for request in batch if not (request.is_done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting
 
     async def pause(self) -> None:
-        self._paused = True  # takes effect after the current token
+        self._paused = True  # sampling stops after the current token
         if self._serving is not None:
             await asyncio.wait((self._serving,))
 
@@ -137,7 +139,7 @@ class HFEngine(Engine):
 
     async def sleep(self) -> None:
         if self.spec.is_colocated:
-            self._model = self._model.to("meta")  # receiving weights needs only its shape
+            self._model = self._model.to("meta")  # receive_weights needs only the shapes
             torch.cuda.empty_cache()
 
     async def close(self) -> None:

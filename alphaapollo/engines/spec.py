@@ -1,4 +1,4 @@
-"""Specification of an engine replica."""
+"""Settings of an engine replica."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class EngineSpec:
     index: int  # index among the replicas, shown in errors
     model_path: str
     trust_remote_code: bool
-    rollout: Rollout  # resolved
+    rollout: Rollout  # with defaults resolved for the device
     device: Device
-    dtype: str  # of its arithmetic: float32 | bfloat16
+    dtype: str  # dtype of weights and activations: float32 | bfloat16
     max_model_len: int  # tokens of prompt and response together
-    log_path: str  # the engine's own log
+    log_path: str  # log file of the engine
     transport: TransportKind = "shared_memory"  # weight transport
-    lora_rank: int = 0  # of the served adapters, with transport=adapter
+    lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
     cleanup: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property
@@ -35,9 +35,9 @@ class EngineSpec:
         return self.device == "cuda" and self.rollout.colocate and self.rollout.free_cache_engine
 
     def check_fits(self, num_tokens: int, max_tokens: int) -> None:
-        """Raise ValueError for a request longer than max_model_len."""
+        """Raise ValueError if a prompt of `num_tokens` and a response of `max_tokens` exceed max_model_len."""
         if num_tokens + max_tokens > self.max_model_len:
             raise ValueError(
                 f"{self.name}: a context of {num_tokens} tokens and a response of up to {max_tokens} exceed "
-                f"{self.max_model_len} (data.max_prompt_length + data.max_response_length)."
+                f"max_model_len={self.max_model_len}. Increase data.max_prompt_length or data.max_response_length."
             )

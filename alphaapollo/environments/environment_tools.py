@@ -1,4 +1,4 @@
-"""Tools of a rollout worker: those of env.tools and env.mcp_servers, and those that the environment enables."""
+"""Create the tools of a rollout worker: env.tools, env.mcp_servers and tools that the environment enables."""
 
 from __future__ import annotations
 
@@ -16,40 +16,45 @@ from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.toolbox import Closable, ToolBox
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 
 if TYPE_CHECKING:
     from alphaapollo.tools.mcp_client import McpClient
 
 
 async def open_toolbox(config: Env) -> ToolBox | None:
-    """Connect to the servers of env.mcp_servers and make all tools. None if there are no tools.
+    """Connect to the servers of env.mcp_servers and create all tools. Returns None if there are no tools.
 
-    Raises ValueError as make_toolbox does, or if a server cannot be reached or lacks a tool.
+    Raises ValueError as `make_toolbox`, and if a server is unreachable or lacks a tool.
     """
     clients = {name: _make_client(name, settings) for name, settings in config.mcp_servers.items()}
     try:
-        offered = await asyncio.gather(*(_start(client, config.mcp_servers[name]) for name, client in clients.items()))
-        return make_toolbox(config, [tool for tools in offered for tool in tools], list(clients.values()))
+        tool_lists = await asyncio.gather(
+            *(_start_client(client, config.mcp_servers[name]) for name, client in clients.items())
+        )
+        return make_toolbox(config, [tool for tools in tool_lists for tool in tools], list(clients.values()))
     except BaseException:
         await asyncio.gather(*(client.close() for client in clients.values()))
         raise
 
 
-def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable] = ()) -> ToolBox | None:
-    """Make the registered tools and add `more`; None if there are no tools. The box closes what it `owns`.
+def make_toolbox(config: Env, extra_tools: Sequence[Tool] = (), closables: Sequence[Closable] = ()) -> ToolBox | None:
+    """Create the registered tools and add `extra_tools`. Returns None if there are no tools.
 
-    Raises ValueError for an unknown or misnamed tool, invalid settings, a missing index, or a time limit for Python
+    The toolbox closes the `closables` when it is closed.
+
+
+    Raises ValueError for an unknown or reserved tool name, invalid settings, a missing index, or a python_code timeout
     above env.tool_limits.timeout.
     """
-    names_of = get_environment_spec(config.env_name).tools
-    names = names_of(config) if names_of else []
-    settings = _tool_settings(config, names)
-    tools = [*make_tools(names, settings), *more]
+    get_names = get_environment_spec(config.env_name).tools
+    names = get_names(config) if get_names else []
+    settings = _merge_tool_settings(config, names)
+    tools = [*make_tools(names, settings), *extra_tools]
     limits = config.tool_limits
     if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
         raise ValueError(
-            f"the timeout of python_code, {seconds:g} s, must not be above env.tool_limits.timeout={limits.timeout:g}. "
+            f"The python_code timeout of {seconds:g} s must not exceed env.tool_limits.timeout={limits.timeout:g} s. "
             "Raise the limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
         )
     if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
@@ -57,27 +62,27 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
             f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
             "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
         )
-    return ToolBox(tools, limits, owns=owns) if tools else None
+    return ToolBox(tools, limits, resources=closables) if tools else None
 
 
-def _tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """env.tool_settings, with env.informal_math.python_code_timeout as the timeout of python_code."""
+def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return env.tool_settings with env.informal_math.python_code_timeout as the default timeout of python_code."""
     settings, timeout = config.tool_settings, config.informal_math.python_code_timeout
     if unused := [name for name in settings if name not in names]:
         raise ValueError(
             f"env.tool_settings.{unused[0]}: the environment {config.env_name} does not use this tool."
-            f"{did_you_mean(unused[0], names)} It uses: {', '.join(names) or 'none'}. Add the tool to env.tools or "
+            f"{suggest_similar(unused[0], names)} It uses: {', '.join(names) or 'none'}. Add the tool to env.tools or "
             "remove its settings."
         )
     if "python_code" not in names:
         return settings
-    own = {"timeout": timeout, **settings.get("python_code", {})}
-    if own["timeout"] != timeout != InformalMath().python_code_timeout:
+    python_settings = {"timeout": timeout, **settings.get("python_code", {})}
+    if python_settings["timeout"] != timeout != InformalMath().python_code_timeout:
         raise ValueError(
-            f"env.tool_settings.python_code.timeout={own['timeout']} and "
+            f"env.tool_settings.python_code.timeout={python_settings['timeout']} and "
             f"env.informal_math.python_code_timeout={timeout:g} are the same setting. Remove one."
         )
-    return {**settings, "python_code": own}
+    return {**settings, "python_code": python_settings}
 
 
 def _make_client(name: str, settings: McpSettings) -> McpClient:
@@ -92,11 +97,11 @@ def _make_client(name: str, settings: McpSettings) -> McpClient:
     return McpClient(name, settings.command, settings.url, environment)
 
 
-async def _start(client: McpClient, settings: McpSettings) -> list[Tool]:
+async def _start_client(client: McpClient, settings: McpSettings) -> list[Tool]:
     tools = {tool.name: tool for tool in await client.start()}
     if unknown := [name for name in settings.tools if name not in tools]:
         raise ValueError(
             f"env.mcp_servers.{client.name}.tools: the server has no tool {unknown[0]!r}."
-            f"{did_you_mean(unknown[0], tools)} It has: {', '.join(tools)}."
+            f"{suggest_similar(unknown[0], tools)} It has: {', '.join(tools)}."
         )
     return [tools[name] for name in settings.tools or tools]

@@ -1,4 +1,4 @@
-"""Clients of the models under `models.NAME`: OpenAI-compatible servers, and engines started by this run."""
+"""Clients of the models `models.NAME`: OpenAI-compatible servers, and engines that this run starts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
 
 MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
-REQUEST_ERRORS = (400, 404, 413, 422)  # statuses caused by the request; all others count as server failures
+REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; other codes count as server failures
 
 
 class ModelCallError(Exception):
-    """A call failed after all retries. `server_down`: the server failed, rather than rejecting this request."""
+    """Error for a call that failed after all retries. `server_down`: the server failed; it did not reject the request."""
 
     def __init__(self, reason: str, server_down: bool = False):
         super().__init__(reason)
@@ -54,7 +54,7 @@ class ServerClient:
         """Do nothing: a server that is down now may be up when the first call is made."""
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
-        """The next assistant message. Raises ModelCallError."""
+        """Return the next assistant message. Raises ModelCallError if the call fails after all retries."""
         import openai
 
         try:
@@ -82,7 +82,7 @@ class ServerClient:
         return ModelReply(text, sampling.seed, *counts, stop=str(stop))
 
     def fits(self, messages: Sequence[Message]) -> bool:
-        """Always True: the server's prompt limit is unknown."""
+        """Return True, because the server's prompt limit is unknown."""
         return True
 
     async def close(self) -> None:
@@ -90,9 +90,9 @@ class ServerClient:
 
 
 class EngineClient:
-    """Client of any engine that runs on this event loop, with the interface of ServerClient.
+    """Client of an engine that runs on this event loop, with the interface of ServerClient.
 
-    Messages are rendered by the model's chat template, up to `max_prompt_length` tokens. The `name` of a call must be
+    The model's chat template renders messages to at most `max_prompt_length` tokens. The `name` of a call must be
     unique among the calls in flight.
     """
 
@@ -116,7 +116,7 @@ class EngineClient:
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
 
     def fits(self, messages: Sequence[Message]) -> bool:
-        return self._prompts.fits(list(messages))
+        return self._prompts.is_within_limit(list(messages))
 
     async def close(self) -> None:
         await self.engine.close()
@@ -129,7 +129,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
     """Check the models that this run serves (`models.NAME.path`) and return their renderers by name.
 
     Raises:
-        ValueError: an engine would refuse a model or its settings.
+        ValueError: an engine would reject a model or its settings.
     """
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
     from alphaapollo.launch.input_checks import check_engine_split, check_lengths
@@ -153,7 +153,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
 def make_engine_clients(
     config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
 ) -> dict[str, EngineClient]:
-    """One engine per model of `renderers`, not yet started. They share the machine's cores, or its GPU."""
+    """Create one engine client per model of `renderers`, without starting it. Engines share the CPU cores or the GPU."""
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.spec import EngineSpec
 
@@ -178,13 +178,13 @@ def make_engine_clients(
 
 
 def watch_engines(clients: Mapping[str, EngineClient]) -> None:
-    """Count the engines' progress as progress of this process, for stall detection."""
+    """Report the progress of engines as progress of this process, for stall detection."""
 
-    def helpers() -> dict[int, str]:
+    def list_helpers() -> dict[int, str]:
         return {
             pid: f"the engine {'worker' if number else 'core'} of models.{name}"
             for name, client in clients.items()
             for number, pid in enumerate(client.engine.pids())
         }
 
-    HEARTBEAT.watch(lambda: sum(client.engine.progress() for client in clients.values()), helpers)
+    HEARTBEAT.watch(lambda: sum(client.engine.progress() for client in clients.values()), list_helpers)

@@ -1,1 +1,1 @@
-"""Prompts to trajectories: engines, environments that play on them, graders; no word of training."""
+"""Rollout: prompts to graded trajectories, with engines, environments and reward functions. Independent of training."""

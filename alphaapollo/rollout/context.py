@@ -1,9 +1,9 @@
-"""Token contexts of an episode. Both kinds are token-exact and used for one episode.
+"""Token contexts of an episode: they build the prompts of its turns. Each object serves one episode.
 
     append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
     memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
 
-`prompt_ids` is the engine's next prompt.
+Rows contain exactly the engine's prompts and sampled tokens. `prompt_ids` is the engine's next prompt.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ RenderDelta = Callable[[list[Message], int | None], list[int]]
 def build_append_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ...
 
-    Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0. Returns no row if there are no turns.
+    Action tokens have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0. Returns an empty
+    list if there are no turns.
     """
     return [_build_row(turns)] if turns else []
 
 
 def build_memory_rows(turns: Sequence[Turn]) -> list[Row]:
-    """Build one row per turn: its prompt, then its action."""
+    """Build one row per turn: the prompt of the turn, then its action."""
     return [_build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
 def collect_experts(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
-    """Collect the routed experts of a row's tokens [T, layers, k], each from the first completion after the token.
+    """Return the routed experts [T, layers, k] of a row's tokens, or None if the engine returned none.
 
-    The last token was never computed and gets the experts of the token before it; its outputs are unused. ends:
-    position of each completion's last token. Returns None if the engine returned no experts.
+    The experts of a token come from the first completion that ends after it. The engine never computes the last token
+    of a row: it gets the experts of the previous token, and training does not use its outputs.
+
+    `ends`: position of each completion's last token.
     """
     parts: list[np.ndarray] = []
     known = 0
@@ -51,7 +54,7 @@ def collect_experts(completions: Sequence[Completion], ends: Sequence[int]) -> n
 
 
 def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
-    """Concatenate turns."""
+    """Concatenate the contexts and actions of the turns."""
     token_ids: list[int] = []
     action_mask: list[int] = []
     logprobs: list[float] = []
@@ -68,7 +71,7 @@ def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
 
 
 class AppendContext:
-    """One growing sequence. Sampled tokens are never rendered again. The methods are those of both contexts."""
+    """Append context: one growing token sequence. Sampled tokens are never decoded and rendered again."""
 
     rows = staticmethod(build_append_rows)
 
@@ -77,26 +80,29 @@ class AppendContext:
         self.prompt_ids: list[int] = []
 
     def begin(self, content: list[Message] | str) -> list[int]:
-        """Start with the first observation. Returns its tokens."""
+        """Start the episode with the first observation and return its prompt tokens."""
         self.prompt_ids = self._render_prompt(content)
         return self.prompt_ids
 
     def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """Add an action and the observation after it. Returns the context of the next turn: the observation's tokens
-        (append) or the new prompt (memory)."""
+        """Add an action and the following observation. Return the context of the next turn: the tokens of the
+        observation (append context) or the complete new prompt (memory context)."""
         with wrap_environment_errors("rendering the observation"):
             delta = self._render_delta(step.observation, action_ids[-1])
         self.prompt_ids = [*self.prompt_ids, *action_ids, *delta]
         return delta
 
-    def cost(self, context_ids: list[int]) -> int:
-        """Tokens that the context of a later turn takes from the response budget."""
+    def count_budget_tokens(self, context_ids: list[int]) -> int:
+        """Return how many tokens of the response budget the context of a later turn uses."""
         return len(context_ids)
 
 
 class MemoryContext:
-    """A new prompt each turn: the first observation and the remembered steps as messages, or the messages returned by
-    the environment's `recall(steps)`. If the prompt would be too long, the oldest steps are dropped first."""
+    """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
+
+    An environment with a method `recall(steps)` builds the messages instead. If the prompt is too long, the oldest
+    steps are dropped first.
+    """
 
     rows = staticmethod(build_memory_rows)
 
@@ -104,12 +110,12 @@ class MemoryContext:
         self,
         environment: Environment,
         render_prompt: RenderPrompt,
-        fits: Callable[[list[Message]], bool],
+        is_within_limit: Callable[[list[Message]], bool],
         history_length: int,
         kind: MemoryType,
     ):
-        self._recall = getattr(environment, "recall", self._to_messages)
-        self._render_prompt, self._fits = render_prompt, fits
+        self._recall = getattr(environment, "recall", self._build_messages)
+        self._render_prompt, self._is_within_limit = render_prompt, is_within_limit
         self._history_length, self._kind = history_length, kind
         self._first: list[Message] = []
         self._steps: list[Step] = []
@@ -123,22 +129,22 @@ class MemoryContext:
     def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
         chosen = select_steps(self._steps, self._history_length, self._kind)
-        messages = self._remember(chosen)
-        while len(chosen) > 1 and not self._fits(messages):
+        messages = self._recall_messages(chosen)
+        while len(chosen) > 1 and not self._is_within_limit(messages):
             chosen = chosen[1:]
-            messages = self._remember(chosen)
+            messages = self._recall_messages(chosen)
         self.prompt_ids = self._render_prompt(messages)
         return self.prompt_ids
 
-    def cost(self, context_ids: list[int]) -> int:
+    def count_budget_tokens(self, context_ids: list[int]) -> int:
         return 0  # limited by data.max_prompt_length instead
 
-    def _remember(self, steps: Sequence[Step]) -> list[Message]:
+    def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
         with wrap_environment_errors("recall"):
             messages = self._recall(steps)
         return check_messages(messages, "recall")
 
-    def _to_messages(self, steps: Sequence[Step]) -> list[Message]:
+    def _build_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
         return [*self._first, *(message for messages in past for message in messages)]
 
@@ -147,10 +153,9 @@ Context = AppendContext | MemoryContext
 
 
 def check_rows(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
-    """Assert that the tokens before each action are the engine's prompt and that the mask covers exactly the sampled
-    tokens.
+    """Assert that each action follows the engine's prompt and that the action mask covers exactly the sampled tokens.
 
-    engine_prompts: prompt ids given to the engine, one list per turn.
+    engine_prompts: token ids of the prompts that the engine received, one list per turn.
     """
     for row in rows:
         row_turns = turns[row.first_turn : row.first_turn + len(row.turn_ends)]

@@ -3,7 +3,7 @@
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
 The model's tokens are decoded for the environment and never re-encoded for training. context.py builds the engine's
-prompts; this file applies all limits and timeouts, so environments need none.
+prompts. This module applies all limits and timeouts, so environments do not need their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from alphaapollo.types import (
 )
 from alphaapollo.utils.time_limit import TimeLimit
 
-MAX_ATTEMPTS = 2  # a failing environment is retried once
+MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,25 @@ class EpisodeLimits:
     """Limits of one episode, besides its `sampling.max_tokens`."""
 
     max_turns: int
-    seconds: float  # of the environment over all turns, without engine time and waiting
-    tokens_per_turn: int | None = None  # sampled in one turn; None: the episode's remaining budget
+    seconds: float  # time in the environment over all turns, without generation and waiting
+    tokens_per_turn: int | None = None  # sampled tokens per turn; None: the remaining budget of the episode
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTask:
-    """One episode to play: which sample of which prompt, and its randomness."""
+    """Specification of one episode: the prompt, the sample index and the random seeds."""
 
     prompt: Prompt
     sample: int
-    make_environment: Callable[[Sequence[Turn]], Environment]  # of the list that the episode's turns are added to
-    sampling: Sampling  # max_tokens: of the episode; in append context observations count too
-    derive_turn_seed: Callable[[int], int]
-    name: str  # unique among the episodes in flight
+    make_environment: Callable[[Sequence[Turn]], Environment]  # gets the list to which each turn is appended
+    sampling: Sampling  # max_tokens is the budget of the episode; in append context it includes observations
+    derive_turn_seed: Callable[[int], int]  # turn number -> seed
+    name: str  # unique among the running episodes
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """State of one attempt, readable after a failure."""
+    """State of one attempt at an episode, also available after a failure."""
 
     turns: list[Turn] = field(default_factory=list)
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
@@ -73,10 +73,10 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Plays episodes.
+    """Runner of episodes on one engine.
 
-    make_context: builds the token context of an episode (rollout/context.py). grade: reward function of a graded
-    environment, applied to an empty answer when a limit ends an episode before its answer.
+    `make_context` builds the token context of an episode (rollout/context.py). `grade` is the reward function of a
+    graded environment. If a limit ends an episode before its answer, an empty answer is graded.
     """
 
     engine: Engine
@@ -87,11 +87,11 @@ class EpisodeRunner:
     environments: EnvironmentCaller = field(default_factory=EnvironmentCaller)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
-        """Play one episode.
+        """Play one episode and return its trajectory.
 
-        If the environment fails, the episode is played once more in a new environment; a second failure ends it with
-        ENVIRONMENT_FAILED (masked, never scored 0). Timeouts and prompts that are too long are not retried. Engine
-        errors are raised.
+        If the environment fails, the episode is retried once in a new environment. After a second failure it ends with
+        ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
+        are not retried. Raises EngineError if the engine fails.
         """
         with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
             return await self._run(task)
@@ -107,7 +107,7 @@ class EpisodeRunner:
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
                 score = _make_failure_score(
-                    f"env.episode_timeout={self.limits.seconds:g} s exceeded in turn {len(attempt.turns)}"
+                    f"env.episode_timeout={self.limits.seconds:g} s was exceeded in turn {len(attempt.turns)}"
                 )
                 break
             except PromptTooLong as failure:
@@ -120,7 +120,7 @@ class EpisodeRunner:
                 )
         rows = attempt.rows(attempt.turns)
         check_rows(rows, attempt.turns, attempt.engine_prompts)
-        for turn in attempt.turns:  # stored in the rows
+        for turn in attempt.turns:  # the rows contain them
             turn.completion = replace(turn.completion, routed_experts=None)
         seconds = time.perf_counter() - started
         return Trajectory(
@@ -168,7 +168,7 @@ class EpisodeRunner:
             attempt.score = result.score
             budget -= len(turn.completion.token_ids)
             if result.done:
-                truncated = turn.completion.stop_reason is StopReason.LENGTH  # by either limit
+                truncated = turn.completion.stop_reason is StopReason.LENGTH  # by the limit of turn or episode
                 return EpisodeEnd.TOKEN_LIMIT if truncated else EpisodeEnd.DONE
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
@@ -177,13 +177,13 @@ class EpisodeRunner:
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
             context_ids = context.extend(turn.completion.token_ids, step)
-            if context.cost(context_ids) >= budget:
+            if context.count_budget_tokens(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
-            budget -= context.cost(context_ids)
+            budget -= context.count_budget_tokens(context_ids)
 
     async def _score_unanswered(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
-        """Score an episode without a score: 0, or the reward of an empty answer, so that all reward components
-        exist."""
+        """Return the score of an episode without an answer: the grade of an empty answer, which has all reward
+        components, or 0 without a grader."""
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
         score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
@@ -191,7 +191,7 @@ class EpisodeRunner:
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
     def _truncate(self, turn: Turn, kept_chars: int) -> None:
-        """Truncate the turn to the fewest tokens whose text contains the first `kept_chars` characters."""
+        """Truncate the turn to the shortest token prefix whose text contains the first `kept_chars` characters."""
         if kept_chars >= len(turn.text):
             return
         ids = turn.completion.token_ids

@@ -16,9 +16,9 @@ from alphaapollo.utils.seeds import derive_seed
 async def run_group(
     request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
 ) -> TrajectoryGroup:
-    """Play all episodes of the group, and the greedy baseline if requested. Trajectories are in sample order.
+    """Play all episodes of the group, and the greedy baseline if requested. Return the trajectories in sample order.
 
-    If an episode raises (the engine died), the others are cancelled.
+    If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled.
     """
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
@@ -41,8 +41,8 @@ async def run_group(
         trajectories = await asyncio.gather(*episodes)
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
-        for row in [row for one in untrained for row in one.rows]:
-            row.routed_experts = None  # not used
+        for row in [row for trajectory in untrained for row in trajectory.rows]:
+            row.routed_experts = None  # only training uses them
         return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:

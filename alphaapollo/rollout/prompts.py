@@ -1,5 +1,4 @@
-"""Render observations to prompt tokens within data.max_prompt_length: the first one, and every one in memory
-context."""
+"""Render prompts within data.max_prompt_length: the first of each episode, and every prompt in memory context."""
 
 from __future__ import annotations
 
@@ -10,19 +9,19 @@ from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.environments.base import EnvironmentFailure, wrap_environment_errors
 from alphaapollo.types import Message
 
-CACHE_SIZE = 256  # renderings
+CACHE_SIZE = 256  # rendered prompts
 
 
 class PromptTooLong(EnvironmentFailure):
-    """An observation is longer than data.max_prompt_length and data.truncation does not cut it."""
+    """Error: an observation is longer than data.max_prompt_length, and data.truncation is not left or right."""
 
 
 class PromptRenderer:
-    """Renders observations to tokens, truncated to `max_tokens` if `truncation` says so.
+    """Renderer of observations to at most `max_tokens` prompt tokens.
 
-    Chat templates are slow and the samples of a group start with the same observation, so the last CACHE_SIZE
-    renderings are cached. Prompts of the dataset were checked before training (data.length_limit.apply_length_limit); a
-    longer one comes from an environment and fails its episode, not the run.
+    Chat templates are slow, and the samples of a group start with the same observation. The last CACHE_SIZE rendered
+    prompts are therefore cached. Dataset prompts are checked before training (data.length_limit.apply_length_limit).
+    A longer prompt comes from an environment: it fails its episode, not the run.
     """
 
     def __init__(self, render: Callable[[list[Message] | str], list[int]], max_tokens: int, truncation: Truncation):
@@ -36,7 +35,7 @@ class PromptRenderer:
             PromptTooLong: the prompt is too long and truncation is neither left nor right.
             EnvironmentFailure: the chat template or the tokenizer raised an error.
         """
-        token_ids = self._tokens(content)
+        token_ids = self._render_cached(content)
         if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
             return list(truncate_prompt(token_ids, self._max_tokens, self._truncation))
         raise PromptTooLong(
@@ -44,10 +43,10 @@ class PromptRenderer:
             "Increase it, or set data.truncation to left or right."
         )
 
-    def fits(self, content: list[Message] | str) -> bool:
-        return len(self._tokens(content)) <= self._max_tokens
+    def is_within_limit(self, content: list[Message] | str) -> bool:
+        return len(self._render_cached(content)) <= self._max_tokens
 
-    def _tokens(self, content: list[Message] | str) -> list[int]:
+    def _render_cached(self, content: list[Message] | str) -> list[int]:
         key = repr(content)
         token_ids = self._rendered.get(key)
         if token_ids is None:

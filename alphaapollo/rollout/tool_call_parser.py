@@ -1,5 +1,5 @@
-"""Select the parser of a model's native tool calls (env.action_format=chat_template) and verify that it parses what the
-chat template writes. (env.action_format=tags: environments/tag_parser.py)"""
+"""Select the parser of a model's native tool calls (env.action_format=chat_template) and test it on the chat template.
+For env.action_format=tags see environments/tag_parser.py."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError, ToolCallP
 from alphaapollo.utils.user_module import load_user_module
 
 Parse = Callable[[str], list[ToolCall]]
-"""Parser of a library. For malformed text it may raise any exception or return no call."""
+"""Parser of a library. For malformed text it may raise any exception or return an empty list."""
 
 
 def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser:
-    """Build the parser of env.tool_parser: vLLM's parser of that name, or the tokenizer's response_template if empty.
+    """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, the tokenizer's own
+    response_template.
 
-    Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse what the
-    chat template writes. The error names parsers that do.
+    Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse the calls
+    that the chat template renders. The message lists the parsers that work.
     """
     parse_calls = _wrap_parser(
         _make_vllm_parser(parser, renderer) if parser else _make_tokenizer_parser(renderer), renderer
@@ -41,7 +42,7 @@ def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser
 def check_tool_call_parser(
     env: Env, path: str, trust_remote_code: bool, schemas: Sequence[Any], template_arguments: Mapping[str, Any]
 ) -> None:
-    """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and freezes its settings."""
+    """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and fixes vLLM's settings."""
     arguments = (env, path, trust_remote_code, list(schemas), dict(template_arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_make_parser, *arguments).result()
@@ -49,40 +50,40 @@ def check_tool_call_parser(
 
 def _make_parser(env: Env, path: str, trust_remote_code: bool, schemas: list[Any], arguments: dict[str, Any]) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    if env.custom_module:  # may register a parser
+    if env.custom_module:  # the module may register a parser
         load_user_module(env.custom_module, "env.custom_module")
     tokenizer = load_tokenizer(path, trust_remote_code)
     make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, arguments))
 
 
 def _wrap_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
-    """Wrap a parser: any text gives calls or a ToolCallParseError."""
-    mark, several = renderer.call_prefix, renderer.supports_parallel_calls
+    """Wrap a library parser so that it returns calls or raises ToolCallParseError for any text."""
+    call_prefix, supports_parallel = renderer.call_prefix, renderer.supports_parallel_calls
 
     def parse_calls(text: str) -> list[ToolCall]:
         try:
             calls = parse(text)
         except Exception as error:  # parsers raise arbitrary exceptions for malformed text
             raise ToolCallParseError(f"this tool call cannot be parsed ({type(error).__name__}).") from error
-        if not calls and mark and mark in strip_thinking(text):
+        if not calls and call_prefix and call_prefix in strip_thinking(text):
             raise ToolCallParseError("this tool call cannot be parsed.")
-        if len(calls) > 1 and not several:
-            raise ToolCallParseError("several tool calls in one turn; make one call per turn.")
+        if len(calls) > 1 and not supports_parallel:
+            raise ToolCallParseError("the turn has several tool calls. Make one call per turn.")
         return calls
 
     return parse_calls
 
 
 def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
-    """Render and parse an example call. Returns a description of the mismatch, or an empty string."""
+    """Render and parse an example call. Return a description of the difference, or an empty string if there is none."""
     name, arguments = renderer.example_call
     written = renderer.render_call(name, arguments)
     try:
         calls = parse_calls(written)
-        same = [(call.name, json.loads(call.arguments)) for call in calls] == [(name, arguments)]
+        is_same = [(call.name, json.loads(call.arguments)) for call in calls] == [(name, arguments)]
     except ValueError as error:
         return f"{written!r} ({error})"
-    return "" if same else f"{written!r} became {calls or 'no call'}"
+    return "" if is_same else f"{written!r} became {calls or 'no call'}"
 
 
 def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
@@ -91,7 +92,7 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
             "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
             f"to a vLLM parser. {_suggest_parsers(renderer)}"
         )
-    prefix = renderer.render_chat([QUESTION])  # a template may start the answer
+    prefix = renderer.render_chat([QUESTION])  # the generation prompt may contain the beginning of the answer
 
     def parse(text: str) -> list[ToolCall]:
         message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)
@@ -119,15 +120,15 @@ def _make_vllm_parser(name: str, renderer: ToolRenderer) -> Parse:
 
 
 def _suggest_parsers(renderer: ToolRenderer) -> str:
-    """List the vLLM parsers that parse this template; each is tried."""
+    """Try all vLLM parsers and return a sentence that lists those that parse the calls of this template."""
     if importlib.util.find_spec("vllm") is None:
-        return "Parsers come with vLLM, which is not installed: run scripts/setup.sh."
+        return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
     from alphaapollo.engines.vllm.tool_parser import list_parsers
 
     fitting = [name for name in list_parsers() if _can_parse_template(name, renderer)]
     if not fitting:
-        return "No vLLM parser does: set env.action_format=tags."
-    return f"Parsers that do: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
+        return "No vLLM parser works. Set env.action_format=tags."
+    return f"These parsers work: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
 
 
 def _can_parse_template(name: str, renderer: ToolRenderer) -> bool:

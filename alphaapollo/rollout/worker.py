@@ -47,12 +47,12 @@ from alphaapollo.weight_sync.transport import TransportKind, weights_folder
 if TYPE_CHECKING:
     from alphaapollo.engines.vllm.engine import VllmEngine
 
-THREADS = 64  # of the default executor, used by tools and the sandbox
+THREADS = 64  # size of the default executor, which runs tools and the sandbox
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutWorkerConfig:
-    """Settings of the rollout workers of a run, the same for all."""
+    """Settings shared by all rollout workers of a run."""
 
     model: Model
     rollout: Rollout  # resolved for the device
@@ -62,15 +62,15 @@ class RolloutWorkerConfig:
     custom_reward: CustomRewardFunction
     device: Device
     run_dir: str  # the run's folder; engine logs go to its `logs/`
-    transport: TransportKind = "shared_memory"  # of weights
-    shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: none
+    transport: TransportKind = "shared_memory"  # weight transport
+    shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: no folder
 
 
 class RolloutWorker:
-    """Hosts the engine, the environments and the reward client. Call `start` first.
+    """Host of one engine replica, its environments and the reward client. Call `start` first.
 
-    index: number of the replica. node: where it runs, which determines the folder of its weights. engine: replaces the
-    engine of `rollout.name` (tests).
+    `index` is the index of the replica. `node` determines the folder from which weights are loaded. `engine` replaces
+    the engine of `rollout.name` in tests.
     """
 
     def __init__(self, setup: RolloutWorkerConfig, index: int = 0, node: str = "", engine: Engine | None = None):
@@ -104,19 +104,18 @@ class RolloutWorker:
         self._runner: EpisodeRunner | None = None
 
     async def prepare(self) -> None:
-        """Import libraries. Needs no GPU, so it may run while other workers use it."""
+        """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
         await asyncio.to_thread(importlib.import_module, "transformers")
         await self.engine.prepare()
 
     async def start(self) -> None:
-        """Open the tools, then start engine, graders and tokenizer concurrently. Raises ValueError for unusable
-        tools."""
+        """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
         env, path = self._env, self._model.tokenizer_path or self._model.path
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         self._tools = await open_toolbox(env)
         gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
         try:
-            # Import in one thread: a second one would see a partly imported module.
+            # Import in one thread: concurrent imports would see a partly initialized module.
             await asyncio.to_thread(importlib.import_module, "transformers")
             tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
@@ -140,19 +139,20 @@ class RolloutWorker:
             grade=self._rewards.score if self._environment.graded else None,
         )
         HEARTBEAT.watch(lambda: self.engine.progress(), self._list_engine_processes)
-        gc.freeze()  # scanning vLLM's million objects would double the cost of an episode
+        gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
     def _list_engine_processes(self) -> dict[int, str]:
-        """Processes that generation depends on: {pid: name}."""
+        """Return the processes that generation depends on as {pid: name}."""
         names = itertools.chain(["engine core"], itertools.repeat("engine worker"))
         return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.pids()}
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        """Play the group's episodes. Failures of graders and environments are recorded in the trajectories' scores.
+        """Play the episodes of a group. Failures of graders and environments are recorded in the trajectories' scores.
 
-        Without `sampling.stop_token_ids`, the tokenizer's end-of-turn tokens stop. Raises EngineError.
+        If `sampling.stop_token_ids` is empty, sampling stops at the tokenizer's end-of-turn tokens. Raises EngineError
+        if the engine fails.
         """
-        assert self._runner is not None, "start() first"
+        assert self._runner is not None, "call start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
         with SPANS.set_track(f"rollout {self._index}"):
@@ -164,7 +164,7 @@ class RolloutWorker:
 
     @property
     def has_weights(self) -> bool:
-        """False for the fake engine, which has no weights to verify."""
+        """Whether the engine has weights to verify after a sync; False for the fake engine."""
         return self.engine.has_weights
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -172,7 +172,7 @@ class RolloutWorker:
         return await self.engine.log_probs(token_ids)
 
     async def pause(self) -> None:
-        """Pause the engine between two tokens (engines/protocol.py) and the time limits of environments."""
+        """Pause generation between two tokens (engines/protocol.py), and the time limits of environments."""
         pause_time_limits()
         await self.engine.pause()
 
@@ -184,7 +184,7 @@ class RolloutWorker:
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         """Finish the weight update and return the digest of the engine's weights.
 
-        folder: weights that a training rank wrote into this node's shared memory, to be loaded first; empty: none.
+        `folder`: folder of weights in this node's shared memory, which are loaded first; empty: nothing to load.
         Running requests must be paused.
         """
         if folder:
@@ -192,7 +192,7 @@ class RolloutWorker:
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:
-        """First of four methods that free and allocate GPU memory (engines/protocol.py); no-ops on a CPU."""
+        """Free the GPU memory of the engine (engines/protocol.py). Does nothing on a CPU."""
         await self.engine.sleep()
 
     async def wake_weights(self) -> None:
@@ -205,11 +205,11 @@ class RolloutWorker:
         await self.engine.wake_cache()
 
     def memory(self) -> dict[str, float]:
-        """Peak resident memory in GiB of this process and of all engine processes together."""
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        return {"memory/rollout_gib": own, "memory/engine_gib": sum(map(peak_memory_gib, self.engine.pids()))}
+        """Return the peak resident memory in GiB of this process and of all engine processes together."""
+        worker_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        return {"memory/rollout_gib": worker_gib, "memory/engine_gib": sum(map(peak_memory_gib, self.engine.pids()))}
 
-    # Engine side of vLLM's weight transfer (GPU).
+    # Engine side of vLLM's weight transfer on GPUs.
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         await self._vllm.init_weight_transfer_engine(init_info)
@@ -227,7 +227,7 @@ class RolloutWorker:
     def _vllm(self) -> VllmEngine:
         from alphaapollo.engines.vllm.engine import VllmEngine
 
-        assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer"
+        assert isinstance(self.engine, VllmEngine), "only the vLLM engine has a weight transfer"
         return self.engine
 
     async def close(self) -> None:
@@ -243,4 +243,6 @@ def make_context_factory(env: Env, renderer: Renderer, data: Data | GenerationDa
     prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
     if env.context == "append":
         return lambda environment: AppendContext(prompts, renderer.delta_ids)
-    return lambda environment: MemoryContext(environment, prompts, prompts.fits, env.history_length, env.memory_type)
+    return lambda environment: MemoryContext(
+        environment, prompts, prompts.is_within_limit, env.history_length, env.memory_type
+    )

@@ -1,1 +1,1 @@
-"""Tools that a model can call in an episode, and the sandbox that runs its code."""
+"""Tools that a model can call in an episode, and the sandbox that runs Python code."""

@@ -23,15 +23,15 @@ _STOP_WORDS = frozenset(_COMMON_WORDS.split())
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Example: `Passage("solvers/ode.md", 12, "dsolve(eq, func) solves ...")`."""
+    """Part of a document, e.g. `Passage("solvers/ode.md", 12, "dsolve(eq, func) solves ...")`."""
 
     path: str  # relative to the repository's folder
-    line: int  # of its beginning, from 1
+    line: int  # line number of its first line, starting at 1
     text: str
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words without stop words; identifiers give the whole and the parts.
+    """Return the lower-case words without stop words. For identifiers, also return their parts.
 
     >>> tokenize("Use the BlockMatrix.from_list")
     ['blockmatrix', 'block', 'matrix', 'from_list', 'list']
@@ -45,7 +45,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
-    """Blocks between blank lines, joined up to PASSAGE_CHARACTERS; longer blocks are split at a line."""
+    """Yield passages: paragraphs joined up to PASSAGE_CHARACTERS. Longer paragraphs are split at a line end."""
     begin, lines, size = 1, list[str](), 0
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS
@@ -65,7 +65,7 @@ def _make_passage(path: str, begin: int, lines: list[str]) -> Iterator[Passage]:
 
 
 def read_folder(folder: Path) -> tuple[list[Passage], Counter[str]]:
-    """Passages of all documents below a folder, and the number of skipped files by reason."""
+    """Return the passages of all documents below a folder, and the number of skipped files per reason."""
     passages: list[Passage] = []
     skipped: Counter[str] = Counter()
     for file in sorted(folder.rglob("*")):

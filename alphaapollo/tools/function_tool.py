@@ -1,12 +1,12 @@
-"""Tools made of plain functions; the schema comes from the signature and the docstring.
+"""Tools from plain functions. The schema is derived from the signature and the docstring.
 
 @tool
 def add(a: int, b: int = 0) -> int:
     '''Add two numbers.
 
     Args:
-        a: the first one.
-        b: the second one.
+        a: the first number.
+        b: the second number.
     '''
     return a + b
 """
@@ -28,27 +28,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def function_tool(function: Callable[..., Any]) -> FunctionTool:
-    """Make a tool of a function.
+    """Turn a function into a tool.
 
-    A sync function runs in a thread, where a timeout cannot stop it, so slow functions should be async. Each parameter
-    needs a type; a parameter named `session` receives the episode's Session and is not an argument. The function
-    returns a text, anything that JSON can represent, or a ToolResult. The model sees its exceptions as errors, except
-    ToolFailedError.
+    A sync function runs in a thread, which a timeout cannot stop; slow functions should be async. Each parameter needs
+    a type. A parameter named `session` receives the episode's Session; the model does not see it. The function returns
+    a str, a JSON-serializable value or a ToolResult. Exceptions other than ToolFailedError become error messages for
+    the model.
 
-    Raises ValueError for a parameter without a type, *args or **kwargs, or a missing docstring.
+    Raises ValueError if a parameter has no type, for *args and **kwargs, or if the docstring is missing.
     """
     return FunctionTool(function)
 
 
 def tool(function: F) -> F:
-    """Decorator: register a function as a tool under its own name, for `env.tools`."""
-    made = function_tool(function)
-    tools.register(made.name)(lambda: made)
+    """Register the decorated function as a tool for `env.tools`, under the name of the function."""
+    created = function_tool(function)
+    tools.register(created.name)(lambda: created)
     return function
 
 
 class FunctionTool:
-    """Tool that calls a function; see function_tool."""
+    """Tool that calls a Python function; built by `function_tool`."""
 
     text_argument: str | None = None
 
@@ -60,7 +60,7 @@ class FunctionTool:
             raise ValueError(f"the tool {self.name} has no docstring. Add one: it tells the model what the tool does.")
         self._function = function
         self._takes_session = "session" in inspect.signature(function).parameters
-        texts = {one.arg_name.lstrip("*"): " ".join((one.description or "").split()) for one in docstring.params}
+        texts = {entry.arg_name.lstrip("*"): " ".join((entry.description or "").split()) for entry in docstring.params}
         self._model = _make_arguments_model(function, texts)
         self.parameters = _build_schema(self._model)
 
@@ -68,9 +68,9 @@ class FunctionTool:
         try:
             parsed = self._model.model_validate(arguments)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            return ToolResult(f"argument {where}: {problem['msg']}", ToolStatus.REFUSED)
+            first = error.errors()[0]
+            location = ".".join(map(str, first["loc"]))
+            return ToolResult(f"argument {location}: {first['msg']}", ToolStatus.REFUSED)
         values: dict[str, Any] = {name: getattr(parsed, name) for name in self._model.model_fields}
         if self._takes_session:
             values["session"] = session
@@ -99,8 +99,8 @@ def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, 
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
-                f"the tool {function.__name__} has the parameter {parameter}, which a model cannot name. Write each "
-                "argument out."
+                f"the tool {function.__name__} has the parameter {parameter}, which has no schema. Write each "
+                "argument as a named parameter."
             )
         if name not in hints:
             raise ValueError(f"the tool {function.__name__}: argument {name} has no type. Add one, e.g. `{name}: str`.")

@@ -5,8 +5,8 @@
     ...
     await client.close()
 
-All episodes of a process share one connection. If it breaks, the current calls fail as ToolFailedError, which a ToolBox
-retries once, and the next call reconnects. A stdio server is then started again without its earlier state.
+All episodes of a process share one connection. If it breaks, the current calls raise ToolFailedError and the next call
+reconnects; a ToolBox retries such calls once. A stdio server is then restarted and loses its state.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from mcp.types import Tool as McpToolInfo
 
 CONNECT_TIMEOUT = 60.0  # seconds to start a server and list its tools
-CLOSE_TIMEOUT = 10.0
+CLOSE_TIMEOUT = 10.0  # seconds to disconnect
 INVALID_PARAMETERS = -32602  # JSON-RPC: the server rejects the arguments
 
 
 class McpClient:
-    """Client of one server, which is a program on stdin and stdout or an address. Belongs to one event loop.
+    """Client of one MCP server: a program with stdio transport, or a URL. Bound to one event loop.
 
     Args:
-        name: for messages.
-        command: the program and its arguments, or
-        url: the address of its streamable HTTP endpoint, e.g. "http://localhost:8000/mcp".
-        environment: variables for the program, which receives few others.
+        name: name of the server in messages.
+        command: program of a stdio server and its arguments.
+        url: streamable HTTP endpoint of a running server, e.g. "http://localhost:8000/mcp".
+        environment: environment variables of the program, which inherits few others.
 
-    Raises ValueError unless exactly one of `command` and `url` is given and the package mcp is installed.
+    Raises ValueError unless exactly one of `command` and `url` is set and the package mcp is installed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class McpClient:
     ):
         if bool(command) == bool(url):
             raise ValueError(
-                f"MCP server {name} needs exactly one of command and url, but has {'both' if url else 'neither'}."
+                f"MCP server {name} needs exactly one of command and url, but {'both are' if url else 'none is'} set."
             )
         if importlib.util.find_spec("mcp") is None:
             raise ValueError(f"MCP server {name} needs the package mcp. Install it: pip install -e '.[mcp]'")
@@ -57,7 +57,7 @@ class McpClient:
         self._connection: _Connection | None = None
 
     async def start(self) -> list[McpTool]:
-        """Connect, and list the server's tools (ValueError: it cannot be reached)."""
+        """Connect to the server and return its tools. Raises ValueError if the server cannot be reached."""
         try:
             connection = await self._get_connection()
         except ToolFailedError as error:
@@ -65,7 +65,7 @@ class McpClient:
         return [McpTool(self, info) for info in connection.tools]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Raises ToolFailedError if the server cannot be reached, dies, or sends an invalid answer."""
+        """Call a tool. Raises ToolFailedError if the server is unreachable, dies or sends an invalid answer."""
         from mcp import MCPError
 
         connection = await self._get_connection()
@@ -81,7 +81,7 @@ class McpClient:
         return ToolResult(format_answer(answer), ToolStatus.ERROR if answer.is_error else ToolStatus.OK)
 
     async def close(self) -> None:
-        """Disconnect, which ends a stdio server."""
+        """Disconnect from the server, which stops a stdio server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -97,23 +97,23 @@ class McpClient:
 
 
 class _Connection:
-    """MCP client in a task of its own, because the task that enters it must also exit it."""
+    """Connection with its own task, because the task that enters an MCP client must also exit it."""
 
     def __init__(self, command: list[str], url: str, environment: dict[str, str]):
         self._command, self._url, self._environment = command, url, environment
         self._closing = asyncio.Event()
-        self._log: Any = tempfile.TemporaryFile("w+")  # noqa: SIM115  stderr of the server; closed in `_serve`
+        self._log: Any = tempfile.TemporaryFile("w+")  # noqa: SIM115  stderr of the server, closed in `_serve`
         self.client: Client
         self.tools: list[McpToolInfo] = []
 
     async def open(self) -> str:
-        """Connect and list the tools. The answer says what went wrong; empty if connected."""
+        """Connect and list the tools. Return the reason of a failure, or an empty string."""
         ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._serve(ready))
         try:
             await asyncio.wait([ready], timeout=CONNECT_TIMEOUT)
         finally:
-            if not ready.done():  # too slow, or the caller was cancelled and will not close the connection
+            if not ready.done():  # timeout, or a cancelled caller, which will not close the connection
                 self._task.cancel()
         reason: str = ready.result() if ready.done() else f"no connection within {CONNECT_TIMEOUT:g} s"
         return reason
@@ -124,7 +124,7 @@ class _Connection:
         self._task.cancel()
 
     def read_last_log_line(self) -> str:
-        """The last line that the server wrote to stderr."""
+        """Return the last line that the server wrote to stderr, as a suffix for messages."""
         if self._log.closed:
             return ""
         self._log.seek(0)
@@ -155,14 +155,14 @@ class _Connection:
 
 
 class McpTool:
-    """One tool of a server."""
+    """Tool of an MCP server."""
 
     text_argument: str | None = None
 
     def __init__(self, client: McpClient, info: McpToolInfo):
         self.name = info.name
         self.description = info.description or info.title or info.name
-        # Unknown arguments are refused here with the known names; servers ignore them.
+        # Reject unknown arguments with a list of the known ones; servers would ignore them.
         self.parameters: dict[str, Any] = {"type": "object", "additionalProperties": False, **info.input_schema}
         self._client = client
 
@@ -170,11 +170,11 @@ class McpTool:
         return await self._client.call(self.name, arguments)
 
     async def close(self) -> None:
-        """Does nothing: McpClient.close ends the shared server."""
+        """Do nothing: McpClient.close stops the shared server."""
 
 
 def format_answer(answer: CallToolResult) -> str:
-    """The texts of an answer, with placeholders for other content; without content, its structured form as JSON."""
+    """Return the texts of an answer with placeholders for other content, or its structured content as JSON."""
     parts = [getattr(part, "text", f"[{part.type}]") for part in answer.content]
     if not parts and answer.structured_content is not None:
         return json.dumps(answer.structured_content, ensure_ascii=False)
@@ -182,7 +182,7 @@ def format_answer(answer: CallToolResult) -> str:
 
 
 def find_root_cause(error: BaseException) -> str:
-    """The first exception inside nested groups."""
+    """Return type and message of the first exception in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

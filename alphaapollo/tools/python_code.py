@@ -1,4 +1,4 @@
-"""The tool `python_code`, which runs the model's Python in the sandbox."""
+"""Tool `python_code`: runs Python code in the sandbox."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolSt
 
 @tools.register("python_code")
 class PythonCode:
-    """Output of a snippet and the value of its last expression.
+    """Tool that runs a Python snippet and returns its output and the value of its last expression.
 
     Args:
-        timeout: seconds per snippet.
-        memory_mb: MiB per snippet, beyond the interpreter's own.
-        keep_state: the snippets of an episode share their variables; otherwise each has an interpreter of its own.
-        sandbox: default: the one that this process shares.
+        timeout: time limit per snippet in seconds.
+        memory_mb: memory limit per snippet in MiB, without the memory of the interpreter itself.
+        keep_state: whether the snippets of an episode share their variables. By default each has a new interpreter.
+        sandbox: sandbox to use; default: the shared sandbox of this process.
     """
 
     name = "python_code"
@@ -60,11 +60,11 @@ class PythonCode:
             raise ToolFailedError(f"{self.name}: {error}") from error
         return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
 
-    async def close(self) -> None: ...  # the sandbox may be shared
+    async def close(self) -> None: ...  # the sandbox may have other users
 
 
 def format_result(result: SandboxResult) -> str:
-    """Text for the model: the output, then the errors, then why the snippet was stopped."""
+    """Return the text for the model: stdout, stderr, and the reason if the snippet was stopped."""
     parts = [result.stdout, result.stderr]
     if result.restarted:
         parts.insert(0, "[the interpreter was restarted: earlier variables are lost]\n")

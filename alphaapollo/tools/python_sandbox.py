@@ -1,10 +1,10 @@
-"""Run Python files in the sandbox, as the tool python_code does.
+"""Run Python files in the sandbox, like the tool python_code.
 
     python -m alphaapollo.tools.python_sandbox FILE...          prints one JSON object per file
     echo 'print(6 * 7)' | python -m alphaapollo.tools.python_sandbox -
 
 Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers in use),
-reason and file. The exit code is 0 if every file was run, with any status, else 2.
+reason and file. The exit code is 0 if every file ran, whatever its status, else 2.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - is standard input")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - reads stdin")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds per file (default 10)")
     parser.add_argument("--memory-mb", type=int, default=1024, help="MiB per file (default 1024)")
-    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer not to use")
+    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer to disable")
     parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
     options = parser.parse_args()
     if options.timeout <= 0 or options.memory_mb <= 0:

@@ -1,4 +1,4 @@
-"""Puzzle generation with the package reasoning-gym, for the environment and the grader of that name."""
+"""Puzzles of the package reasoning-gym, for the environment and the grader `reasoning_gym`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:
-    """Data set of one puzzle.
+    """Build a reasoning_gym dataset with one puzzle.
 
     Args:
-        task: one of reasoning_gym's tasks.
-        level: of the package's curriculum for the task; None: the task's default settings.
-        settings: of the task; they override the level's.
-        seed: of the puzzle.
+        task: name of the task.
+        level: curriculum level of the task; None: the default settings of the task.
+        settings: settings of the task, which override those of the level.
+        seed: random seed of the puzzle.
 
-    Raises ValueError if the package cannot make the task with these values.
+    Raises ValueError if the package cannot build the task with these values.
     """
     from reasoning_gym import factory  # takes seconds to import
 

@@ -1,4 +1,4 @@
-"""The tool `local_rag`, which searches local documents by words (BM25), and the command that builds its index.
+"""Tool `local_rag`, which searches local documents with BM25, and the command that builds its index.
 
     python -m alphaapollo.tools.retrieval build FOLDER --out INDEX      each subfolder of FOLDER is one `repo_name`
     python -m alphaapollo.tools.retrieval query INDEX REPO_NAME "words to look for"
@@ -31,16 +31,16 @@ BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A passage and its BM25 score; 0 = no word in common."""
+    """Passage with its BM25 score; 0 = no common word with the query."""
 
     passage: Passage
     score: float
 
 
 class DocumentIndex:
-    """Searchable passages of several repositories. Each is loaded at its first query.
+    """Search index of several repositories. Each repository is loaded at its first query.
 
-    Raises ValueError, with the command that builds one, if there is no valid index at `folder`.
+    Raises ValueError if `folder` has no valid index. The message contains the command that builds one.
     """
 
     def __init__(self, folder: str | Path):
@@ -49,14 +49,14 @@ class DocumentIndex:
             manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(
-                f"no index of documents at {folder} ({error.strerror}). Build one from a folder with one subfolder per "
+                f"no index of documents at {folder} ({error.strerror}). Build it from a folder with one subfolder per "
                 f"repo_name: {BUILD} {folder}"
             ) from error
         except ValueError:
             manifest = None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError(
-                f"the index at {folder} is corrupt or not of format {FORMAT}. Build it again: {BUILD} {folder}"
+                f"the index at {folder} is corrupt or does not have format {FORMAT}. Build it again: {BUILD} {folder}"
             )
         self._subfolders: dict[str, str] = manifest["repositories"]
         self._loaded: dict[str, tuple[Any, list[Passage]]] = {}
@@ -67,7 +67,7 @@ class DocumentIndex:
         return sorted(self._subfolders)
 
     def query(self, repo_name: str, query: str, top_k: int) -> list[SearchHit]:
-        """The best passages, best first; empty if no word of the query occurs. `repo_name` must be one of `names`."""
+        """Return up to `top_k` passages of a repository, best first; empty if no word of the query occurs."""
         with self._lock:
             if repo_name not in self._loaded:
                 self._loaded[repo_name] = self._load(repo_name)
@@ -88,16 +88,16 @@ class DocumentIndex:
 
 
 def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str, int]]]:
-    """Build an index of the documents in `source`; an index at `out` is replaced.
+    """Build an index of the documents in `source` and write it to `out`. An existing index is replaced.
 
-    Each subfolder is a repository; without subfolders the folder itself is one. Returns by repository the number of
-    passages, and the number of skipped files by reason.
+    Each subfolder of `source` is a repository; without subfolders, `source` is the only repository. Returns
+    {repository: (number of passages, {reason: number of skipped files})}.
 
-    Raises ValueError if `source` has no documents, or if `out` is not an index or cannot be written.
+    Raises ValueError if `source` has no documents, or if `out` cannot be written or is another kind of folder.
     """
     source, out = Path(source).expanduser().resolve(), Path(out).expanduser()
     if not source.is_dir():
-        raise ValueError(f"{source} is not a folder. Give a folder of documents.")
+        raise ValueError(f"{source} is not a folder. Choose a folder of documents.")
     if out.exists() and not (out / MANIFEST).is_file():
         raise ValueError(f"{out} exists and is not an index. Choose another folder with --out.")
     subfolders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
@@ -130,19 +130,19 @@ def _write_repository(folder: Path, passages: list[Passage]) -> None:
 
     folder.mkdir(parents=True)
     ranking = bm25s.BM25()
-    # bm25s cannot index a corpus without words, so an empty passage gets one that no query contains.
-    ranking.index([tokenize(f"{one.path} {one.text}") or ["\0"] for one in passages], show_progress=False)
+    # bm25s cannot index a corpus without words, so an empty passage gets a word that no query contains.
+    ranking.index([tokenize(f"{passage.path} {passage.text}") or ["\0"] for passage in passages], show_progress=False)
     ranking.save(str(folder), show_progress=False)
-    lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in passages)
+    lines = "".join(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
     (folder / "passages.jsonl").write_text(lines, encoding="utf-8")
 
 
 @tools.register("local_rag")
 class LocalRag:
-    """Passages of local documents that match a query.
+    """Tool that returns the passages of local documents that match a query best.
 
-    Args:
-        index: folder that `python -m alphaapollo.tools.retrieval build` made (ValueError: there is no index).
+    `index`: folder of an index, built by `python -m alphaapollo.tools.retrieval build`. Raises ValueError if there is
+    no index.
     """
 
     name = "local_rag"
@@ -184,7 +184,7 @@ class LocalRag:
 
 
 def format_hits(hits: list[SearchHit]) -> str:
-    """Text of the passages with their locations, best first."""
+    """Return the text of the passages with their locations, in the order of `hits`."""
     return "\n\n".join(f"[{hit.passage.path}:{hit.passage.line}]\n{hit.passage.text}" for hit in hits)
 
 

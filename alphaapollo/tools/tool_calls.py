@@ -1,4 +1,4 @@
-"""Tool calls in the format of a chat template, as a parser reads them from a model's text."""
+"""Tool calls in the model's native format (chat template), as returned by a parser."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Unchecked call, e.g. `ToolCall("python_code", '{"code": "6*7"}')`; the ToolBox checks it."""
+    """Parsed tool call, not yet validated, e.g. `ToolCall("python_code", '{"code": "6*7"}')`."""
 
     name: str
     arguments: str  # JSON, if the model wrote valid JSON
 
 
 class ToolCallParseError(ValueError):
-    """The text contains a call that the parser cannot read. The message is for the model."""
+    """Error: the text contains a call that cannot be parsed. The message is shown to the model."""
 
 
 ToolCallParser = Callable[[str], list[ToolCall]]
-"""Text of a turn, with special tokens -> its calls in order; a text without a call is an answer.
+"""Function: text of a turn with special tokens -> tool calls in order. An empty list means that the text is an answer.
 
-Raises ToolCallParseError if it contains a call that cannot be read."""
+Raises ToolCallParseError if the text contains a call that cannot be parsed."""
 
 
 def strip_thinking(text: str) -> str:
-    """Text after the last thought; empty if a thought was not closed.
+    """Return the text after the thinking part, or an empty string if the thinking part is not closed.
 
     >>> strip_thinking("<think>f()?</think> g()")
     ' g()'

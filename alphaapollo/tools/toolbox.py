@@ -1,4 +1,4 @@
-"""Registry of a process's tools that looks calls up, checks them, applies limits and makes them."""
+"""Collection of tools that validates calls, applies limits and runs them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Closable(Protocol):
 
 
 class ToolBox:
-    """The tools of a process, shared by all episodes. Belongs to one event loop.
+    """Tools of a process, shared by all episodes. Bound to one event loop.
 
     Args:
-        tools: with different names.
-        limits: of each tool over all episodes, without the wait for a call's turn.
-        tool_limits: limits of single tools, by name.
-        owns: shared resources to close after the tools, e.g. the connection to a server.
+        tools: tools with unique names.
+        limits: default limits of each tool, for all episodes together. Timeouts exclude the wait for a free slot.
+        tool_limits: {tool name: limits} for tools with different limits.
+        resources: shared resources to close after the tools, e.g. the connection to a server.
 
-    Raises ValueError for two tools with one name, limits of an unknown tool, or an invalid schema.
+    Raises ValueError if two tools have the same name, `tool_limits` has an unknown tool, or a schema is invalid.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class ToolBox:
         tools: Sequence[Tool],
         limits: ToolLimits,
         tool_limits: Mapping[str, ToolLimits] | None = None,
-        owns: Sequence[Closable] = (),
+        resources: Sequence[Closable] = (),
     ):
         self._tools = {tool.name: tool for tool in tools}
-        self._owns = owns
+        self._resources = resources
         counts = Counter(tool.name for tool in tools)
         if duplicates := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"several tools are named {', '.join(duplicates)}. Names must be unique.")
         if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
-            raise ValueError(f"limits of unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
+            raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
         self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
         self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}
@@ -63,7 +63,7 @@ class ToolBox:
         return sorted(self._tools)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Schemas in the format of chat templates and OpenAI-compatible servers."""
+        """Return the schemas of all tools in the format of chat templates and OpenAI-compatible servers."""
         functions = [
             {"name": name, "description": self._tools[name].description, "parameters": self._tools[name].parameters}
             for name in self.names
@@ -71,15 +71,15 @@ class ToolBox:
         return [{"type": "function", "function": function} for function in functions]
 
     async def call_text(self, name: str, text: str, session: Session) -> ToolResult:
-        """Make a call given the text of a tag: JSON, or the value of the tool's `text_argument`."""
+        """Run a call from the text of a tag, which is JSON or the value of the tool's `text_argument`."""
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 
     async def call(self, name: str, arguments: dict[str, Any] | str, session: Session) -> ToolResult:
-        """Make one call. `arguments`: an object, or JSON of one.
+        """Run one call. `arguments`: a dict, or a JSON object as text.
 
-        Any mistake of the model gives a ToolResult that explains it. A call that raises ToolFailedError is retried
-        once; then the error is raised.
+        If the model made a mistake, the ToolResult explains it. A call that raises ToolFailedError is retried once.
+        Raises ToolFailedError if the retry fails too.
         """
         start = time.monotonic()
         checked = self._check_arguments(name, arguments)
@@ -92,7 +92,7 @@ class ToolBox:
             try:
                 result = await self._call_once(name, checked, session)
             except ToolFailedError as error:
-                logger.warning("%s; the call is retried", error)
+                logger.warning("%s. The call is retried.", error)
                 result = await self._call_once(name, checked, session)
         finally:
             self._slots[name].release()
@@ -101,8 +101,8 @@ class ToolBox:
         return replace(result, text=text, seconds=time.monotonic() - start)
 
     async def close(self) -> None:
-        """Close all tools and the resources that the box owns."""
-        for closable in (*self._tools.values(), *self._owns):
+        """Close all tools, then the shared resources."""
+        for closable in (*self._tools.values(), *self._resources):
             await closable.close()
 
     async def _call_once(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
@@ -119,7 +119,7 @@ class ToolBox:
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
     def _check_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
-        """The arguments, or what is wrong with the call."""
+        """Return the arguments as a dict, or an error message as str."""
         if name not in self._tools:
             hint, known = suggest_similar(name, self._tools), ", ".join(self.names)
             return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
@@ -149,9 +149,9 @@ def _make_validator(tool: Tool) -> Any:
     try:
         cls.check_schema(tool.parameters)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"the tool {tool.name}: its parameters are not a JSON schema: {error.message}.") from error
+        raise ValueError(f"the parameters of the tool {tool.name} are not a JSON schema: {error.message}.") from error
     if (kind := tool.parameters.get("type")) != "object":
-        raise ValueError(f"the tool {tool.name}: its parameters must have the type 'object', not {kind!r}.")
+        raise ValueError(f"the parameters of the tool {tool.name} must have the type 'object', not {kind!r}.")
     return cls(tool.parameters)
 
 

@@ -1,4 +1,4 @@
-"""vLLM engine: AsyncLLM in this process, its core (scheduler and model) in a separate process.
+"""vLLM engine: AsyncLLM in this process, the engine core (scheduler and model) in a separate process.
 
 generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load
 """
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class VllmEngine(Engine):
-    """One vLLM replica. Its processes end with this process; their output goes to `spec.log_path`."""
+    """Engine with one vLLM replica. Its processes exit with this process and write to `spec.log_path`."""
 
     has_weights = True
 
@@ -40,14 +40,14 @@ class VllmEngine(Engine):
         self.version = 0
         self._engine: AsyncLLM | None = None
         self._core_death: asyncio.Future[None] | None = None
-        self._context: EngineContext | None = None  # start method of the core, on a CPU
+        self._context: EngineContext | None = None  # multiprocessing context that starts the core on a CPU
         self._prepared = False
-        self._asleep: set[str] = set()  # parts whose memory is freed: weights, kv_cache
-        self._stale = False  # weights were freed and not received since
+        self._asleep: set[str] = set()  # parts without allocated memory: weights, kv_cache
+        self._stale = False  # weights were freed and new ones were not received yet
         self._paused = False
-        self._adapter: LoRARequest | None = None  # LoRA adapter of all requests, with transport=adapter
+        self._adapter: LoRARequest | None = None  # LoRA adapter used by all requests, with transport=adapter
 
-    # start and end
+    # Start and shutdown.
 
     async def prepare(self) -> None:
         """Set environment variables and logging, and import vLLM. Needs no GPU."""
@@ -71,8 +71,8 @@ class VllmEngine(Engine):
 
         Raises:
             ValueError: vLLM cannot serve the model.
-            EngineError: the core did not start.
-            EngineDied: a signal ended the core during the start.
+            EngineError: The core did not start.
+            EngineDied: The core was killed by a signal during the start.
         """
         await self.prepare()
         await asyncio.to_thread(self._start_core)
@@ -109,12 +109,12 @@ class VllmEngine(Engine):
             await asyncio.to_thread(engine.shutdown)
 
     def pids(self) -> list[int]:
-        """Process ids of the core and, with tensor parallelism, its workers."""
+        """Return the process ids of the core and, with tensor parallelism, of its workers."""
         cores = [process.pid for process in self._list_cores() if process.pid is not None]
         return cores + [child for pid in cores for child in list_children(pid)]
 
     def progress(self) -> int:
-        """Number of tokens sampled so far by running requests."""
+        """Return the number of tokens that running requests have sampled."""
         if self._engine is None:
             return 0
         running = list(self._engine.output_processor.request_states.values())
@@ -126,12 +126,12 @@ class VllmEngine(Engine):
     @property
     def _llm(self) -> AsyncLLM:
         if self._engine is None:
-            raise EngineError(f"{self.spec.name} is not running")
+            raise EngineError(f"{self.spec.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
             raise self._make_death_error()
         return self._engine
 
-    # Calls fail as soon as the core dies, instead of waiting forever.
+    # Death of the core: pending calls fail immediately instead of waiting forever.
 
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,25 +152,25 @@ class VllmEngine(Engine):
         return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
     async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await an answer of the core. Raises EngineError if the call fails, EngineDied if the core dies."""
+        """Await a call to the core. Raises EngineError if the call fails, EngineDied if the core dies."""
         assert self._core_death is not None
         task = asyncio.ensure_future(call)
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
         if self._core_death.done():
             task.cancel()
             raise self._make_death_error()
-        if error := task.exception():  # vLLM passes on the message without the exception type
+        if error := task.exception():  # vLLM keeps the message but not the exception type
             raise EngineError(f"{self.spec.name}: {error} Log: {self.spec.log_path}") from error
         return task.result()
 
     async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
         return await self._await_core(self._llm.collective_rpc(method, args=arguments))
 
-    # tokens
+    # Generation.
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         if self._stale and not self._paused:
-            raise EngineError(f"{self.spec.name} freed its weights when it went to sleep; publish weights first")
+            raise EngineError(f"{self.spec.name} freed its weights in sleep(); publish weights first.")
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
         output = await self._run_request(token_ids, _make_sampling_params(sampling), request_id)
         answer = output.outputs[0]
@@ -186,12 +186,13 @@ class VllmEngine(Engine):
         )
 
     def _check_experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
-        """Check and return the routed experts of every computed token, with rollout.router_replay."""
+        """Return the routed experts of all tokens, or None without rollout.router_replay. Raises EngineError if some
+        are missing."""
         if not self.spec.rollout.router_replay:
             return None
         if returned is None or len(returned) != num_tokens:
             found = "none" if returned is None else str(len(returned))
-            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {num_tokens} tokens")
+            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {num_tokens} tokens.")
         return returned
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -210,7 +211,7 @@ class VllmEngine(Engine):
         params.output_kind = RequestOutputKind.FINAL_ONLY
         params.skip_clone = True
         try:
-            # The salt separates prefixes cached under other weights from new requests.
+            # The salt keeps new requests from using prefixes that were cached with other weights.
             prompt = tokens_input(token_ids, cache_salt=str(self.version))
             answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
@@ -218,7 +219,7 @@ class VllmEngine(Engine):
             raise self._make_death_error() from error
         return outputs[-1]
 
-    # weights
+    # Weight sync.
 
     async def receive_weights(self, folder: str) -> None:
         if self.spec.transport == "adapter":
@@ -234,18 +235,18 @@ class VllmEngine(Engine):
         adapter = self.spec.transport == "adapter"
         parts = await self._call_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
         if not await self._await_core(self._llm.reset_prefix_cache()):
-            raise EngineError(f"{self.spec.name}: the prefix cache could not be reset because requests were running")
+            raise EngineError(f"{self.spec.name}: running requests block the prefix cache reset. Call pause() first.")
         await self._await_core(self._llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
     async def _receive_adapter(self, folder: str) -> None:
-        """Replace the adapter. The new one gets a new id, so that no cached prefix matches it."""
+        """Replace the LoRA adapter. The new adapter has a new id, so cached prefixes of the old one do not match."""
         from vllm.lora.request import LoRARequest
 
         if self._llm.get_num_unfinished_requests():  # a running request keeps its adapter
-            raise EngineError(f"{self.spec.name} cannot receive an adapter while requests are running")
+            raise EngineError(f"{self.spec.name} cannot receive an adapter while requests are running.")
         number = 1
         if self._adapter is not None:
             number += self._adapter.lora_int_id
@@ -256,17 +257,19 @@ class VllmEngine(Engine):
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """First of four phases of vLLM's weight transfer. The trainer side drives them for CUDA IPC and NCCL,
-        receive_weights for shared memory."""
-        if "rank_offset" in init_info:  # given for the first engine
+        """Start the first of four phases of vLLM's weight transfer. For CUDA IPC and NCCL the trainer calls the phases;
+        for shared memory receive_weights calls them."""
+        if "rank_offset" in init_info:  # the offset of the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
         await self._call_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
-        if self._llm.get_num_unfinished_requests() and not self._paused:  # they would mix old and new weights
-            raise EngineError(f"{self.spec.name} cannot receive weights while requests are running")
-        assert "weights" not in self._asleep, "call wake_weights first: weights are written into allocated memory"
+        if (
+            self._llm.get_num_unfinished_requests() and not self._paused
+        ):  # running requests would mix old and new weights
+            raise EngineError(f"{self.spec.name} needs pause() before new weights while requests are running.")
+        assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
         await self._call_workers("start_weight_update")
 
     async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -275,7 +278,7 @@ class VllmEngine(Engine):
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         await self._call_workers("finish_weight_update")
 
-    # In-flight weight updates: vLLM keeps running requests and their tokens in its queue.
+    # In-flight weight updates: during a pause vLLM keeps running requests and their tokens in its queue.
 
     async def pause(self) -> None:
         if not self._paused:
@@ -287,11 +290,11 @@ class VllmEngine(Engine):
             await self._await_core(self._llm.resume_generation())
             self._paused = False
 
-    # GPU memory shared with the trainer: running requests are kept, their cache is recomputed.
+    # GPU memory shared with the trainer: running requests continue later with a recomputed KV cache.
 
     async def sleep(self) -> None:
         if self.spec.is_colocated and "weights" not in self._asleep:
-            keeps_weights = self.spec.transport == "adapter"  # in host memory: only adapters are sent again
+            keeps_weights = self.spec.transport == "adapter"  # level 1 moves the base model to host memory
             await self._await_core(self._llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
             self._asleep, self._stale = {"weights", "kv_cache"}, True
 
@@ -330,7 +333,7 @@ def _make_sampling_params(sampling: Sampling) -> SamplingParams:
 
 
 def list_children(pid: int) -> list[int]:
-    """Child process ids; empty if the process ended."""
+    """Return the process ids of the child processes; empty if the process ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -338,5 +341,5 @@ def list_children(pid: int) -> list[int]:
 
 
 def is_core_killed(message: str) -> bool:
-    """Whether vLLM's start error names a core ended by a signal, e.g. {'EngineCore': -9}."""
+    """Return whether vLLM's start error reports a core killed by a signal, e.g. {'EngineCore': -9}."""
     return re.search(r"core proc\(s\): \{.*: -\d+", message) is not None

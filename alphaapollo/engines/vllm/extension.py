@@ -1,6 +1,6 @@
 """Worker extension: methods mixed into vLLM's worker class, called on every rank by `collective_rpc`.
 
-vLLM imports this module in each worker before it builds the model, which is the only hook that early. The import
+vLLM imports this module in each worker before it builds the model, and has no other hook that runs so early. The import
 therefore sets up the process (watchdog, log), applies the patches and registers the weight transfer.
 """
 
@@ -19,31 +19,31 @@ from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_
 
 
 class WorkerExtension:
-    """Worker methods; `self` is vLLM's worker."""
+    """Mixin with the methods added to vLLM's worker class; `self` is the worker."""
 
     model_runner: Any
 
     def alphaapollo_confirm(self, repack: bool = True) -> int:
-        """Return the digest of the received weights, without parts that another rank counts. `repack=False` is for the
-        test that shows the stale packed copy."""
+        """Return the digest of the received weights, without the parts that another rank counts. Only a test uses
+        `repack=False`, to show that the packed copy is stale without repacking."""
         model = self.model_runner.get_model()
         if repack:
             repack_tied_heads(model)
         return compute_loaded_digest(model, PACKED_DIGEST)
 
     def alphaapollo_confirm_adapter(self) -> int:
-        """Return the digest of the adapter that this rank computes with."""
+        """Return the digest of the LoRA adapter that this rank uses."""
         return compute_adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
-        """Unlink the shared memory of the engine's CPU ranks, which have opened it by now. vLLM never removes it."""
+        """Unlink the shared memory of the CPU ranks, because vLLM never removes it. Call after all ranks opened it."""
         for path in Path("/dev/shm").glob(f"{os.environ['VLLM_DIST_IDENT']}*"):
             path.unlink(missing_ok=True)
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Repack tied output heads. On a CPU they compute with a packed copy of the embedding that a reload does not
-    update."""
+    """Repack tied output heads on a CPU, where they use a packed copy of the embedding that a weight update does not
+    change."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
 

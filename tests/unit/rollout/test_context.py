@@ -75,7 +75,7 @@ def test_a_recall_that_fails_is_an_environment_failure():
 def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
     def make_context(environment):
         prompts = PromptRenderer(render, 5, truncation)
-        return MemoryContext(environment, prompts, prompts.fits, 2, "simple")
+        return MemoryContext(environment, prompts, prompts.is_within_limit, 2, "simple")
 
     engine, asked = answers([5], [6])
     runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))

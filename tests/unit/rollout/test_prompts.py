@@ -22,7 +22,7 @@ def test_truncation():
 def test_too_long_prompt_is_an_environment_failure(truncation):
     with pytest.raises(PromptTooLong, match=r"has 3 tokens, more than data\.max_prompt_length=2\. Increase it"):
         PromptRenderer(letters, 2, truncation)("abc")
-    assert not PromptRenderer(letters, 2, truncation).fits("abc")
+    assert not PromptRenderer(letters, 2, truncation).is_within_limit("abc")
 
 
 def test_template_error_is_an_environment_failure():

@@ -81,7 +81,7 @@ def test_megabyte_of_text_is_parsed(read):
 def test_several_calls_with_a_single_call_template():
     read = reader("", ONE_CALL)
     assert len(read(ONE)) == 1
-    with pytest.raises(ToolCallParseError, match="make one call per turn"):
+    with pytest.raises(ToolCallParseError, match="Make one call per turn"):
         read(f"{ONE}\n{ONE}")
 
 
@@ -100,7 +100,7 @@ def test_unsuitable_parser_error_names_suitable_ones():
         reader("hermess")
     with pytest.raises(ValueError, match=r"does not work with this tokenizer: .*token"):
         reader("mistral")
-    with pytest.raises(ValueError, match=r"tool_parser=pythonic does not parse .*Parsers that do.*tool_parser=hermes"):
+    with pytest.raises(ValueError, match=r"tool_parser=pythonic does not parse .*These parsers work.*tool_parser=hermes"):
         reader("pythonic")
     with pytest.raises(ValueError, match=r"no response_template.*env\.tool_parser=hermes"):
         make_tool_call_parser("", ToolRenderer(tokenizer_of(), [ADD]))

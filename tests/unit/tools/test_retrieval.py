@@ -107,7 +107,7 @@ def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
 def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
-    with pytest.raises(ValueError, match=r"is corrupt or not of format 1\. Build it again"):
+    with pytest.raises(ValueError, match=r"is corrupt or does not have format 1\. Build it again"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 
