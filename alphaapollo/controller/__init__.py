@@ -1,1 +1,1 @@
-"""Where processes are placed and called: the only room that knows Ray."""
+"""Placement of processes and remote calls. The only package that imports Ray."""

@@ -14,15 +14,15 @@ from alphaapollo.utils.watchdog import start_reaper
 async def launch_workers(
     specs: WorkerSpecs, controller: Literal["local", "ray"], timeout: float, paths: Mapping[str, str]
 ) -> WorkerGroups:
-    """Start all workers, and a process that ends them if this one is killed.
+    """Start all workers, and a reaper process that ends them if this process is killed.
 
     Args:
-        timeout: seconds (trainer.start_timeout); Ray only.
-        paths: key -> path of what every node of a joined cluster must have.
+        timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
+        paths: configuration key -> path that must exist on every node of a joined cluster.
 
     Raises:
         ValueError: the workers cannot be placed, or the nodes differ.
-        TimeoutError: not all workers have started in time.
+        TimeoutError: a worker did not start in time.
     """
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup)
@@ -35,7 +35,7 @@ async def launch_workers(
     from alphaapollo.controller.ray_cluster import start_local_cluster
     from alphaapollo.controller.ray_launcher import launch_ray
 
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.find_machine has connected
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.find_machine has joined this cluster
     if not joined:
         start_local_cluster()
     return await launch_ray(specs, timeout, paths if joined else None)

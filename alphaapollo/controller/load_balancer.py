@@ -1,4 +1,4 @@
-"""Choice of the engine for each request: the least loaded one, in order of arrival."""
+"""Assignment of requests, in order of arrival, to the least loaded engine."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from collections import deque
 
 
 class LoadBalancer:
-    """Samples in flight on each engine. An assignment takes time logarithmic in the number of engines; ties go to the
-    first engine.
+    """Load balancer that counts the samples in flight on each engine.
+
+    An assignment takes O(log(number of engines)) time. Among equally loaded engines the first one is chosen.
 
     Args:
         size: number of engines.
-        capacity: maximum samples per engine. A larger request gets an idle engine.
+        capacity: maximum number of samples in flight per engine. A request with more samples waits for an idle engine.
     """
 
     def __init__(self, size: int, capacity: int):
         self._capacity = capacity
         self._load = [0] * size
-        self._least = [(0, engine) for engine in range(size)]  # a heap; outdated entries are skipped
+        self._least = [(0, engine) for engine in range(size)]  # heap of (load, engine); outdated entries are skipped
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     async def acquire(self, samples: int) -> int:
-        """Wait for capacity, in order of arrival, and return the engine to run `samples` on."""
+        """Wait for capacity, in order of arrival, and return the index of the engine for `samples` samples."""
         slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((samples, slot))
         self._assign_waiting()
         try:
             return await slot
         except asyncio.CancelledError:
-            if not slot.cancelled():  # it was assigned in the meantime
+            if not slot.cancelled():  # an engine was assigned before the cancellation
                 self.release(slot.result(), samples)
             raise
 
     def release(self, engine: int, samples: int) -> None:
-        """Return the capacity of finished samples."""
+        """Free the capacity of finished samples on an engine."""
         self._add(engine, -samples)
         self._assign_waiting()
 

@@ -1,10 +1,10 @@
-"""Requirements of a run on the nodes of a cluster: how many, and what must be the same on all of them.
+"""Requirements of a run on the nodes of a cluster: their number, and the versions and files that must be equal.
 
-    describe_missing_nodes       which nodes are missing, as a message
-    inspect_node   versions and files on one node
-    describe_node_differences    what differs from the driver's node, as messages
+    describe_missing_nodes       message about missing nodes
+    inspect_node                 versions and files on one node
+    describe_node_differences    messages about differences from the driver's node
 
-Plain values only; ray_cluster.py calls the nodes.
+This module does not use Ray; ray_cluster.py runs inspect_node on the nodes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NodeContents:
     """Versions and files on a node."""
 
     host: str
-    versions: Mapping[str, str]  # of Python and of libraries; NOTHING: not installed
-    files: Mapping[str, tuple[int, int] | None]  # key -> number and bytes of files at its path; None: no such path
+    versions: Mapping[str, str]  # version by name of Python and of libraries; NOTHING: not installed
+    files: Mapping[str, tuple[int, int] | None]  # key -> (number, bytes) of the files at its path; None: no such path
 
 
 def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
-    """Which nodes are missing, in terms of the keys; empty if there are enough."""
+    """Return a message about missing nodes that names the configuration keys, or "" if there are enough nodes."""
     on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
     gpus = trainer.n_gpus_per_node if on_gpus else 0
     fit = [node for node in nodes if node.gpus >= gpus]
@@ -63,7 +63,10 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) ->
 
 
 def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
-    """Inspect the node on which this is called. paths: key -> path; a relative path is in `folder`."""
+    """Return versions and files of the node that runs this function.
+
+    paths: configuration key -> path; relative paths start in `folder`.
+    """
     files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": code_version()}
@@ -72,7 +75,7 @@ def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
 
 @cache
 def code_version() -> str:
-    """Version of alphaapollo with a digest of its files, because two checkouts of one version may differ."""
+    """Return the version of alphaapollo with a digest of its files, because two checkouts of one version may differ."""
     from alphaapollo import __version__
 
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
@@ -82,7 +85,7 @@ def code_version() -> str:
 
 
 def describe_node_differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
-    """Messages about what differs on `node`, each with its fix."""
+    """Return a message with a fix for each difference between `node` and the driver's node."""
     other = [
         f"{name} is {node.versions.get(name, NOTHING)}, not {version}"
         for name, version in driver.versions.items()
@@ -94,19 +97,23 @@ def describe_node_differences(node: NodeContents, driver: NodeContents, paths: M
     for key, here in driver.files.items():
         there = node.files[key]
         if key == RUN_FOLDER and there != here:
-            lines.append(f"{key}: {paths[key]} is another file there. Set it to a folder that all nodes share.")
+            lines.append(
+                f"{key}: {paths[key]} is a different file on that node. Set it to a folder that all nodes share."
+            )
         elif there is None:
-            lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
+            lines.append(
+                f"{key}={paths[key]} does not exist on that node. Copy it to the same path, or use a shared folder."
+            )
         elif there != here:
             lines.append(f"{key}={paths[key]} has {_size(there)}, not {_size(here)}. Copy it again.")
     return lines
 
 
-RUN_FOLDER = "trainer.output_dir"  # its path is a file that the driver has just written
+RUN_FOLDER = "trainer.output_dir"  # key of a file that the driver has just written
 
 
 def _measure(path: Path) -> tuple[int, int] | None:
-    """Number and bytes of the compared files: the file itself, or those directly in the folder."""
+    """Return number and bytes of the compared files: the file at `path`, or the files directly in the folder."""
     if not path.exists():
         return None
     files = [path] if path.is_file() else list(path.iterdir())

@@ -1,11 +1,11 @@
-"""A worker on each of several ranks, and how to call it.
+"""Workers on one or several ranks, and calls of their methods.
 
-    Ranks[W]            interface: call a function of the worker on every rank, or on one
-      LocalRanks        one rank, in this process (trainer.controller=local)
-      ThreadRanks       likewise, in a thread of its own
-      RayRanks          each rank a Ray actor (ray_ranks.py)
+    Ranks[W]            interface: call a function with the worker on every rank, or on one rank
+      LocalRanks        one rank in this process (trainer.controller=local)
+      ThreadRanks       one rank in a separate thread of this process
+      RayRanks          one Ray actor per rank (ray_ranks.py)
 
-A call is written where it is made: `await ranks.call(lambda worker: worker.update(step))`.
+Callers pass a function of the worker: `await ranks.call(lambda worker: worker.update(step))`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 W = TypeVar("W")
 A = TypeVar("A")
 CANCELLED_BY_MONITOR = "a required process died or hangs"
-"""Message with which the monitors (health/) cancel a run, unlike a signal."""
+"""Cancellation message of the monitors (health/). It distinguishes them from a signal."""
 
 
 class WorkerLost(RuntimeError):
     """A required process died or hangs; the run can be restarted (launch/restarts.py).
 
-    role: e.g. policy. cause: what happened, without what follows from it.
+    role: role of the process, e.g. policy. cause: the event alone, without its consequences; default: the message.
     """
 
     def __init__(self, message: str, role: str, cause: str = ""):
@@ -41,12 +41,14 @@ class WorkerLost(RuntimeError):
 
 
 class WorkerDied(WorkerLost):
-    """A worker process, or the engine core that it works with, has ended. The message names it."""
+    """A worker process or an engine core has ended. The message names the process."""
 
 
 class RunStalled(WorkerLost):
-    """Nothing has made progress for too long. `cause` names the blocking workers, `culprits` are their keys (policy
-    1)."""
+    """No process has made progress for too long.
+
+    `cause` names the blocking workers, and `culprits` has their keys, e.g. "policy 1".
+    """
 
     def __init__(self, cause: str, culprits: Sequence[str], next_step: str):
         role = re.sub(r" \d+$", "", culprits[0]) if culprits else ""
@@ -55,13 +57,13 @@ class RunStalled(WorkerLost):
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised. The message names it and has its traceback."""
+    """A worker raised an exception. The message names the worker and has its traceback."""
 
 
 class Ranks(ABC, Generic[W]):
     """The workers of one role, rank 0 first."""
 
-    role: str  # policy, reward model, rollout
+    role: str  # e.g. policy, reward model or rollout
     size: int
 
     @abstractmethod
@@ -70,47 +72,48 @@ class Ranks(ABC, Generic[W]):
 
     @abstractmethod
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        """Call `function(worker, items[rank])` on every rank. Items travel once, through the object store."""
+        """Call `function(worker, items[rank])` on every rank. Returns the results in rank order. Over Ray, each
+        distinct item is put into the object store once."""
 
     @abstractmethod
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        """Call `function(worker)` on one rank."""
+        """Call `function(worker)` on one rank and return the result."""
 
     @abstractmethod
     async def close(self) -> None:
         """End the workers' processes."""
 
-    # Health, for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
+    # Methods for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
 
     def request_reports(self) -> None:
-        """Ask every worker for a report, unless it still owes one. Returns at once."""
+        """Request a report from every worker without a pending request. Returns at once."""
 
     def have_reported(self) -> bool:
-        """Whether every worker has sent its report, or has died."""
+        """Return whether every worker has sent its report or has died."""
         return True
 
     def take_snapshots(self) -> list[WorkerSnapshot]:
-        """What is known of each worker since the last request."""
+        """Return a snapshot of each worker with its report since the last request."""
         return []
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
-        """Python stacks of processes on the worker's node, collected by the worker."""
+        """Return the Python stacks of processes on the worker's node. The worker collects them."""
         raise NotImplementedError
 
 
 def get_method_name(function: Callable[..., Any]) -> str:
-    """Name of the method that makes a call: `update` for a lambda in PolicyGroup.update."""
+    """Return the name of the method that contains a lambda, e.g. `update` for a lambda in PolicyGroup.update."""
     name: str = getattr(function, "__qualname__", "call")
     return name.partition(".<locals>")[0].rpartition(".")[2]
 
 
 async def await_if_needed(value: Any) -> Any:
-    """The value itself, or the awaited value of an awaitable."""
+    """Return the value, or the result of an awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
 class LocalRanks(Ranks[W]):
-    """One worker in this process: same code, same numbers, and a debugger sees everything."""
+    """One worker in this process. It computes the same numbers as a Ray actor and can be debugged directly."""
 
     def __init__(self, worker: W):
         self.worker = worker
@@ -146,8 +149,8 @@ class LocalRanks(Ranks[W]):
 
 
 class ThreadRanks(LocalRanks[W]):
-    """One worker in a thread of this process: it computes while the event loop writes checkpoints and handles signals.
-    torch has thread and GPU settings per thread, so the worker is built and called in that thread only."""
+    """One worker in a separate thread of this process. It computes while the event loop writes checkpoints and handles
+    signals. torch has thread and GPU settings per thread, so the worker is built and called in this thread only."""
 
     def __init__(self, build: Callable[[], W], role: str):
         self._thread = ThreadPoolExecutor(1, role)

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined or started, its nodes waited for and compared, its own processes watched."""
+"""Ray cluster of a run: join or start it, wait for its nodes, compare them, and find its local processes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from alphaapollo.utils.network import listen_on_loopback_only
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
-INSPECT_SECONDS = 120.0  # a process has to start on each node
+INSPECT_SECONDS = 120.0  # timeout of inspect_node, which starts a process on each node
 LOCAL_TOKEN = secrets.token_hex(32)
-"""Token of every Ray that this process starts, because Ray reads it only once. Without it Ray writes a token to ~/.ray,
-which fails if the home directory is not writable."""
+"""Token of every Ray instance that this process starts, because Ray reads the variable only once. Without it Ray writes
+a token to ~/.ray, which fails if the home directory is not writable."""
 
 
 def connect(trainer: AnyTrainer) -> Machine:
-    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it), wait for its nodes, and return the resources
-    of its largest node. ValueError: there is no such cluster, or nodes are missing."""
+    """Join the cluster at RAY_ADDRESS, wait for its nodes, and return the resources of its largest node. `ray job
+    submit` sets RAY_ADDRESS. Raises ValueError if there is no such cluster or nodes are missing."""
     try:
-        init()
+        init_ray()
     except ConnectionError as error:
         raise ValueError(
             f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start the cluster (`ray start --head`), unset "
@@ -52,14 +52,14 @@ def connect(trainer: AnyTrainer) -> Machine:
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
         num_gpus=max(int(node.get("GPU", 0)) for node in resources),
-        gpu_memory=read_smallest_gpu_memory(),  # of this machine: unknown on a head node without GPUs
+        gpu_memory=read_smallest_gpu_memory(),  # memory on this machine; 0 (unknown) on a head node without GPUs
     )
 
 
 def start_local_cluster() -> None:
-    """Start Ray on this machine, reachable from this machine only; it ends with this process. WorkerDied: it does not
-    start."""
-    health_checks = {  # a busy laptop answers late; a dead process is noticed by its exit
+    """Start Ray on this machine, reachable from this machine only. It ends with this process. Raises WorkerDied if Ray
+    does not start."""
+    health_checks = {  # long timeouts, because a busy laptop answers late; dead processes are detected anyway
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
     }
@@ -67,7 +67,7 @@ def start_local_cluster() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     try:
         with _loopback_ray():
-            init(address="local", include_dashboard=False, _system_config=health_checks)
+            init_ray(address="local", include_dashboard=False, _system_config=health_checks)
     except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
         ray.shutdown()
         reason = " ".join(str(error).split())
@@ -76,8 +76,9 @@ def start_local_cluster() -> None:
 
 @contextmanager
 def _loopback_ray() -> Iterator[None]:
-    """Make Ray use 127.0.0.1 as the address of its node, as it does on laptops without clusters, so that all of its
-    processes listen there. It has no argument for that: a loopback `_node_ip_address` is replaced."""
+    """Context manager in which Ray uses 127.0.0.1 as the address of its node, so all its processes listen there only.
+    Ray does so by default on systems without cluster support. It has no argument for this: it replaces a loopback
+    `_node_ip_address`."""
     constants = ray._private.ray_constants
     clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -86,25 +87,25 @@ def _loopback_ray() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = clusters
 
 
-def init(**how: Any) -> None:
-    """Call ray.init and restore the SIGTERM handler, which Ray replaces by one that exits at once."""
+def init_ray(**options: Any) -> None:
+    """Call ray.init(**options) and restore the SIGTERM handler. Ray's handler would exit at once."""
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **how)
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)
     signal.signal(signal.SIGTERM, handler)
 
 
 def find_session_logs() -> str:
-    """Folder of Ray's logs on this machine. After a failure of a local cluster, the next command removes it."""
+    """Return the folder of Ray's logs on this machine. The command after a failed local cluster removes the folder."""
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
 def find_local_ray_processes() -> dict[str, int]:
-    """pid by name of the raylet and the GCS of a Ray that this process started; empty for a joined cluster."""
+    """Return name -> pid of the raylet and the GCS of a Ray that this process started; empty for a joined cluster."""
     return {name: process.pid for name, process in _find_local_ray().items()}
 
 
 def is_local_ray_silent() -> bool:
-    """Whether the raylet or the GCS of a Ray that this process started is dead or stopped."""
+    """Return whether the raylet or the GCS of a Ray that this process started is dead or stopped."""
     found = [read_process(process.pid) for process in _find_local_ray().values() if process.poll() is None]
     return len(found) < len(_find_local_ray()) or any(one is None or one.is_stopped for one in found)
 
@@ -116,7 +117,7 @@ def _find_local_ray() -> dict[str, subprocess.Popen[bytes]]:
 
 
 def wait_for_nodes(trainer: AnyTrainer) -> None:
-    """Return when enough nodes have joined, and print meanwhile which are missing. ValueError after
+    """Wait until enough nodes have joined, and print meanwhile which nodes are missing. Raises ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
     while missing := describe_missing_nodes(list_alive_nodes(), trainer):
@@ -125,8 +126,8 @@ def wait_for_nodes(trainer: AnyTrainer) -> None:
             ray.shutdown()
             raise ValueError(
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
-                "missing node: it refuses other versions of Python or Ray. Start the nodes, or lower trainer.nnodes or "
-                "trainer.n_gpus_per_node."
+                "missing node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower "
+                "trainer.nnodes or trainer.n_gpus_per_node."
             )
         if waited - shown >= NOTICE_SECONDS:
             shown = waited
@@ -146,10 +147,10 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
     """Compare every node that workers will run on with the driver's node.
 
     Args:
-        paths: key -> path of what every node must have.
+        paths: configuration key -> path that must exist on every node.
 
     Raises:
-        ValueError: a node has other versions or files, or starts no process.
+        ValueError: a node has different versions or files, or starts no process.
     """
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
@@ -160,7 +161,7 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
     }
     here = inspect_node(paths, folder)
     ready, silent = await asyncio.to_thread(ray.wait, list(pending), num_returns=len(pending), timeout=INSPECT_SECONDS)
-    problems = [
+    errors = [
         f"node {names[pending[one]]} started no process within {INSPECT_SECONDS:.0f} s. See its logs in "
         "/tmp/ray/session_latest/logs on that node."
         for one in silent
@@ -171,12 +172,12 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
             there: NodeContents = ray.get(one)
         except ray.exceptions.RayError as error:
             reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-            problems.append(
+            errors.append(
                 f"node {name} cannot run alphaapollo ({reason}). Install the project and its environment under the "
                 "same path on every node."
             )
             continue
-        problems += [f"node {name} ({there.host}): {line}" for line in describe_node_differences(there, here, paths)]
-    if problems:
+        errors += [f"node {name} ({there.host}): {line}" for line in describe_node_differences(there, here, paths)]
+    if errors:
         ray.shutdown()
-        raise ValueError("the nodes differ from the driver's:\n  " + "\n  ".join(problems))
+        raise ValueError("the nodes differ from the driver's:\n  " + "\n  ".join(errors))

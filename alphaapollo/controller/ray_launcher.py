@@ -1,4 +1,4 @@
-"""Worker groups over Ray: one actor per worker, started concurrently and ended together. Slots: ray_placement.py."""
+"""Worker groups over Ray: one actor per worker, started concurrently and ended together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from alphaapollo.controller.ray_cluster import (
     find_session_logs,
     is_local_ray_silent,
 )
-from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, choose_visible_gpus, reserve
+from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, choose_visible_gpus, reserve_groups
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, remove_folders, start_worker
@@ -38,18 +38,18 @@ async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str
     """Place all workers and start them concurrently.
 
     Args:
-        paths: key -> path of what every node of a joined cluster must have; None: a Ray that this process started.
+        paths: configuration key -> path that must exist on every node of a joined cluster; None: Ray is local.
 
     Raises:
         ValueError: the workers cannot be placed, or the nodes differ.
-        TimeoutError: names the roles that have not started in time.
+        TimeoutError: a role did not start in time; the message names it.
     """
-    reserved = await reserve(specs.placement, timeout)
+    reserved = await reserve_groups(specs.placement, timeout)
     if paths is not None:
         await compare_nodes(reserved, paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with asyncio.timeout(timeout), monitor_processes(find_local_ray_processes(), lambda what: None):
+        async with asyncio.timeout(timeout), monitor_processes(find_local_ray_processes(), lambda _: None):
             await groups.start()
     except TimeoutError:
         waiting, logs = ", ".join(sorted(groups.starting)), find_session_logs()
@@ -65,7 +65,7 @@ async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str
 
 
 class RayWorkerGroups(WorkerGroups):
-    """All actors of a command. Create, then `await start()`."""
+    """Worker groups whose workers are Ray actors. `await start()` before any call."""
 
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
         super().__init__(specs)
@@ -77,47 +77,48 @@ class RayWorkerGroups(WorkerGroups):
         self.starting = set(self.ranks_by_role)  # roles that have not started yet
 
     async def start(self) -> None:
-        """Start all roles concurrently: importing torch and vLLM takes most of a start.
-
-        vLLM takes its share of the GPU memory that it finds free. On shared GPUs the trainers are therefore built and
-        offloaded before an engine does more than import.
-        """
-        specs, at = self.specs, self.specs.placement
+        """Start all roles concurrently, because most of the time is spent on importing torch and vLLM. vLLM allocates
+        its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only import their
+        libraries until the trainers are built and offloaded."""
+        specs, placement = self.specs, self.specs.placement
         engines = self.ranks_by_role.get("rollout")
         located = {role: await ranks.locate() for role, ranks in self.ranks_by_role.items()}
-        engines_at = located.get("rollout", [])
-        ranks_at = next((locations for role, locations in located.items() if role != "rollout"), [])
+        engine_locations = located.get("rollout", [])
+        rank_locations = next((locations for role, locations in located.items() if role != "rollout"), [])
         if specs.needs_shared_memory:
-            check_shared_memory(ranks_at, engines_at)
-        visible = {role: choose_visible_gpus(at, role, [one.gpus for one in ranks_at]) for role in self.ranks_by_role}
-        writers = assign_writers([one.node for one in ranks_at], [one.node for one in engines_at])
-        client = RayWeightSyncClient(engines.actors) if engines and at.device == "cuda" else None
+            check_shared_memory(rank_locations, engine_locations)
+        visible = {
+            role: choose_visible_gpus(placement, role, [one.gpus for one in rank_locations])
+            for role in self.ranks_by_role
+        }
+        writers = assign_writers([one.node for one in rank_locations], [one.node for one in engine_locations])
+        client = RayWeightSyncClient(engines.actors) if engines and placement.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
         for role, build in specs.ranks.items():
-            placements = await self._rank_placements(self.ranks_by_role[role], writers)
+            placements = await self._make_rank_placements(self.ranks_by_role[role], writers)
             extra = {"client": client} if role == "policy" and client else {}
             builders = [partial(build, one, **extra) for one in placements]
             starts[role] = self.ranks_by_role[role].start(builders, specs.cleanup, visible[role])
         if engines:
-            make = prepare_engine if at.shares_gpus else start_engine
-            makers = [partial(make, self._engine_builder(index, one.node)) for index, one in enumerate(engines_at)]
+            make = prepare_engine if placement.shares_gpus else start_engine
+            makers = [
+                partial(make, self._make_engine_builder(index, one.node)) for index, one in enumerate(engine_locations)
+            ]
             starts["rollout"] = engines.start(makers, specs.cleanup, visible["rollout"])
         await self._run_starts(starts)
-        if engines and at.shares_gpus:
+        if engines and placement.shares_gpus:
             await self._run_starts({"rollout": engines.call(lambda worker: worker.start())})
 
-    def _engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
+    def _make_engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
         assert self.specs.engine
         return partial(self.specs.engine, index, node)
 
-    async def _rank_placements(self, ranks: RayRanks[Any], writers: Sequence[str | None]) -> list[RankPlacement]:
+    async def _make_rank_placements(self, ranks: RayRanks[Any], writers: Sequence[str | None]) -> list[RankPlacement]:
         from alphaapollo.workers.process_group import RankPlacement
 
-        at, address = self.specs.placement, await ranks.reserve_address()
-        return [
-            RankPlacement(rank, at.num_ranks, address, at.device, at.threads, at.sequence_parallel, node)
-            for rank, node in enumerate(writers)
-        ]
+        placement, address = self.specs.placement, await ranks.reserve_address()
+        settings = (placement.device, placement.threads, placement.sequence_parallel)
+        return [RankPlacement(rank, placement.num_ranks, address, *settings, node) for rank, node in enumerate(writers)]
 
     async def _run_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self.starting = set(starts)
@@ -139,13 +140,13 @@ class RayWorkerGroups(WorkerGroups):
 
     async def replace_engine(self, index: int) -> None:
         await self.ranks_by_role["rollout"].replace(
-            index, lambda node: partial(start_engine, self._engine_builder(index, node)), self.specs.cleanup
+            index, lambda node: partial(start_engine, self._make_engine_builder(index, node)), self.specs.cleanup
         )
 
     async def close(self) -> None:
-        """End the engines first, because their cores are separate processes, then kill the actors. A Ray that this
-        process started ends as well; if one of its processes is dead or stopped, the whole run is killed instead."""
-        if is_local_ray_silent():  # its client would wait
+        """Shut down the engines, whose cores are separate processes, then kill the actors. If this process started Ray,
+        Ray ends as well. If one of Ray's processes is dead or stopped, all processes of the run are killed instead."""
+        if is_local_ray_silent():  # Ray's client would wait for it
             kill_run_processes(os.environ[RUN])
         else:
             with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # the actors are killed below
@@ -160,12 +161,12 @@ class RayWorkerGroups(WorkerGroups):
 
 
 async def start_engine(build: Callable[[], RolloutWorker]) -> RolloutWorker:
-    """Build and start a rollout worker, in its own process."""
+    """Build and start a rollout worker in this process. Returns the worker."""
     return await start_worker(build())
 
 
 async def prepare_engine(build: Callable[[], RolloutWorker]) -> RolloutWorker:
-    """Build a rollout worker in its own process and import what its start needs."""
+    """Build a rollout worker in this process and import the libraries that its start needs. Returns the worker."""
     worker = build()
     await worker.prepare()
     return worker

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: one process per worker, which ends with the driver."""
+"""Ranks as Ray actors. Each worker has its own process, which ends with the driver."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ OUT_OF_MEMORY_HINT = (
     "fsdp_config.optimizer_offload=true and param_offload=true, use more ranks, set fsdp_config.offload_policy=true "
     "(docs/scaling.md; trainer.dry_run=true prints the memory of a run)."
 )
-PROCESS_DEATH_SECONDS = 3.0  # until Ray reports a dead process
-NODE_DEATH_SECONDS = 45.0  # Ray asks each node every three seconds, and gives up after five times
-CPU_SHARE = 0.01  # CPUs per actor: workers set their threads themselves, and Ray needs a number to count
-HEALTH = "health"  # concurrency group with a thread of its own, so that a worker answers while it computes
-STACKS_SECONDS = 60.0
+PROCESS_DEATH_SECONDS = 3.0  # time within which Ray reports a dead process
+NODE_DEATH_SECONDS = 45.0  # time within which Ray reports a dead node; it checks each node every few seconds
+CPU_SHARE = 0.01  # CPUs per actor in Ray's accounting; workers set their number of threads themselves
+HEALTH = "health"  # concurrency group with a separate thread, so a worker answers while it computes
+STACKS_SECONDS = 60.0  # timeout of a stack dump
 
 
 @dataclass(frozen=True)
 class ActorSlot:
-    """Where Ray places one actor: a bundle of a placement group, and the actor's share of its GPUs."""
+    """Slot in which Ray places one actor: a bundle of a placement group, and the number of its GPUs for the actor."""
 
     group: PlacementGroup
     bundle: int
@@ -49,7 +49,7 @@ class ActorSlot:
 
 @dataclass(frozen=True)
 class ActorLocation:
-    """The process, node and GPUs of a started actor, or of the driver."""
+    """Process, node and GPUs of a started actor or of the driver."""
 
     pid: int
     node: str
@@ -58,20 +58,21 @@ class ActorLocation:
 
 
 def get_location() -> ActorLocation:
+    """Return the location of this process."""
     context = ray.get_runtime_context()
     gpus = ",".join(context.get_accelerator_ids()["GPU"])
     return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
 
 class WorkerActor(Generic[W]):
-    """Actor that owns one worker. It is asynchronous, so that generate calls overlap; a synchronous call runs to its
-    end."""
+    """Actor that owns one worker. It is asynchronous, so generate calls overlap; a call without `await` blocks all
+    others until it ends."""
 
     def location(self) -> ActorLocation:
         return get_location()
 
     def reserve_address(self) -> str:
-        """An address for torch.distributed on this node, with a reserved port."""
+        """Reserve a port on this node and return its address for torch.distributed."""
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{reserve_port(host)}"
 
@@ -83,7 +84,9 @@ class WorkerActor(Generic[W]):
         env: dict[str, str],
         cleanup: list[str],
     ) -> None:
-        """Build the worker in the driver's working directory. On the driver's node, end when the driver ends."""
+        """Build the worker in the driver's working directory. On the driver's node, this process ends with the driver.
+
+        folder: working directory of the driver. cleanup: folders to remove when the driver dies."""
         os.environ.update(env)
         if os.path.isdir(folder):
             os.chdir(folder)  # relative paths mean the same everywhere
@@ -92,7 +95,7 @@ class WorkerActor(Generic[W]):
         self.worker = await await_if_needed(factory())
 
     async def call(self, function: bytes, *item: Any) -> Any:
-        """Call a function of the worker, pickled by `pickle_function`, and of the item, if there is one."""
+        """Call function(worker, *item) and return the result. function: pickled by `pickle_function`."""
         return await await_if_needed(ray.cloudpickle.loads(function)(self.worker, *item))
 
     @ray.method(concurrency_group=HEALTH)
@@ -105,18 +108,18 @@ class WorkerActor(Generic[W]):
 
 
 def make_actor_class(role: str) -> type[WorkerActor[Any]]:
-    """Subclass with the name that `ps` and Ray's dashboard show, e.g. RewardModelActor."""
+    """Create a WorkerActor class named after the role, e.g. RewardModelActor, for `ps` and Ray's dashboard."""
     return type(f"{role.title().replace(' ', '')}Actor", (WorkerActor,), {})
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function once for all actors; Ray would pickle it once for each."""
+    """Pickle a function once for all actors. Ray would pickle it once per actor."""
     code: bytes = ray.cloudpickle.dumps(function)
     return code
 
 
 class RayRanks(Ranks[W]):
-    """The ranks of one role. Create, then `await start(...)` before any call."""
+    """Ranks of one role as Ray actors. `await start(...)` before any call."""
 
     def __init__(self, role: str, slots: Sequence[ActorSlot]):
         self.role = role
@@ -124,25 +127,25 @@ class RayRanks(Ranks[W]):
         self.process_names: list[str] = []
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
-        self._pending_reports: dict[int, Any] = {}  # rank -> its report that has not arrived yet
+        self._pending_reports: dict[int, Any] = {}  # rank -> reference to a requested report
         self._reports: dict[int, ProcessReport] = {}
         self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(make_actor_class(role)), list(slots)
         self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
 
     def _make_actor(self, slot: ActorSlot) -> Any:
-        at = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
+        strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
         share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
-        return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=at).remote()
+        return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy).remote()
 
     async def locate(self) -> list[ActorLocation]:
-        """Wait until the actors' processes run, and return where."""
+        """Wait until the actors' processes run, and return their locations."""
         self._locations = await self._wait_for_all([actor.location.remote() for actor in self.actors])
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
         self.process_names = [self._describe(location) for location in self._locations]
         return self._locations
 
     async def reserve_address(self) -> str:
-        """The address at which rank 0 waits for the other ranks."""
+        """Reserve and return the address at which rank 0 waits for all ranks to connect."""
         return str(await self._wait_for_one(0, self.actors[0].reserve_address.remote()))
 
     async def start(
@@ -151,8 +154,9 @@ class RayRanks(Ranks[W]):
         """Build the worker of each rank in its process.
 
         Args:
+            factories: build the workers, in rank order.
             cleanup: folders to remove when the driver dies.
-            envs: environment variables of each process.
+            envs: environment variables to set in each process.
         """
         each = enumerate(zip(factories, envs, strict=True))
         await self._wait_for_all([self._start(rank, factory, cleanup, env) for rank, (factory, env) in each], "start")
@@ -160,7 +164,7 @@ class RayRanks(Ranks[W]):
     async def replace(
         self, rank: int, factory_at: Callable[[str], Callable[[], Awaitable[W] | W]], cleanup: list[str]
     ) -> None:
-        """Start another process with another worker in the slot of a dead one. factory_at: takes the node."""
+        """Start a new process and worker in the slot of a dead worker. factory_at: returns the factory for a node."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
         self._locations[rank] = location = await self._wait_for_one(rank, actor.location.remote())
@@ -178,7 +182,7 @@ class RayRanks(Ranks[W]):
         return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], get_method_name(function))
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        distinct = {id(item): item for item in items}  # ranks that share rows share an object
+        distinct = {id(item): item for item in items}  # ranks with the same rows share one object
         sent = {key: self._put(item) for key, item in distinct.items()}
         code = pickle_function(function)
         return await self._wait_for_all(
@@ -211,7 +215,7 @@ class RayRanks(Ranks[W]):
             for rank in [rank for rank, reference in self._pending_reports.items() if reference in ready]:
                 try:
                     self._reports[rank] = ray.get(self._pending_reports.pop(rank))
-                except ray.exceptions.RayError:  # the call that waits for the worker raises
+                except ray.exceptions.RayError:  # the call that waits for this worker raises the error
                     continue
         return not self._pending_reports
 
@@ -233,17 +237,18 @@ class RayRanks(Ranks[W]):
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         try:
             text: str = ray.get(self.actors[rank].collect_stacks.remote(pids), timeout=STACKS_SECONDS)
-        except ray.exceptions.RayError as error:  # GetTimeoutError is one
+        except ray.exceptions.RayError as error:  # includes GetTimeoutError
             return f"no stacks: {type(error).__name__}"
         return text
 
-    async def _wait_for_all(self, pending: list[Any], what: str = "") -> list[Any]:
-        """Wait for all. The first failure ends the wait, because the other ranks may wait for the failed one for ever.
-        If a rank died, others may fail first with a closed connection; then the death is raised."""
-        results = await self._wait_for_results(pending, what)
+    async def _wait_for_all(self, pending: list[Any], call_name: str = "") -> list[Any]:
+        """Wait for the calls on all ranks and return their results. The first failure ends the wait, because all other
+        ranks may wait forever for the failed rank. When a rank dies, other ranks may fail earlier with a closed
+        connection. In this case WorkerDied is raised for the dead rank."""
+        results = await self._wait_for_results(pending, call_name)
         if results is not None:
             return results
-        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, what)) for rank, ref in enumerate(pending)]
+        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, call_name)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
         except WorkerFailed:
@@ -253,12 +258,12 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _wait_for_results(self, pending: list[Any], what: str) -> list[Any] | None:
-        """All results; None as soon as one call fails. Results arrive in a thread of Ray's, which wakes the event loop
-        once and not once per rank."""
+    async def _wait_for_results(self, pending: list[Any], call_name: str) -> list[Any] | None:
+        """Return all results, or None as soon as one call fails. Results arrive in a Ray thread, which wakes the event
+        loop once instead of once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        missing = {rank: HEARTBEAT.begin(what, f"{self.role} {rank}") for rank in range(len(pending))}
+        missing = {rank: HEARTBEAT.begin(call_name, f"{self.role} {rank}") for rank in range(len(pending))}
 
         def wake() -> None:
             if not over.done():
@@ -280,10 +285,11 @@ class RayRanks(Ranks[W]):
                 HEARTBEAT.end(key)
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
-    async def _wait_for_one(self, rank: int, pending: Any, what: str = "") -> Any:
+    async def _wait_for_one(self, rank: int, pending: Any, call_name: str = "") -> Any:
+        """Wait for a call on one rank. Returns its result, or raises an error that names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
         try:
-            with HEARTBEAT.call(what, f"{self.role} {rank}"):
+            with HEARTBEAT.call(call_name, f"{self.role} {rank}"):
                 return await pending
         except ray.exceptions.RayActorError as error:
             where = f" ({self.process_names[rank]})" if self.process_names else ""
@@ -291,29 +297,31 @@ class RayRanks(Ranks[W]):
             raise WorkerDied(f"{worker}{where} died: {reason}", self.role) from None
         except ray.exceptions.RayTaskError as error:
             raise self._convert_error(worker, error) from None
-        except ray.exceptions.RayError as error:  # Ray's own: a node or an object is lost, memory or a disk is full
+        except ray.exceptions.RayError as error:  # Ray lost a node or an object, or memory or a disk is full
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"{worker} does not answer: {reason}"
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
-                raise WorkerFailed(f"{message} Free space there.") from None  # a restart would not help
+                raise WorkerFailed(
+                    f"{message} Free memory or disk space on its node."
+                ) from None  # a restart would not help
             raise WorkerDied(message, self.role) from None
 
     def _convert_error(self, worker: str, error: Any) -> Exception:
-        """The exception for an error that a worker raised."""
+        """Return the exception to raise on the driver for an error that a worker raised."""
         cause = error.cause
-        if isinstance(cause, ValueError):  # a mistake of the user's: its message says how to fix it
+        if isinstance(cause, ValueError):  # invalid input; the message has the fix
             return ValueError(str(cause))
         if isinstance(cause, EngineDied):
             return WorkerDied(f"{worker} failed: {cause}", self.role)
-        if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # explained by its message
+        if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # expected errors; the message explains them
             return WorkerFailed(f"{worker} failed: {cause}")
-        if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver's torch may have no such class
+        if type(cause).__name__ == "OutOfMemoryError":  # by name, because the driver's torch may not have this class
             return WorkerFailed(f"{worker}: {cause} {OUT_OF_MEMORY_HINT}")
         return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
 
 
 async def raise_first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
-    """Raise WorkerDied if one of the ranks is found dead within that time."""
+    """Raise WorkerDied if a task fails with it within `seconds`. tasks: calls on the ranks."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

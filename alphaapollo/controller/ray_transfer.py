@@ -11,7 +11,7 @@ from alphaapollo.engines.protocol import EngineDied, EngineError
 
 
 class RayWeightSyncClient:
-    """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all."""
+    """Implementation of vLLM's `VLLMWeightSyncClient` over Ray. Each method runs on every engine and waits for all."""
 
     def __init__(self, engines: list[Any]):
         self.engines = engines  # actors (ray_ranks.WorkerActor)

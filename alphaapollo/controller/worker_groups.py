@@ -1,7 +1,8 @@
-"""Worker groups of a command, and their local form: one rank and one engine in this process. Over Ray: ray_launcher.py.
+"""Worker groups of a command, and their implementation in one process. ray_launcher.py implements them over Ray.
 
-WorkerSpecs    how many workers of each role, and how each is built
-WorkerGroups   the started workers, one group per role
+WorkerSpecs          number of workers of each role, and functions that build them
+WorkerGroups         started workers, one group per role
+LocalWorkerGroups    one training rank and one engine in this process
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ CLOSE_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpecs:
-    """Workers to start. A builder runs in its worker's process.
+    """Specification of the workers to start. A builder is a function that runs in its worker's process.
 
-    ranks: builder of the worker of one training rank by role (policy, critic, reward model, trainer). On GPUs the
-        policy's also gets `client`, the client of vLLM's weight transfer.
-    engine: takes the engine's index and its node. The worker that it returns is not started yet; None: no engines.
+    ranks: role (policy, critic, reward model, trainer) -> builder of the worker of one training rank. On GPUs the
+        policy's builder also receives `client`, the client of vLLM's weight transfer.
+    engine: builder of a rollout worker from the engine's index and its node, without starting it; None: no engines.
     """
 
     placement: Placement
-    run_id: str = ""  # of the run's processes; empty: no process outlives this one
+    run_id: str = ""  # id of the run's processes; "": no process can outlive this one
     ranks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     engine: Callable[[int, str], RolloutWorker] | None = None
     needs_shared_memory: bool = False  # weights reach an engine through its node's shared memory
@@ -45,7 +46,7 @@ class WorkerSpecs:
 
 
 class WorkerGroups:
-    """Handles to the workers of a command. Attributes of roles that the command does not start do not exist."""
+    """Handles to the workers of a command. A role that the command does not start has no attribute, or None."""
 
     policy: PolicyGroup
     trainer: FinetuningGroup[Any]
@@ -74,17 +75,17 @@ class WorkerGroups:
 
     @property
     def required_processes(self) -> Mapping[str, int]:
-        """pid by name of processes besides the workers that the run depends on."""
+        """Return name -> pid of the processes, besides the workers, that the run depends on."""
         return {}
 
     @property
     def replaces_engines(self) -> bool:
-        """Whether a dead engine can be replaced while the other workers keep their state. On GPUs it cannot: the
-        trainers hold handles of the engines' memory, or share it with them."""
+        """Whether a dead engine can be replaced while all other workers keep their state. On GPUs it cannot: the
+        trainers hold handles to the engines' memory, or share the GPUs with the engines."""
         return self.specs.placement.device == "cpu"
 
     async def replace_engine(self, index: int) -> None:
-        """Start another engine in place of a dead one, with the weights of the model's folder."""
+        """Start a new engine in place of a dead engine. It has the weights in the model's folder."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -93,21 +94,19 @@ class WorkerGroups:
 
 
 class LocalWorkerGroups(WorkerGroups):
-    """One training rank and one engine in this process, without Ray. vLLM's engine core remains a separate process.
-
-    The constructor builds the training rank. `start_engine` follows, where the specs have an engine.
-    """
+    """One training rank and one engine in this process, without Ray. vLLM's engine core remains a separate process. The
+    constructor builds the training rank. If the specs have an engine, call `start_engine` next."""
 
     def __init__(self, specs: WorkerSpecs):
         from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 
         super().__init__(specs)
-        at = specs.placement
-        placement = RankPlacement(0, 1, NO_RENDEZVOUS, at.device, at.threads, 1, LOCAL_NODE)
+        placement = specs.placement
+        rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
         for role, build in specs.ranks.items():
-            assert at.num_ranks == 1, "trainer.controller=local has one rank"
-            worker = partial(build, placement)
-            self._add(role, ThreadRanks(worker, role) if role == "trainer" else LocalRanks(worker()))
+            assert placement.num_ranks == 1, "trainer.controller=local has one rank"
+            build_worker = partial(build, rank_placement)
+            self._add(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
 
     async def start_engine(self) -> None:
         assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
@@ -126,7 +125,7 @@ class LocalWorkerGroups(WorkerGroups):
 
     async def close(self) -> None:
         if hasattr(self, "engines"):
-            with suppress(TimeoutError):  # its core ends with this process, or when a restart ends what is left
+            with suppress(TimeoutError):  # the engine core ends with this process, or a restart kills it
                 await asyncio.wait_for(self.engines.close(), timeout=CLOSE_SECONDS)
         for ranks in self.ranks:
             if ranks.role != "rollout":
@@ -135,7 +134,7 @@ class LocalWorkerGroups(WorkerGroups):
 
 
 async def start_worker(worker: RolloutWorker) -> RolloutWorker:
-    """The rollout worker with its engine running."""
+    """Start the worker's engine and return the worker."""
     await worker.start()
     return worker
 

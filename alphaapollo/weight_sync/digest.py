@@ -1,11 +1,11 @@
 """Layout-independent digest of model weights.
 
-The trainer and an engine hold the same numbers differently: fused (q, k and v in one matrix), sharded over
-tensor-parallel ranks, permuted by a kernel's packing, padded with zeros. The digest is therefore computed over the
-multiset of elements: the sum of a hash of each value, modulo 2**64. Digests of parts add up to the digest of the whole,
-and zeros contribute nothing.
+The trainer and an engine store the same numbers in different layouts: fused (q, k and v in one matrix), sharded over
+tensor-parallel ranks, permuted by a kernel's packing, or padded with zeros. The digest is therefore the sum of a hash
+of each element, modulo 2**64. It does not depend on the order of elements, and zeros contribute nothing. The digests of
+all shards add up to the digest of the full tensor.
 
-It does not detect two elements that swapped places; the log-prob probe does (weight_sync/verification.py).
+The digest does not detect two swapped elements; the log-prob probe does (weight_sync/verification.py).
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from collections.abc import Iterable
 import torch
 
 MODULUS = 1 << 64
-_CHUNK_CPU = 1 << 15  # elements hashed at a time: stays in a core's cache
+_CHUNK_CPU = 1 << 15  # elements per hash call; the buffers fit into a core's cache
 _CHUNK_ACCELERATOR = 1 << 24
 _MULTIPLIERS = (-7046029254386353131, -4658895280553007687)  # odd, as in splitmix64
 _SHIFTS = (32, 29)
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:
-    """Compute the digest of one floating-point tensor of any shape, in [0, 2**64).
-
-    Elements are hashed by their bits as float32, so a bfloat16 tensor and its float32 copy have the same digest. 0.0
-    contributes nothing (-0.0 does).
-    """
+    """Compute the digest of one floating-point tensor of any shape, in [0, 2**64). Elements are hashed by their bits as
+    float32, so a bfloat16 tensor and its float32 copy have the same digest. 0.0 contributes nothing (-0.0 does)."""
     values = tensor.detach().reshape(-1)
     chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR
     sums: list[torch.Tensor] = []
@@ -39,20 +36,19 @@ def tensor_digest(tensor: torch.Tensor) -> int:
 
 
 def tensors_digest(tensors: Iterable[torch.Tensor]) -> int:
-    """Compute the digest of several tensors together: the sum of their digests."""
+    """Compute the joint digest of several tensors, which is the sum of their digests modulo 2**64."""
     return sum(tensor_digest(tensor) for tensor in tensors) % MODULUS
 
 
 def format_digest(digest: int) -> str:
-    """Format a digest as in WeightUpdate and WeightReceipt: 16 hexadecimal digits."""
+    """Format a digest as 16 hexadecimal digits, the format in WeightUpdate and WeightReceipt."""
     return f"{digest % MODULUS:016x}"
 
 
 def _hash_sum(words: torch.Tensor, bits: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Sum the hashes of int32 words into an int64 scalar (wrapping): multiply and fold the high bits down, twice.
-
-    0 hashes to 0. `bits` and `high` are work buffers of the same length.
-    """
+    """Return the sum of the hashes of int32 words as an int64 scalar; overflow wraps around. The hash multiplies a word
+    and folds its high bits into the low bits, twice; 0 hashes to 0. `bits` and `high` are int64 work buffers with the
+    length of `words`."""
     bits.copy_(words)
     for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS, strict=True):
         bits.mul_(multiplier)

@@ -1,6 +1,7 @@
-"""Trainer side of the CPU weight transfer: weights or a LoRA adapter in a shared-memory folder.
+"""Trainer side of the CPU weight transfer: writes weights or a LoRA adapter to a shared-memory folder.
 
-<folder>/v7/00000.safetensors ...       written by one rank of a node, loaded by every engine of that node, then removed
+<folder>/v7/00000.safetensors ...    files of version 7. One rank per node writes them, every engine on that node loads
+                                     them, and the rank removes them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from alphaapollo.weight_sync.digest import format_digest, tensors_digest
 
 
 class SharedMemorySender:
-    """Writes each published version into its own folder, cast to the engine's dtype.
+    """Weight sender that writes each version, cast to the engine's dtype, to a folder in shared memory.
 
-    `folder` is a folder below /dev/shm that belongs to one run on one node. `is_writer` is false on ranks that only
-    take part in gathering the tensors.
+    Args:
+        folder: folder below /dev/shm that belongs to one run on one node.
+        dtype: dtype of the engine's weights.
+        is_writer: whether this rank writes files. Other ranks only take part in gathering the tensors.
     """
 
     def __init__(self, folder: str | Path, dtype: torch.dtype, is_writer: bool = True):
@@ -31,11 +34,9 @@ class SharedMemorySender:
         self._is_writer = is_writer
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write (name, full tensor) pairs, each parameter once, named as in a Hugging Face checkpoint.
-
-        Every rank must iterate `tensors` (gathering a shard is a collective). The writer returns the update, the other
-        ranks None. Raises ValueError when shared memory is too small.
-        """
+        """Write (name, full tensor) pairs: each parameter once, with its name in a Hugging Face checkpoint. Every rank
+        must iterate `tensors`, because gathering a tensor is a collective. Returns the update on the writer and None on
+        all other ranks. Raises ValueError if shared memory is too small."""
         if not self._is_writer:
             for _ in tensors:
                 pass
@@ -48,7 +49,7 @@ class SharedMemorySender:
         return WeightUpdate(version, format_digest(digest), target.name)
 
     def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
-        """Write the files and return the digest of their tensors."""
+        """Write the tensors to files in `folder` and return their digest."""
         written: list[Future[None]] = []
         digests: list[Future[int]] = []
         with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
@@ -62,17 +63,15 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def release(self) -> None:
-        """Remove the files of the last update, which every engine has confirmed."""
+        """Remove the files of the last update. Call it after every engine has confirmed the update."""
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class SharedAdapterSender(SharedMemorySender):
-    """Sender of LoRA adapters to engines that serve them (rollout.lora=adapter): a peft folder.
-
-    Tensors are A and B of every adapted layer, named as in peft's files. B is sent multiplied by the adapter's scale,
-    so the engine holds exactly the numbers that are sent and one digest verifies them.
-    """
+    """Weight sender that writes LoRA adapters as a peft folder, for engines that serve adapters (rollout.lora=adapter).
+    The tensors are A and B of every adapted layer, named as in peft's files. B is multiplied by the adapter's scale
+    before it is sent, so the engine holds exactly the numbers in the files and one digest verifies them."""
 
     def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
         adapter = {name: tensor.to("cpu", self._dtype).contiguous() for name, tensor in tensors}
@@ -85,7 +84,7 @@ class SharedAdapterSender(SharedMemorySender):
 
 
 def write_file(tensors: Bucket, path: Path) -> None:
-    """Write tensors to a safetensors file in shared memory. Raises ValueError when there is too little of it."""
+    """Write tensors to a safetensors file in shared memory. Raises ValueError if shared memory is too small."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -95,6 +94,6 @@ def write_file(tensors: Bucket, path: Path) -> None:
         needed = count_bytes(tensors) / 2**30
         free = shutil.disk_usage(path.parent).free / 2**30
         raise ValueError(
-            f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, "
-            f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
+            f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, but "
+            f"only {free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
         ) from error

@@ -1,13 +1,13 @@
-"""Choose the weight transport of a run and build the sender of a training rank.
+"""Choice of the weight transport of a run, and construction of the sender of a training rank.
 
 shared_memory   CPU engines: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC through vLLM's weight transfer
 nccl            engines on separate GPUs: NCCL through vLLM's weight transfer
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
-Every training rank gathers each full tensor, so weights cross nodes as part of that gather: on each node one rank
-writes for the engines there, and with IPC each GPU's rank sends to the engine on the same GPU. Only NCCL sends to other
-nodes.
+Every training rank gathers each full tensor, and this gather transfers the weights between nodes. With shared memory
+and adapters, one rank per node then writes files for the engines on its node. With IPC, each rank sends to the engine
+on its own GPU. Only NCCL sends tensors to engines on other nodes.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 
 
 class WeightSender(Protocol):
-    """Sender on a training rank. A collective: every rank sends the same names in the same order."""
+    """Interface of the weight sender on a training rank. `send` is a collective: every rank sends the same names in the
+    same order."""
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name, full tensor) pairs. Returns the update on ranks that write it, None on the others."""
+        """Send (name, full tensor) pairs. Returns the update on ranks that write it, and None on all other ranks."""
         ...
 
     def release(self) -> None:
-        """Free the resources of the last update, which every engine has confirmed."""
+        """Free the resources of the last update. Call it after every engine has confirmed the update."""
         ...
 
 
 @dataclass(frozen=True)
 class Transport:
-    """Settings that trainer and engines must share."""
+    """Settings of the weight transport that trainer and engines share."""
 
     kind: TransportKind
-    dtype: str  # the engine's: float32 | bfloat16
-    shared_memory: str  # the run's folder under /dev/shm, same name on every node
-    num_engine_ranks: int  # GPUs or processes of all engines together
+    dtype: str  # dtype of the engine's weights: float32 | bfloat16
+    shared_memory: str  # folder of the run under /dev/shm, with the same path on every node
+    num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
 
 
 def choose_transport(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> TransportKind:
-    """Choose the transport from where the engines run. vLLM's transfers need one process per engine, besides the
-    training ranks. `adapter`: the engines serve LoRA adapters."""
+    """Return the kind of transport for engines on this device. `adapter`: whether the engines serve LoRA adapters.
+    vLLM's own transfers (ipc, nccl) need engines in separate processes."""
     if adapter:
         return "adapter"
     if device == "cpu" or not vllm_on_ray:
@@ -56,13 +57,16 @@ def choose_transport(device: str, colocate: bool, vllm_on_ray: bool, adapter: bo
 
 
 def weights_folder(shared_memory: str, node: str) -> str:
-    """Folder of the weights for the engines of a node (by Ray node id: several nodes may share a machine)."""
+    """Return the folder with weights for the engines of a node.
+
+    node: Ray node id, because several nodes may share a machine.
+    """
     return f"{shared_memory}/weights/{node}"
 
 
 def assign_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
-    """For each rank the node it writes weights for (its own, if engines run there and it is the node's first rank), or
-    None."""
+    """Return for each rank the node for whose engines it writes weights, or None. The first rank of each node writes
+    for that node if engines run on it."""
     return [
         node if node in engine_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
     ]
@@ -73,8 +77,8 @@ def make_sender(
 ) -> WeightSender:
     """Build the sender of training rank `rank`.
 
-    engine_node: node it writes for, None if another rank does (shared_memory, adapter). master_address: host of rank 0
-    (nccl). client: engine side of vLLM's transfer (nccl, ipc).
+    engine_node: node for whose engines this rank writes weights; None: another rank writes (shared_memory, adapter).
+    master_address: host of rank 0 (nccl). client: engine side of vLLM's transfer (nccl, ipc).
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
     folder = weights_folder(transport.shared_memory, engine_node or "")

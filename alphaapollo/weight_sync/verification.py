@@ -1,7 +1,7 @@
-"""Verify that the engines hold the weights that the trainer sent, and compute with them.
+"""Verification that the engines hold the weights that the trainer sent, and that they compute with them.
 
-There are two checks because each misses what the other detects: a digest does not notice a layer that computes with a
-stale packed copy (tied embeddings on vLLM's CPU engine), and a probe of a few tokens does not depend on every
+There are two checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy (tied
+embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on every
 parameter.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
 
-# Mean |difference| in nats. float32: at most 1e-7 when correct, 7e-4 to 9e-3 with one stale layer. bfloat16: rounding
-# alone gives about 0.02; above 0.1 a warning is logged (observability/advice.py).
+# Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-7 if all weights are correct, 7e-4 to 9e-3
+# with one stale layer. bfloat16: about 0.02 from rounding alone; above 0.1, observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
 PROBE_TOLERANCE_BFLOAT16 = 1.0
-MAX_PROBE_LOGPROB = 1e4  # nats per token; a uniform distribution over a million tokens has 14
+MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 
 
 class WeightSyncError(RuntimeError):
@@ -26,8 +26,10 @@ class WeightSyncError(RuntimeError):
 
 
 def merge_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """Return the update that all writing ranks agree on. Raises WeightSyncError if they differ. updates: one per
-    rank."""
+    """Return the update of the ranks that wrote one. Raises WeightSyncError if their updates differ.
+
+    updates: one entry per rank; None: the rank wrote nothing.
+    """
     sent = [update for update in updates if update is not None]
     for update in sent[1:]:
         if update != sent[0]:
@@ -39,37 +41,39 @@ def merge_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
 
 
 def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> None:
-    """Raise WeightSyncError if an engine's version or digest differs from the update. receipts: one per engine."""
+    """Raise WeightSyncError if an engine's version or digest differs from the update (one receipt per engine)."""
     for engine, receipt in enumerate(receipts):
         if (receipt.version, receipt.digest) != (update.version, update.digest):
             raise WeightSyncError(
                 f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "
-                f"version {update.version} with digest {update.digest}: its parameters are not the trainer's."
+                f"version {update.version} with digest {update.digest}: its parameters differ from the trainer's."
             )
 
 
 def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
-    """Raise FloatingPointError if a log-prob of the trainer's own probe is not finite or absurdly large."""
+    """Raise FloatingPointError if a log-prob of the trainer's probe is non-finite or above MAX_PROBE_LOGPROB."""
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
     if not abs(worst) <= MAX_PROBE_LOGPROB:
         raise FloatingPointError(
-            f"the policy's weights are corrupt: a probe token has log-prob {worst:g} (before publish {version}). They "
-            "were not published or saved. Run the same command to resume from the last checkpoint, with a lower "
-            "actor_rollout_ref.actor.optim.lr."
+            f"the policy's weights are corrupt: a probe token has log-prob {worst:g} before weight version {version} "
+            "is published. The weights were not published or saved. Run the same command with a lower "
+            "actor_rollout_ref.actor.optim.lr to resume from the last checkpoint."
         )
 
 
-def check_probe(expected: Sequence[float], held: Sequence[Sequence[float]], tolerance: float) -> float:
-    """Return the largest mean |difference| between the trainer's probe log-probs and an engine's, in nats.
+def check_probe(
+    trainer_logprobs: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
+) -> float:
+    """Return the largest mean |difference|, over the engines, from the trainer's probe log-probs, in nats per token.
 
-    held: one list per engine. Raises WeightSyncError if it is above `tolerance`.
+    engine_logprobs: one list per engine. Raises WeightSyncError if the difference exceeds `tolerance`.
     """
-    gaps = [float(np.abs(np.array(own) - np.array(expected)).mean()) for own in held]
+    gaps = [float(np.abs(np.array(logprobs) - np.array(trainer_logprobs)).mean()) for logprobs in engine_logprobs]
     worst = max(gaps)
-    if not worst <= tolerance:  # also catches nan
+    if not worst <= tolerance:  # also true if `worst` is NaN
         raise WeightSyncError(
             f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(expected)} probe tokens (tolerance {tolerance:.0e}): "
-            "it received the weights but does not compute with them."
+            f"{worst:.2e} nats on average over {len(trainer_logprobs)} probe tokens (tolerance {tolerance:.0e}): "
+            "the engine received the weights but does not compute with them."
         )
     return worst

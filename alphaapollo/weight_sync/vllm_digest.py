@@ -1,5 +1,7 @@
-"""Digest of the weights and adapters that a vLLM worker computes with; verification.py compares it with the
-trainer's."""
+"""Digest of the weights and adapters that a vLLM worker computes with.
+
+verification.py compares the digest with the trainer's.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from alphaapollo.weight_sync.digest import MODULUS, tensors_digest
 
 
 def select_owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the parts of a parameter that this tensor-parallel rank counts: its shard, or, for a replicated parameter,
-    all of it on rank 0 and nothing on the others."""
+    """Yield the part of a parameter that contributes to this tensor-parallel rank's digest. For a sharded parameter
+    this is the rank's shard. A replicated parameter contributes on rank 0 only."""
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -31,13 +33,14 @@ def select_owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[
 
 
 def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
-    """Compute the digest of the weights that `model` computes with, as far as this rank counts them.
+    """Compute this rank's part of the digest of the weights that `model` computes with.
 
-    A packed layer contributes the digest taken when it was packed (a future in its attribute `packed`). If it also kept
-    its weight (an output head tied to the embedding), any difference between the two changes the sum.
+    A packed layer contributes the digest that was computed when the layer was packed, a future in the attribute named
+    `packed`. If the layer still has its unpacked weight (an output head tied to the embedding), any difference between
+    packed and unpacked weight changes the result.
     """
     total = 0
-    live: dict[int, int] = {}  # by parameter: layers may share it
+    live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
@@ -51,7 +54,8 @@ def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
 
 
 def compute_adapter_digest(model: torch.nn.Module) -> int:
-    """Compute the digest of the LoRA adapters of a single-rank engine. Empty slots are zero and contribute nothing."""
+    """Compute the digest of the LoRA adapters of a single-rank engine. Empty adapter slots are zero and do not
+    change the digest."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):
@@ -61,7 +65,7 @@ def compute_adapter_digest(model: torch.nn.Module) -> int:
 
 
 def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers that share their weight with another layer."""
+    """Return the layers that share their weight with another layer."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
     shares = Counter(id(layer.weight) for layer in layers)
     return [layer for layer in layers if shares[id(layer.weight)] > 1]

@@ -1,6 +1,6 @@
-"""Engine side of the CPU weight transfer: load safetensors from a shared-memory folder like a checkpoint.
+"""Engine side of the CPU weight transfer: loads safetensors files from a shared-memory folder like a checkpoint.
 
-Implemented as a backend of vLLM's weight transfer, so CPU and GPU engines are updated in the same three phases.
+It is a backend of vLLM's weight transfer, so CPU and GPU engines are updated in the same three phases.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Empty: this transfer needs no handshake."""
+    """Handshake settings of the shared-memory transfer: none are needed."""
 
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    folder: str  # of *.safetensors files in checkpoint format
+    """Location of one version of the weights."""
+
+    folder: str  # folder with *.safetensors files in checkpoint format
 
 
 class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
-    """Loads full checkpoints; each tensor-parallel rank reads the files and keeps its shard."""
+    """Transfer engine that loads full checkpoints. Each tensor-parallel rank reads all files and keeps its shard."""
 
     init_info_cls = SharedMemoryInitInfo
     update_info_cls = SharedMemoryUpdateInfo
@@ -56,7 +58,7 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of all safetensors files in the folder."""
+    """Yield (name, tensor) pairs of all safetensors files in the folder."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict

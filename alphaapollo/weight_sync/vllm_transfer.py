@@ -2,8 +2,8 @@
 
     start_weight_update -> for each bucket of tensors: send_weights -> finish_weight_update
 
-While a bucket is sent the next one is gathered (buckets.prefetch_buckets). Tensors arrive as an iterator and a full copy would
-not fit into memory, so each bucket is a separate round of vLLM's engine within one update of the inference side.
+While a bucket is sent, the next one is gathered (buckets.prefetch_buckets). A full copy of the weights would not fit
+into memory, so each bucket is a separate `send_weights` round of vLLM's engine within one update of the inference side.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_diges
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, VLLMWeightSyncClient, WeightSource
 
-TRANSFER_SECONDS = 300.0  # limit for one bucket over NCCL, and for the handshake
+TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
 T = TypeVar("T")
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 
 
 class VllmTransferSender:
-    """Sends through vLLM's weight transfer. Created on every training rank; rank 0 drives the inference side.
+    """Weight sender on every training rank that uses vLLM's weight transfer. Rank 0 drives the inference side.
 
-    client: calls each method on all inference engines and waits for them.
-    transport: ipc if the engines share the training GPUs, nccl if they have separate ones. For nccl: `master_address`
-    is the address of rank 0, `num_engine_ranks` the number of GPUs of all engines.
+    Args:
+        client: calls each method on all inference engines and waits for them.
+        transport: ipc if the engines share the training GPUs, nccl if they have separate GPUs.
+        master_address: address of rank 0 (nccl).
+        num_engine_ranks: number of GPUs of all engines (nccl).
     """
 
     def __init__(
@@ -54,10 +56,8 @@ class VllmTransferSender:
         self._engine: TrainerWeightTransferEngine[Any] | None = None
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name, full tensor) pairs on the GPU, each parameter once, named as in a Hugging Face checkpoint.
-
-        A collective: all training ranks must iterate the same names. Rank 0 returns the update.
-        """
+        """Send (name, full tensor) pairs on the GPU: each parameter once, with its name in a Hugging Face checkpoint. A
+        collective: all training ranks must iterate the same names. Returns the update on rank 0 and None elsewhere."""
         if self._engine is None:
             self._engine = self._connect()
         digest = 0
@@ -67,7 +67,7 @@ class VllmTransferSender:
             if self._rank == 0:
                 digest += tensors_digest(bucket.values())
             self._send_bucket(self._engine, bucket)
-            del bucket  # free it before the gather after next
+            del bucket  # free its memory before another gather starts
         if self._rank > 0:
             return None
         self._client.finish_weight_update()
@@ -86,9 +86,9 @@ class VllmTransferSender:
         engine.source = make_weight_source({})  # vLLM keeps the source until the next publish
 
     def _call_with_failure_detection(self, call: Callable[[], T]) -> T:
-        """Call with failure detection. Over NCCL rank 0 blocks in the broadcast until every engine joins, so a failed
-        engine would block it forever: call in a thread and raise the engine's own error, or TimeoutError at the
-        deadline. Nothing can be sent after that; the run ends."""
+        """Return the result of `call`, or raise an engine's error or TimeoutError. Over NCCL, rank 0 blocks in the
+        broadcast until every engine joins, so a failed engine would block it forever. Rank 0 therefore runs `call` in a
+        thread. After an error nothing more can be sent, and the run ends."""
         if self._transport == "ipc" or self._rank > 0:
             return call()
         device = torch.accelerator.current_device_index()
@@ -112,7 +112,7 @@ class VllmTransferSender:
         return sending.result()
 
     def _connect(self) -> TrainerWeightTransferEngine[Any]:
-        """Handshake with the engines: settings for ipc, a process group of rank 0 and all engine GPUs for nccl."""
+        """Connect to the engines: exchange settings (ipc), or create a joint process group (nccl)."""
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -134,11 +134,9 @@ class VllmTransferSender:
 
 
 class SingleUpdateClient:
-    """Weight-sync client that joins the rounds of all buckets into one update: vLLM's engine would open and close an
-    update in each round.
-
-    `failed` receives an engine error at once, since a caller blocked in a broadcast would never see it.
-    """
+    """Weight-sync client that combines the rounds of all buckets into one update. vLLM's engine would start and finish
+    an update in each round, so these calls do nothing here. `failed` receives an engine error at once, because a caller
+    that is blocked in a broadcast would never see it."""
 
     def __init__(self, client: VLLMWeightSyncClient):
         self._client = client

@@ -1,7 +1,7 @@
-"""Monitoring of processes that a run depends on besides its workers: Ray's raylet and GCS.
+"""Monitor of the processes that a run depends on besides its workers: Ray's raylet and GCS.
 
-Ray itself reports the death of its raylet after half a minute, as a worker's death. It does not report the death of its
-GCS, and ends the driver a minute later.
+Ray reports the death of its raylet only after half a minute, and as the death of a worker. It does not report the death
+of its GCS; it ends the driver a minute later.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ POLL_SECONDS = 0.5
 
 @asynccontextmanager
 async def monitor_processes(required: Mapping[str, int], notify: Callable[[str], None]) -> AsyncIterator[None]:
-    """Raise WorkerDied out of the block when one of the processes dies, whatever other errors follow from that.
+    """Context manager that raises WorkerDied when a required process dies, in place of errors that follow from it.
 
     Args:
-        required: pid by name.
-        notify: shows a line at once, because Ray may end this process before the block is left.
+        required: name -> pid of the processes.
+        notify: prints a line at once, because Ray may end this process before the block is left.
     """
     task, dead = asyncio.current_task(), ""
     assert task
@@ -43,7 +43,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
         if dead:
             while task.cancelling():
                 task.uncancel()
-        elif isinstance(error, Exception):  # it may have come before the next poll
+        elif isinstance(error, Exception):  # the process may have died since the last poll
             dead = _find_dead_process(required)
         if dead:
             raise WorkerDied(f"{dead} died", "Ray") from None
@@ -53,6 +53,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
 
 
 def _find_dead_process(required: Mapping[str, int]) -> str:
+    """Return name and pid of a dead process, or "" if all are alive."""
     for name, pid in required.items():
         process = read_process(pid)
         if process is None or process.state == psutil.STATUS_ZOMBIE:

@@ -1,11 +1,12 @@
-"""Stall detection: which process blocks the run, and whether it hangs or is only slow. Pure functions on two snapshots.
+"""Stall detection: decide from two snapshots which process blocks the run, and whether it is hung or slow.
 
-progress     a count has changed, or a disk was busy: there is no stall
-stopped      by a signal; named before the processes that wait for it
-computing    a process that uses CPU time is slow, not hung. A wait for a GPU may use CPU time, too, so processes that
-             use GPUs are judged by their counts only
-silent       a worker does not answer
-waiting      all workers answer and wait: of the ranks that were called last, those with the fewest counts are named
+The cases, in this order:
+    progress     a heartbeat count has changed, or a disk was busy: the run is not stalled
+    stopped      a process was stopped by a signal
+    computing    a process that uses CPU time is slow, not hung. For processes that use GPUs only heartbeat counts are
+                 compared, because waiting for a GPU may use CPU time, too
+    silent       a worker does not answer
+    waiting      all workers answer and wait: the ranks with the lowest heartbeat counts in the last call block the run
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from dataclasses import dataclass
 from alphaapollo.config.schema.base import Device
 from alphaapollo.utils.heartbeat import ActiveCall, ProcessInfo, ProcessReport
 
-BUSY = 0.05  # share of a core above which a process computes; waiting workers use up to .02
+BUSY = 0.05  # minimum CPU use, in cores, of a computing process; waiting workers use up to 0.02
 STOPPED = "stopped (SIGSTOP; kill -CONT resumes it)"
-DISK_BYTES = 1 << 20  # traffic between two snapshots that counts as progress; a log line is less
+DISK_BYTES = 1 << 20  # disk traffic between two snapshots that counts as progress; more than log lines
 
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """One worker, or the controller, at one time."""
+    """State of one worker, or of the controller, at one time."""
 
-    key: str  # policy 1, as in ActiveCall.worker
-    name: str  # the policy worker of rank 1 (pid 7)
-    report: ProcessReport | None  # None: it does not answer
-    process: ProcessInfo | None = None  # of a worker on this machine, even if it does not answer
-    is_local: bool = True  # on the controller's machine
+    key: str  # e.g. "policy 1", as in ActiveCall.worker
+    name: str  # e.g. "the policy worker of rank 1 (pid 7)"
+    report: ProcessReport | None  # None: the worker does not answer
+    process: ProcessInfo | None = None  # state of a worker on this machine, even if the worker does not answer
+    is_local: bool = True  # whether it runs on the controller's machine
     node: str = ""
     pid: int = 0
 
@@ -43,13 +44,13 @@ class WorkerSnapshot:
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
-        """The known processes, the worker's own first."""
+        """Known processes of the worker, its main process first."""
         if self.report:
             return self.report.processes
         return [self.process] if self.process else []
 
     def name_process(self, process: ProcessInfo) -> str:
-        """Name of one of its processes, unique in the run."""
+        """Return the name of a process of this worker, unique in the run."""
         if process.pid == self.pid:
             return self.name
         return f"{process.name} (pid {process.pid})" + ("" if process.is_required else f" of {self.name}")
@@ -57,11 +58,11 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """All processes of a run at one time."""
+    """State of all processes of a run at one time."""
 
-    time: float  # seconds, of the controller's clock
+    time: float  # seconds on the controller's monotonic clock
     controller: WorkerSnapshot
-    workers: Mapping[str, WorkerSnapshot]  # by key; empty if everything runs in the controller's process
+    workers: Mapping[str, WorkerSnapshot]  # key -> worker; empty if all workers run in the controller's process
 
     @property
     def calls(self) -> Sequence[ActiveCall]:
@@ -70,15 +71,15 @@ class RunSnapshot:
 
     @property
     def awaited_workers(self) -> list[WorkerSnapshot]:
-        """Workers that the controller waits for, the last call first."""
+        """Workers that the controller waits for, most recent call first."""
         keys = dict.fromkeys(call.worker for call in sorted(self.calls, key=lambda call: call.seconds))
         return [self.workers[key] for key in keys if key in self.workers]
 
     @property
     def all_workers(self) -> list[WorkerSnapshot]:
-        """All workers and the controller, awaited ones first."""
+        """Snapshots of the awaited workers, the controller, and the remaining workers."""
         awaited = self.awaited_workers
-        return [*awaited, self.controller, *(one for one in self.workers.values() if one not in awaited)]
+        return [*awaited, self.controller, *(worker for worker in self.workers.values() if worker not in awaited)]
 
     @property
     def phase(self) -> str:
@@ -88,23 +89,23 @@ class RunSnapshot:
 
 @dataclass(frozen=True)
 class StallFinding:
-    """What blocks the run."""
+    """Result of stall detection: the processes that block the run."""
 
-    is_hung: bool  # False: the culprits compute
+    is_hung: bool  # False: the culprits compute and are only slow
     culprits: tuple[WorkerSnapshot, ...]
-    verdict: str  # the policy worker of rank 1 (pid 7) is stopped
-    waiting: str  # the controller is in update and waits for update of policy 0, policy 1 (61 s)
-    limit: float = 0.0  # timeout in seconds of what the culprits are in; 0: it has none
+    verdict: str  # e.g. "the policy worker of rank 1 (pid 7) is stopped"
+    waiting: str  # e.g. "the controller is in update and waits for update of policy 0, policy 1 (61 s)"
+    limit: float = 0.0  # timeout in seconds of the culprits' active calls; 0: no timeout
 
 
-NamedProcess = tuple[WorkerSnapshot, str]
+NamedProcess = tuple[WorkerSnapshot, str]  # a worker, and the name of one of its processes
 
 
 def has_progress(before: RunSnapshot, now: RunSnapshot) -> bool:
     """Whether any process has made progress between the two snapshots."""
-    for one in now.all_workers:
-        earlier = before.controller if one is now.controller else before.workers.get(one.key)
-        if earlier and earlier.report and one.report and earlier.report.ticks != one.report.ticks:
+    for worker in now.all_workers:
+        earlier = before.controller if worker is now.controller else before.workers.get(worker.key)
+        if earlier and earlier.report and worker.report and earlier.report.ticks != worker.report.ticks:
             return True
     return any(
         now.disk_bytes - then.disk_bytes >= DISK_BYTES for _, then, now in _pair_processes(before, now, now.all_workers)
@@ -118,72 +119,75 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
         return _make_finding(now, True, stopped, f"is {STOPPED}")
     if computing := _find_computing(before, now, awaited, device):
         return _make_finding(now, False, computing, "computes")
-    if silent := [(one, one.name) for one in awaited if one.report is None]:
+    if silent := [(worker, worker.name) for worker in awaited if worker.report is None]:
         return _make_finding(now, True, silent, "does not answer")
-    calls = [call for one in awaited if one.report for call in one.report.calls]
+    calls = [call for worker in awaited if worker.report for call in worker.report.calls]
     limit = max((call.limit for call in calls if call.limit is not None), default=0.0)
     if helpers := _find_stopped(awaited, is_required=False):
         return _make_finding(now, True, helpers, "is stopped", limit)
     behind = _find_behind(awaited)
     return _make_finding(
-        now, True, [(one, one.name) for one in behind], f"waits, {_describe_calls(behind[0], now)}", limit
+        now, True, [(worker, worker.name) for worker in behind], f"waits, {_describe_calls(behind[0], now)}", limit
     )
 
 
-def _find_stopped(among: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
+def _find_stopped(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
     return [
-        (one, one.name_process(process))
-        for one in among
-        for process in one.processes
+        (worker, worker.name_process(process))
+        for worker in workers
+        for process in worker.processes
         if process.is_stopped and process.is_required is is_required
     ]
 
 
 def _find_computing(
-    before: RunSnapshot, now: RunSnapshot, among: Sequence[WorkerSnapshot], device: Device
+    before: RunSnapshot, now: RunSnapshot, workers: Sequence[WorkerSnapshot], device: Device
 ) -> list[NamedProcess]:
     seconds = max(now.time - before.time, 1e-9)
     return [
-        (one, one.name_process(process))
-        for one, then, process in _pair_processes(before, now, among)
+        (worker, worker.name_process(process))
+        for worker, then, process in _pair_processes(before, now, workers)
         if process.cpu_seconds - then.cpu_seconds >= BUSY * seconds
-        and (device == "cpu" or not _can_wait_for_gpu(one, process, now))
+        and (device == "cpu" or not _can_wait_for_gpu(worker, process, now))
     ]
 
 
-def _can_wait_for_gpu(one: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
-    """Graders, compilers, and a controller that has called no worker do not wait for a GPU."""
-    return any(call.worker for call in now.calls) if one is now.controller else process.is_required
+def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
+    """Return whether a process may wait for a GPU. Graders, compilers and a controller without calls do not."""
+    return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
 
 def _pair_processes(
-    before: RunSnapshot, now: RunSnapshot, among: Iterable[WorkerSnapshot]
+    before: RunSnapshot, now: RunSnapshot, workers: Iterable[WorkerSnapshot]
 ) -> Iterator[tuple[WorkerSnapshot, ProcessInfo, ProcessInfo]]:
-    """(worker, earlier state, present state) of the processes in both snapshots."""
-    earlier = {(one.node, process.pid): process for one in before.all_workers for process in one.processes}
-    for one in among:
-        for process in one.processes:
-            if then := earlier.get((one.node, process.pid)):
-                yield one, then, process
+    """Yield (worker, earlier state, current state) of each process that is in both snapshots."""
+    earlier = {(worker.node, process.pid): process for worker in before.all_workers for process in worker.processes}
+    for worker in workers:
+        for process in worker.processes:
+            if then := earlier.get((worker.node, process.pid)):
+                yield worker, then, process
 
 
 def _find_behind(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
-    """Of the role that was called last, the ranks with the fewest counts: in a collective the others wait for them."""
-    ticks = {one.key: one.report.ticks for one in awaited if one.report and one.role == awaited[0].role}
-    return [one for one in awaited if ticks.get(one.key) == min(ticks.values())]
+    """Return the ranks with the lowest heartbeat counts in the role that was called last. In a collective, all other
+    ranks wait for these ranks."""
+    ticks = {worker.key: worker.report.ticks for worker in awaited if worker.report and worker.role == awaited[0].role}
+    return [worker for worker in awaited if ticks.get(worker.key) == min(ticks.values())]
 
 
-def _describe_calls(one: WorkerSnapshot, now: RunSnapshot) -> str:
-    assert one.report
-    calls = [call for call in one.report.calls if not call.worker] or [c for c in now.calls if c.worker == one.key]
+def _describe_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
+    assert worker.report
+    calls = [call for call in worker.report.calls if not call.worker] or [
+        c for c in now.calls if c.worker == worker.key
+    ]
     shown = [f"{f'{call.count} x ' if call.count > 1 else ''}{call.name} ({call.seconds:.0f} s)" for call in calls]
-    return f"in {', '.join(shown)}" if shown else "in an unknown place"
+    return f"in {', '.join(shown)}" if shown else "in an unknown call"
 
 
 def _make_finding(
-    now: RunSnapshot, is_hung: bool, named: Sequence[NamedProcess], what: str, limit: float = 0.0
+    now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], state: str, limit: float = 0.0
 ) -> StallFinding:
-    names = [name for _, name in named]
+    names = [name for _, name in culprits]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     by_name: dict[str, list[ActiveCall]] = {}
     for call in now.calls:
@@ -196,8 +200,8 @@ def _make_finding(
     ]
     return StallFinding(
         is_hung,
-        tuple(dict.fromkeys(one for one, _ in named)),
-        f"{', '.join(names[:3])}{more} {what}",
+        tuple(dict.fromkeys(worker for worker, _ in culprits)),
+        f"{', '.join(names[:3])}{more} {state}",
         f"the controller is in {now.phase}" + (f" and waits for {'; '.join(pending)}" if pending else ""),
         limit,
     )

@@ -1,11 +1,11 @@
-"""A thread of the controller that detects a stalled run, reports what blocks it, and ends the run if the stall lasts.
+"""Controller thread that detects a stalled run, reports which process blocks it, and ends the run after a timeout.
 
-    every tick    has this process made progress? Nothing else is inspected while it has
-    no progress   snapshots of all workers, over a separate concurrency group that a busy worker answers, too
-    notice        one line: which process, doing what, since when (stall_detector.py decides)
-    timeout       stacks are written to the run's folder, and RunStalled is raised out of the `async with`
+    every tick    check whether this process has made progress; if so, nothing else is inspected
+    no progress   take snapshots of all workers, over a separate concurrency group that a busy worker answers, too
+    notice        print one line with the blocking process and its active call (stall_detector.py)
+    timeout       write stacks to the run's folder, and raise RunStalled out of the `async with`
 
-It is a thread because with trainer.controller=local a worker's call blocks the event loop.
+The monitor is a thread because a worker's call blocks the event loop with trainer.controller=local.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, Ranks, RunStalled
 from alphaapollo.utils.heartbeat import HEARTBEAT, read_process
 from alphaapollo.utils.stack_dumps import dump_stacks
 
-CHECKS = 10  # within the time of the notice ...
-SHORTEST_TICK = 0.5  # ... but the kernel counts CPU time in hundredths of a second
-ANSWER_SECONDS = 5.0  # after which a worker counts as silent
-GRACE_SECONDS = 30.0  # for the event loop to end
-MARGIN_SECONDS = 30.0  # beyond a call's own timeout
-MAX_STACKS = 16  # processes with stacks in the file
+CHECKS = 10  # number of checks before a notice
+SHORTEST_TICK = 0.5  # minimum seconds between checks, because the kernel counts CPU time in hundredths of a second
+ANSWER_SECONDS = 5.0  # time after which a worker counts as silent
+GRACE_SECONDS = 30.0  # time for the event loop to end after a cancellation
+MARGIN_SECONDS = 30.0  # extra time beyond a call's own timeout
+MAX_STACKS = 16  # maximum number of workers with stacks in the file
 
 
 class StallMonitor:
-    """`async with StallMonitor(...):` raises RunStalled out of the block.
+    """Async context manager that raises RunStalled out of its block if the run stalls.
 
     Args:
         ranks: the workers of all roles.
-        notify: shows one line; called from another thread.
-        next_step: how the run can be resumed, for the error message.
-        required: pid by name of processes besides the workers that the run depends on. If one is stopped, that is
+        notify: prints one line; called from the monitor's thread.
+        next_step: returns how the run can be resumed, for the error message.
+        required: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
             reported even if the run makes progress.
     """
 
@@ -77,7 +77,7 @@ class StallMonitor:
         self._reported: set[bool] = set()  # StallFinding.is_hung of the findings reported in this stall
         self._failures: set[type[Exception]] = set()
         self._required = {pid: name for name, pid in required.items()}
-        self._stopped: dict[int, float] = {}  # seconds by pid of required processes
+        self._stopped: dict[int, float] = {}  # pid of a required process -> seconds for which it has been stopped
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
@@ -101,7 +101,7 @@ class StallMonitor:
         last = time.monotonic()
         while not self._left.wait(self._tick):
             now = time.monotonic()
-            try:  # time in which this thread did not run does not count: the machine slept, or Ctrl-Z stopped the run
+            try:  # exclude time in which this thread did not run, because of suspend or Ctrl-Z
                 self.check(min(now - last, 2 * self._tick + ANSWER_SECONDS))
             except Exception as error:  # noqa: BLE001  the monitor must not end silently
                 if type(error) not in self._failures:
@@ -152,7 +152,7 @@ class StallMonitor:
         self._reported.clear()
 
     def _get_timeout(self, finding: StallFinding) -> float | None:
-        """Seconds after which this finding ends the run. A call with its own timeout gets that time."""
+        """Return the seconds after which this finding ends the run. A call with its own, longer timeout may use it."""
         if self._timeout is None or not finding.limit:
             return self._timeout
         return max(self._timeout, finding.limit + MARGIN_SECONDS)
@@ -174,21 +174,21 @@ class StallMonitor:
         if self._left.is_set():  # the block has ended meanwhile
             return
         assert self._task
-        for _ in range(2):  # the first cancellation may end in a wait for a checkpoint that hangs as well
+        for _ in range(2):  # after the first cancellation the loop may wait for a checkpoint that hangs as well
             self._loop.call_soon_threadsafe(self._task.cancel, CANCELLED_BY_MONITOR)
             if self._left.wait(GRACE_SECONDS):
                 return
-        report_error(self._error, 1)  # the event loop is blocked: the reaper ends the other processes
+        report_error(self._error, 1)  # the event loop is blocked; the reaper ends all other processes
         os._exit(1)
 
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
-        """Write stacks of the culprits and of the processes that wait for them. Returns a sentence with the file."""
+        """Write stacks of the culprits and of the workers that wait for them. Returns a sentence with the path."""
         path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
-        others = [one for one in (*now.awaited_workers, now.controller) if one not in finding.culprits]
+        others = [worker for worker in (*now.awaited_workers, now.controller) if worker not in finding.culprits]
         shown = [*finding.culprits, *others][:MAX_STACKS]
         text = "\n".join(
             [f"{finding.verdict}; {finding.waiting}", "", *map(_describe_worker, now.all_workers), ""]
-            + [self._collect_stacks(one, now.workers) for one in shown]
+            + [self._collect_stacks(worker, now.workers) for worker in shown]
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,22 +197,22 @@ class StallMonitor:
             return f"Python stacks could not be written ({error})"
         return f"Python stacks are in {path}"
 
-    def _collect_stacks(self, one: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
-        """Stacks collected by the worker itself, by the controller, or by a worker that answers on the same node."""
-        pids = [process.pid for process in one.processes if process.is_required] or [one.pid]
-        nearby = [one, *workers.values()] if one.key in workers else []
-        helper = next((other for other in nearby if other.report and other.node == one.node), None)
-        if one.is_local and (one.report is None or helper is None):
+    def _collect_stacks(self, worker: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
+        """Return a worker's stacks, collected by itself, by the controller, or by another worker on the same node."""
+        pids = [process.pid for process in worker.processes if process.is_required] or [worker.pid]
+        nearby = [worker, *workers.values()] if worker.key in workers else []
+        helper = next((other for other in nearby if other.report and other.node == worker.node), None)
+        if worker.is_local and (worker.report is None or helper is None):
             text = dump_stacks(pids)
         elif helper is None:
-            text = "no stacks: no worker answers on its node"
+            text = "no stacks: no worker on this node answers"
         else:
             ranks = next(ranks for ranks in self._ranks if ranks.role == helper.role)
             text = ranks.collect_stacks(helper.rank, pids)
-        return f"=== {one.name}\n{text}"
+        return f"=== {worker.name}\n{text}"
 
     def take_snapshot(self) -> RunSnapshot | None:
-        """Ask all workers for reports. None: the monitor has ended meanwhile."""
+        """Request reports from all workers and return the snapshot, or None if the monitor has ended meanwhile."""
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
             ranks.request_reports()
@@ -220,22 +220,22 @@ class StallMonitor:
             if self._left.wait(0.05):
                 return None
         pid, report = os.getpid(), HEARTBEAT.report()
-        own, *others = report.processes
-        own = replace(own, cpu_seconds=own.cpu_seconds - time.thread_time())  # without this thread
+        first, *rest = report.processes
+        first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
         controller = WorkerSnapshot(
-            "controller", f"the controller (pid {pid})", replace(report, processes=(own, *others)), pid=pid
+            "controller", f"the controller (pid {pid})", replace(report, processes=(first, *rest)), pid=pid
         )
-        workers = {one.key: one for ranks in self._ranks for one in ranks.take_snapshots()}
+        workers = {worker.key: worker for ranks in self._ranks for worker in ranks.take_snapshots()}
         return RunSnapshot(time.monotonic(), controller, workers)
 
 
-def _describe_worker(one: WorkerSnapshot) -> str:
-    """A worker, its active calls and its processes."""
-    lines = [one.name if one.report else f"{one.name}: does not answer"]
-    for call in one.report.calls if one.report else ():
+def _describe_worker(worker: WorkerSnapshot) -> str:
+    """Describe a worker, its active calls and its processes, one per line."""
+    lines = [worker.name if worker.report else f"{worker.name}: does not answer"]
+    for call in worker.report.calls if worker.report else ():
         lines.append(f"    in {call.count} x {call.name} {call.worker} for {call.seconds:.0f} s")
     lines += [
         f"    {process.pid} {process.name}: {process.state}, CPU {process.cpu_seconds:.1f} s"
-        for process in one.processes
+        for process in worker.processes
     ]
     return "\n".join(lines)

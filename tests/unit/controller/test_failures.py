@@ -62,7 +62,7 @@ def test_out_of_memory_names_the_keys() -> None:
         ),
         (NodeDiedError("node 7 is gone"), WorkerDied, "node 7 is gone"),
         (LocalRayletDiedError(), WorkerDied, "raylet"),
-        (OutOfDiskError("file system is full"), WorkerFailed, "full Free space there."),
+        (OutOfDiskError("file system is full"), WorkerFailed, "full Free memory or disk space on its node."),
     ],
 )
 def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind: type[Exception], says: str) -> None:
@@ -101,7 +101,8 @@ class Ref:
 
 def two_ranks() -> Any:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.process_names, ranks.has_several_nodes = "policy", ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"], True
+    ranks.role, ranks.has_several_nodes = "policy", True
+    ranks.process_names = ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"]
     return ranks
 
 
@@ -112,22 +113,22 @@ def closed() -> Ref:
 def test_a_death_is_raised_before_the_closed_connections_of_other_ranks() -> None:
     ranks = two_ranks()
     with pytest.raises(WorkerDied, match=r"rank 1 \(pid 9 on node 10\.0\.0\.2\) died"):
-        asyncio.run(ranks._all([closed(), Ref(0.05, ActorDiedError())]))
+        asyncio.run(ranks._wait_for_all([closed(), Ref(0.05, ActorDiedError())]))
     with pytest.raises(WorkerFailed, match="Connection closed by peer"):
-        asyncio.run(ranks._all([closed(), closed()]))  # all have failed: no wait
+        asyncio.run(ranks._wait_for_all([closed(), closed()]))  # all have failed: no wait
 
 
 def test_the_first_failure_ends_the_wait() -> None:
     begin, late = time.monotonic(), Ref(20)
     with pytest.raises(WorkerDied, match="rank 1"):
-        asyncio.run(two_ranks()._all([late, Ref(0.05, ActorDiedError())], "update"))
+        asyncio.run(two_ranks()._wait_for_all([late, Ref(0.05, ActorDiedError())], "update"))
     assert time.monotonic() - begin < 10
     assert not HEARTBEAT.report().calls
 
 
 def test_ranks_that_have_not_answered_are_listed() -> None:
     async def watch() -> tuple[list[str], list[str]]:
-        call = asyncio.ensure_future(two_ranks()._all([Ref(0), Ref(1.0)], "update"))
+        call = asyncio.ensure_future(two_ranks()._wait_for_all([Ref(0), Ref(1.0)], "update"))
         await asyncio.sleep(0.3)
         return [f"{one.name} of {one.worker}" for one in HEARTBEAT.report().calls], await call
 
@@ -139,7 +140,7 @@ def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
     slow = Ref(0.3)
 
     async def cancel() -> None:
-        call = asyncio.ensure_future(two_ranks()._all([slow, slow], "update"))
+        call = asyncio.ensure_future(two_ranks()._wait_for_all([slow, slow], "update"))
         await asyncio.sleep(0.05)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -38,7 +38,8 @@ def test_missing_nodes_are_counted_and_present_ones_named() -> None:
 
 def test_without_gpus_any_node_counts() -> None:
     assert describe_missing_nodes(CORES, asks(2, 1, "cpu")) == describe_missing_nodes(CORES, asks(2, 1, "auto")) == ""
-    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in describe_missing_nodes(CORES, asks(3, 2, "cpu"))
+    missing = describe_missing_nodes(CORES, asks(3, 2, "cpu"))
+    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in missing
     assert describe_missing_nodes([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
     assert describe_missing_nodes(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
 
@@ -65,8 +66,9 @@ def test_each_difference_is_named_with_its_fix() -> None:
         "torch is 2.12.0, not 2.13.0, vllm is none, not 0.32.0. Use the same environment on all nodes: one .venv or "
         "one image.",
         "model.path=/models/m has 2 file(s) of 4,000 bytes, not 3 file(s) of 5,000 bytes. Copy it again.",
-        "reward=/r.py does not exist there. Copy it to the same path, or use a shared folder.",
-        "trainer.output_dir: /out/config.yaml is another file there. Set it to a folder that all nodes share.",
+        "reward=/r.py does not exist on that node. Copy it to the same path, or use a shared folder.",
+        "trainer.output_dir: /out/config.yaml is a different file on that node. "
+        "Set it to a folder that all nodes share.",
     ]
 
 

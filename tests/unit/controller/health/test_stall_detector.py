@@ -161,7 +161,7 @@ def test_without_awaited_workers_the_controller_is_named() -> None:
     assert found.waiting == "the controller is in advantage"
     computing = finding(idle, snapshot(answers("policy 0", 10), at=6, cpu=4), "cuda")
     assert not computing.is_hung and computing.verdict == "the controller (pid 1) computes"
-    assert finding(snapshot(), snapshot()).verdict == "the controller (pid 1) waits, in an unknown place"
+    assert finding(snapshot(), snapshot()).verdict == "the controller (pid 1) waits, in an unknown call"
 
 
 def test_a_stopped_process_of_ray_is_named() -> None:
