@@ -2,7 +2,7 @@
 
     config.json -> model on meta -> forward and backward of one and of two of its layers -> bytes
 
-The difference between two layers and one is what each layer keeps. The rest does not grow with depth.
+The difference between two layers and one is what each layer saves for backward. The rest does not grow with depth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import AttentionCall, explicit_attention, register_backend
+from alphaapollo.models.attention.backends import AttentionCall, attend_explicitly, register_backend
 from alphaapollo.models.decoder import find_decoder_layers, get_head_size
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, compute_token_stats
 from alphaapollo.models.load import load_without_weights
@@ -51,9 +51,9 @@ class ModelSizes:
 class Activations:
     """Bytes of one micro-batch on one rank, in the dtype of forward and backward."""
 
-    kept: int  # bytes that all layers keep from the forward to the backward pass
+    saved: int  # bytes that all layers save for the backward pass
     layer: int  # more bytes during the backward pass of one layer, with its gradients
-    head: int  # more bytes than `kept` while the head computes log-probs and gradients, with the head's gradient
+    head: int  # more bytes than `saved` while the head computes log-probs and gradients, with the head's gradient
 
 
 def load_meta(model: Model, dtype: torch.dtype) -> PreTrainedModel:
@@ -70,7 +70,7 @@ def _attend_on_meta(kind: Attention, call: AttentionCall) -> Tensor:
     call.check_supported(kind)
     if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.repeat_key_value_heads()
-        return explicit_attention(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
+        return attend_explicitly(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
     output: Tensor = _FusedKernel.apply(call.query, call.key, call.value)
     return output
 
@@ -143,8 +143,8 @@ def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activ
         peak -= parameter.element_size() * read_model_sizes(model).unit
     depth = len(find_decoder_layers(model))
     if training.checkpointing:  # a layer keeps its input and is recomputed in the backward pass
-        return Activations(kept=depth * hidden, layer=peak, head=head)
-    return Activations(kept=depth * layer, layer=peak - layer, head=head)
+        return Activations(saved=depth * hidden, layer=peak, head=head)
+    return Activations(saved=depth * layer, layer=peak - layer, head=head)
 
 
 def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
@@ -154,7 +154,7 @@ def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
 
 
 def _measure_decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
-    """Return (kept bytes, peak bytes) of a pass through the first layers. Kept: between forward and backward."""
+    """Return (bytes saved for the backward pass, peak bytes) of a pass through the first layers."""
     decoder = model.base_model
     first = find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
@@ -165,12 +165,12 @@ def _measure_decoder_bytes(model: PreTrainedModel, rows: int, length: int, num_l
     with LiveByteCounter(model) as live:
         embeddings = torch.empty(rows, length, size, dtype=dtype, device="meta").requires_grad_()
         total = decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
-        kept = live.now
+        saved = live.now
         if torch.is_grad_enabled():
             total.backward()
     setattr(decoder, name, layers)
     model.zero_grad()
-    return kept, live.peak
+    return saved, live.peak
 
 
 def _measure_head_peak(model: PreTrainedModel, training: TrainingPass) -> int:

@@ -62,12 +62,12 @@ class FlopsEstimator:
             embedding = model.get_input_embeddings().weight  # a lookup, not a product
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
-        def active(name: str, parameter: Any) -> int:
+        def count_active(name: str, parameter: Any) -> int:
             count: int = parameter.numel()
             return count * experts.per_token // experts.num_experts if experts and EXPERTS in name else count
 
-        total = sum(active(name, parameter) for name, parameter in matrices.items())
-        trained = sum(active(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad)
+        total = sum(count_active(name, parameter) for name, parameter in matrices.items())
+        trained = sum(count_active(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad)
         width = config.num_attention_heads * get_head_size(config)
         return cls(total, trained, config.num_hidden_layers, width)
 

@@ -78,9 +78,9 @@ def compute_token_stats(
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
     chunks = _ChunkedHead(head, temperature, need_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
-    logprobs, entropy, divergence, *others = _TokenStats.apply(states, head.weight, head.bias, targets, chunks)
+    logprobs, entropy, divergence, *extra = _TokenStats.apply(states, head.weight, head.bias, targets, chunks)
     stats = TokenStats(logprobs, entropy if need_entropy else None, None if divergence_target is None else divergence)
-    return stats._replace(reverse_kl=others[0], forward_kl=others[1], agreement=others[2]) if others else stats
+    return stats._replace(reverse_kl=extra[0], forward_kl=extra[1], agreement=extra[2]) if extra else stats
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class _ChunkedHead:
     target: DivergenceTarget | None
     size: int  # tokens
 
-    def slices(self, num_tokens: int) -> Iterator[slice]:
+    def iterate_slices(self, num_tokens: int) -> Iterator[slice]:
         return (slice(start, min(start + self.size, num_tokens)) for start in range(0, num_tokens, self.size))
 
-    def logits(self, hidden: Tensor, head: LmHead) -> Tensor:
+    def compute_logits(self, hidden: Tensor, head: LmHead) -> Tensor:
         """Compute logits after scale, cap and temperature. [c, H] -> float32 or float64 [c, V]"""
         logits = linear(hidden, head.weight)
         if head.bias is not None:
@@ -109,9 +109,9 @@ class _ChunkedHead:
             logits.tanh_().mul_(head.softcap / self.temperature)
         return logits
 
-    def target_logprobs(self, chunk: slice) -> Tensor:
+    def compute_target_logprobs(self, chunk: slice) -> Tensor:
         assert self.target is not None
-        return self.logits(self.target.hidden.states[chunk], self.target.hidden.head).log_softmax(dim=-1)
+        return self.compute_logits(self.target.hidden.states[chunk], self.target.hidden.head).log_softmax(dim=-1)
 
 
 class _TokenStats(torch.autograd.Function):
@@ -122,10 +122,10 @@ class _TokenStats(torch.autograd.Function):
         num_tokens, target = hidden.shape[0], chunks.target
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
-        others = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
+        extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
         kept_logits = None
-        for chunk in chunks.slices(num_tokens):
-            logits = chunks.logits(hidden[chunk], chunks.head)
+        for chunk in chunks.iterate_slices(num_tokens):
+            logits = chunks.compute_logits(hidden[chunk], chunks.head)
             top = logits.amax(dim=-1, keepdim=True)
             p = (logits - top).exp_()
             total = p.sum(dim=-1)
@@ -134,16 +134,16 @@ class _TokenStats(torch.autograd.Function):
             if chunks.need_entropy:
                 entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
             if target is not None:
-                logp, logq = logits - normaliser[chunk, None], chunks.target_logprobs(chunk)
+                logp, logq = logits - normaliser[chunk, None], chunks.compute_target_logprobs(chunk)
                 divergence[chunk] = target.divergence.value(logp, logq)
-                for column, statistic in zip(others, (kl, forward_kl, overlap), strict=False):
+                for column, statistic in zip(extra, (kl, forward_kl, overlap), strict=False):
                     column[chunk] = statistic(logp, logq)
             kept_logits = logits if num_tokens <= chunks.size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, kept_logits)
-        ctx.mark_non_differentiable(*others)
-        return logprobs, entropy, divergence, *others
+        ctx.mark_non_differentiable(*extra)
+        return logprobs, entropy, divergence, *extra
 
     @staticmethod
     def backward(
@@ -155,8 +155,8 @@ class _TokenStats(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
-        for chunk in chunks.slices(hidden.shape[0]):
-            logits = chunks.logits(hidden[chunk], chunks.head) if kept_logits is None else kept_logits
+        for chunk in chunks.iterate_slices(hidden.shape[0]):
+            logits = chunks.compute_logits(hidden[chunk], chunks.head) if kept_logits is None else kept_logits
             logp = logits - normaliser[chunk, None]
             slope = torch.zeros_like(normaliser[chunk, None])  # d loss / d z_v as a multiple of p_v
             if grad_logprobs is not None:
@@ -165,7 +165,7 @@ class _TokenStats(torch.autograd.Function):
                 slope = slope - grad_entropy[chunk, None] * (logp + entropy[chunk, None])
             towards_target = None
             if grad_divergence is not None and chunks.target is not None:
-                towards_target = chunks.target.divergence.gradient(logp, chunks.target_logprobs(chunk))
+                towards_target = chunks.target.divergence.gradient(logp, chunks.compute_target_logprobs(chunk))
             grad = logp.exp_().mul_(slope)
             if towards_target is not None and grad_divergence is not None:
                 grad.add_(towards_target.mul_(grad_divergence[chunk, None]))

@@ -37,7 +37,7 @@ def load_trainable_lm(
     Parameters are float32, or float64 if `dtype` is float64. With model.lora_rank, the parameters are frozen in `dtype`
     and float32 adapters are drawn by `seed`.
     """
-    loaded = load_causal_lm(model, attention, _parameter_dtype(model, dtype), materialize)
+    loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype), materialize)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
     return loaded
@@ -48,7 +48,7 @@ def load_trainable_reward_model(
 ) -> PreTrainedModel:
     """Load a reward model for training (see load_trainable_lm). The head is trained without an adapter. A new head is
     drawn by `seed`."""
-    loaded = load_or_init_reward_model(model, attention, _parameter_dtype(model, dtype), materialize, seed)
+    loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), materialize, seed)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
         for parameter in loaded.score.parameters():
@@ -57,7 +57,7 @@ def load_trainable_reward_model(
     return loaded
 
 
-def _parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
+def _get_parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
     return dtype if model.lora_rank else torch.promote_types(dtype, torch.float32)
 
 

@@ -93,9 +93,9 @@ class MicroBatchBuilder:
         HEARTBEAT.tick()
         is_dummy = not len(positions)
         chosen = _DUMMY if is_dummy else rows.select(positions)
-        layout = _lay_out(chosen, self.padded, self.sequence.size if self.sequence else 1)
+        layout = _lay_out_rows(chosen, self.padded, self.sequence.size if self.sequence else 1)
         width = layout.token_ids.shape[1]
-        part = self.sequence.part(width) if self.sequence else slice(None)
+        part = self.sequence.get_token_range(width) if self.sequence else slice(None)
         responses = chosen.response_lengths
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
@@ -111,7 +111,7 @@ class MicroBatchBuilder:
             packing=self._make_packing(layout),
             states=states,
             ends=self._find_tokens(layout, chosen.token_offsets[1:] - 1),
-            targets=targets if states.own is None else targets[states.own],
+            targets=targets if states.indices is None else targets[states.indices],
             cells=self._copy(cells),
             mask=self._copy(chosen.action_mask.astype(np.float32)),
             rollout_logprobs=self._copy(chosen.rollout_logprobs.astype(np.float32)),
@@ -132,8 +132,8 @@ class MicroBatchBuilder:
         flat = layout.flat[token_index]
         if self.sequence is None:
             return LocalTokens(self._copy(flat), None, len(flat))
-        local, own = find_local_positions(flat, layout.token_ids.shape[1], self.sequence.rank, self.sequence.size)
-        return LocalTokens(self._copy(local), self._copy(own), len(flat))
+        local, indices = find_local_positions(flat, layout.token_ids.shape[1], self.sequence.rank, self.sequence.size)
+        return LocalTokens(self._copy(local), self._copy(indices), len(flat))
 
     def _make_packing(self, layout: _Layout) -> Packing | None:
         lengths, prefixes, keys = layout.lengths, layout.prefixes, None
@@ -178,7 +178,7 @@ class _Layout:
     prefixes: np.ndarray | None = None  # int64 [s], index of each segment's prefix, if rows share prefixes
 
 
-def _lay_out(rows: Rows, padded: bool, multiple: int) -> _Layout:
+def _lay_out_rows(rows: Rows, padded: bool, multiple: int) -> _Layout:
     """Lay out rows, padded or packed, with T padded to a multiple of `multiple`."""
     if padded and rows.prefixes is None:
         width = -(-int(rows.lengths.max()) // multiple) * multiple

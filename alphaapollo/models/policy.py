@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from alphaapollo.algorithms import sampling
 from alphaapollo.config.resolve import get_attention
 from alphaapollo.config.schema import Model
-from alphaapollo.models.attention.backends import uses_own_backend
+from alphaapollo.models.attention.backends import uses_registered_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
@@ -26,7 +26,7 @@ from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.sharding import FsdpRoot, shard
-from alphaapollo.models.ulysses import gather
+from alphaapollo.models.ulysses import gather_columns
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -62,7 +62,7 @@ class PolicyModel(FsdpRoot):
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}
-        gathered = gather(torch.stack(list(present.values())), micro.states, micro.sequence)
+        gathered = gather_columns(torch.stack(list(present.values())), micro.states, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
@@ -102,7 +102,7 @@ class PolicyModel(FsdpRoot):
         checkpointing (a checkpointed layer keeps no cache), and no compilation, because each shape occurs once."""
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
-        if uses_own_backend(self.model):
+        if uses_registered_backend(self.model):
             # SDPA is faster, but does not cap scores.
             capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
             self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")

@@ -11,7 +11,7 @@ from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layer
 from alphaapollo.models.load import draw_head
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import FsdpRoot
-from alphaapollo.models.ulysses import gather
+from alphaapollo.models.ulysses import gather_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +39,7 @@ class ValueModel(FsdpRoot):
         """Compute the value of the state before each response token. float32 or float64 [n]"""
         states = compute_hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
-        return gather(values.t(), micro.states, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
+        return gather_columns(values.t(), micro.states, micro.sequence)[0].clone()  # FSDP hooks the output, so no view
 
 
 class ScoreModel(FsdpRoot):
@@ -55,4 +55,4 @@ class ScoreModel(FsdpRoot):
     def forward(self, micro: MicroBatch) -> Tensor:
         """Compute the score at the last token of each row. float32 [b]"""
         scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.ends).float())
-        return gather(scores.t(), micro.ends, micro.sequence)[0].clone()  # not a view, because FSDP hooks the output
+        return gather_columns(scores.t(), micro.ends, micro.sequence)[0].clone()  # FSDP hooks the output, so no view

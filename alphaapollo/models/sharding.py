@@ -130,17 +130,17 @@ def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, sli
     if not is_source:
         model.to_empty(device=slice_device)
 
-    def complete(name: str, like: Tensor) -> Tensor:
+    def get_complete_tensor(name: str, like: Tensor) -> Tensor:
         if is_source:
             return tensors.pop(name).detach().to(device)
         return torch.empty(like.shape, dtype=like.dtype, device=device)
 
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        slices = distribute_tensor(complete(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        slices = distribute_tensor(get_complete_tensor(name, parameter), mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
     for name, buffer in list(model.named_buffers()):
-        full = complete(name, buffer)  # on the device, also if slices stay in host memory
+        full = get_complete_tensor(name, buffer)  # on the device, also if slices stay in host memory
         dist.broadcast(full, 0)
         path, _, key = name.rpartition(".")
         model.get_submodule(path)._buffers[key] = full

@@ -34,7 +34,7 @@ class SequenceGroup:
     rank: int  # rank within the group
     size: int
 
-    def part(self, width: int) -> slice:
+    def get_token_range(self, width: int) -> slice:
         """Return the range of this rank's tokens among `width` tokens."""
         count = width // self.size
         return slice(self.rank * count, (self.rank + 1) * count)
@@ -45,7 +45,7 @@ class LocalTokens:
     """Selection of p tokens of a micro-batch, of which this rank has m."""
 
     local: Tensor  # int64 [m]: flat positions in the rank's part of the micro-batch
-    own: Tensor | None  # int64 [m]: indices of this rank's tokens among the p tokens; None: m = p
+    indices: Tensor | None  # int64 [m]: indices of this rank's tokens among the p tokens; None: m = p
     count: int  # p
 
 
@@ -62,9 +62,9 @@ def find_local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> 
     """Find a rank's tokens among the flat positions `flat` in [b, width]. Returns the tokens' flat positions in the
     rank's part [b, width / size], and their indices in `flat`."""
     rows, columns = np.divmod(flat, width)
-    own_width = width // size
-    own = np.flatnonzero(columns // own_width == rank)
-    return rows[own] * own_width + columns[own] % own_width, own
+    part_width = width // size
+    indices = np.flatnonzero(columns // part_width == rank)
+    return rows[indices] * part_width + columns[indices] % part_width, indices
 
 
 def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
@@ -81,14 +81,14 @@ def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
     return exchanged
 
 
-def gather(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -> Tensor:
+def gather_columns(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -> Tensor:
     """Gather the columns of p tokens on every rank of the group. [k, m] -> [k, p]
 
     Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m columns.
     """
     if sequence is None:
         return local
-    gathered: Tensor = _Gather.apply(local, tokens.own, tokens.count, sequence)
+    gathered: Tensor = _Gather.apply(local, tokens.indices, tokens.count, sequence)
     return gathered
 
 
@@ -150,13 +150,13 @@ def _all_to_all(x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Te
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, own: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
-        ctx.save_for_backward(own)
-        gathered = local.new_zeros(local.shape[0], count).index_copy_(1, own, local)
+    def forward(ctx: Any, local: Tensor, indices: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
+        ctx.save_for_backward(indices)
+        gathered = local.new_zeros(local.shape[0], count).index_copy_(1, indices, local)
         dist.all_reduce(gathered, group=sequence.group)  # exact: all but one rank add zero to a column
         return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (own,) = ctx.saved_tensors
-        return grad.index_select(1, own), None, None, None
+        (indices,) = ctx.saved_tensors
+        return grad.index_select(1, indices), None, None, None

@@ -84,7 +84,7 @@ class CriticWorker(TrainingWorker):
                 steps.append(self.state.step(skip_bad))
         metrics = _normalize_metrics(sums.reduce(self.device), len(steps))
         metrics |= compute_optimizer_metrics(steps, self.critic.grad_clip)
-        return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
+        return {f"critic/{name}": value for name, value in (metrics | self.sharing.pop_metrics()).items()}
 
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
         """Run the forward and backward pass of one micro-batch and add its metrics to `sums`."""

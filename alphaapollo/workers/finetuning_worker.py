@@ -2,7 +2,7 @@
 
     count over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
 
-Each kind of fine-tuning is a subclass with `count` and `loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `count` and `compute_loss` (e.g. sft.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """Count this rank's tokens, pairs etc. by name. The counts normalize the loss and the metrics."""
 
     @abstractmethod
-    def loss(self, batch: B, positions: list[int], counts: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_loss(
+        self, batch: B, positions: list[int], counts: Mapping[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss part and the metric sums of the micro-batch of the rows at `positions`.
 
         Args:
@@ -81,7 +83,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):
-            loss, reported = self.loss(batch, positions, counts)
+            loss, reported = self.compute_loss(batch, positions, counts)
             sums.add(reported)
             if balancer:
                 loss = loss + balancer.add_pass()
@@ -89,7 +91,8 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         step = self.state.step(skip_bad)
         self.state.offload()
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
-        return FinetuningStep(counts | sums.reduce(self.device), metrics | (balancer.metrics() if balancer else {}))
+        metrics |= balancer.compute_metrics() if balancer else {}
+        return FinetuningStep(counts | sums.reduce(self.device), metrics)
 
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
@@ -97,7 +100,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:
-                sums.add(self.loss(batch, positions, counts)[1])
+                sums.add(self.compute_loss(batch, positions, counts)[1])
         reshard(self.model)
         return counts | sums.reduce(self.device)
 

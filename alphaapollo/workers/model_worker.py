@@ -84,13 +84,13 @@ class TrainingWorker(ModelWorker):
         self.state.offload()
 
     @torch.no_grad()
-    def fingerprint(self) -> dict[str, tuple[int, float]]:
+    def compute_fingerprints(self) -> dict[str, tuple[int, float]]:
         """Compute (digest, sum of squares) of this rank's slices of the weights and of each optimizer moment.
 
         Digests and sums of squares of all ranks add up to the model's. Of several copies (HSDP) only the first counts.
         """
         counted = {
-            name: slices if self.has_first_copy() else [] for name, slices in self.state.trained_tensors().items()
+            name: slices if self.has_first_copy() else [] for name, slices in self.state.get_trained_tensors().items()
         }
         norms = {
             name: sum(torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2 for tensor in slices)

@@ -60,7 +60,7 @@ class ExpertLoadBalancer:
         self.loss += load_balancing_loss(counts, probabilities, tokens, share)
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 
-    def metrics(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Compute the metrics over all ranks (a collective), see docs/metrics.md."""
         together = torch.cat([self.counts.flatten(), self.num_changed[None], self.num_forced[None]])
         dist.all_reduce(together)

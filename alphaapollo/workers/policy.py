@@ -36,7 +36,7 @@ from alphaapollo.workers.columns import ColumnBuilder, compute_column
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.policy_objective import build_policy_matrices, normalize, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, normalize_metrics, policy_objective
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
@@ -107,7 +107,7 @@ class PolicyWorker(TrainingWorker):
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
         """Compute log-probs of `batch`, or else of the loaded batch, by the reference. float32 [sum responses]"""
         batch = batch or self.batch
-        with self._reference_model() as reference:
+        with self._use_reference_model() as reference:
             column = self._compute_column(reference, batch, batch.mini_batches)
         self.reference_parameters.offload()
         return column
@@ -155,9 +155,9 @@ class PolicyWorker(TrainingWorker):
                     old = recorded.fetch(old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
-        metrics = normalize(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
+        metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
-        metrics |= self.sharing.metrics() | (balancer.metrics() if balancer else {})
+        metrics |= self.sharing.pop_metrics() | (balancer.compute_metrics() if balancer else {})
         metrics |= self._compute_utilization(mini_batches, time.perf_counter() - started)
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
@@ -237,7 +237,7 @@ class PolicyWorker(TrainingWorker):
         return teacher
 
     @contextmanager
-    def _reference_model(self) -> Iterator[PolicyModel]:
+    def _use_reference_model(self) -> Iterator[PolicyModel]:
         """Context manager that yields the reference model, on the device."""
         if self.reference is not None:
             self.reference_parameters.reload()
@@ -284,7 +284,7 @@ class PolicyWorker(TrainingWorker):
             return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.full_kl:
             return None
-        with self._reference_model() as reference:
+        with self._use_reference_model() as reference:
             return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
 
     def _compute_utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:

@@ -123,7 +123,7 @@ def policy_objective(
     return loss, metrics
 
 
-def normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:
+def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     """Turn sums over all ranks into means: losses per optimizer step, other metrics per action token or row. Only
     losses are returned if there are no action tokens."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)

@@ -55,11 +55,11 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute the reference's log-prob of each of R complete answers, before the first step. float64 [R]"""
         sums = np.empty(len(batch.rows))
-        with self._reference_model() as reference:
+        with self._use_reference_model() as reference:
             for mini_batch in batch.mini_batches:
                 for positions in mini_batch.micro_batches:
                     micro = self.builder.build(batch.rows, positions)
-                    logp, _ = _sum_answers(micro, reference(micro, 1.0).logprobs)
+                    logp, _ = _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)
                     sums[positions] = logp.cpu().numpy()
         reshard(self.model)
         return sums
@@ -80,13 +80,13 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             return counts
         return counts | {"kl": self._sum_unrelated_log_ratios(batch)}
 
-    def loss(
+    def compute_loss(
         self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
         micro = self.builder.build(batch.rows, positions)
         ref_logp = self._get_ref_logp(batch.ref_logps, micro, positions)
-        logp, lengths = _sum_answers(micro, self.model(micro, 1.0).logprobs)
+        logp, lengths = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
@@ -106,7 +106,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
                 micro = self.builder.build(batch.unrelated.rows, positions)
-                logp, _ = _sum_answers(micro, self.model(micro, 1.0).logprobs)
+                logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
                 ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, positions)
                 assert ref is not None, "KTO has a reference"
                 total += (logp - ref).sum()
@@ -119,11 +119,11 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             return None
         if precomputed is not None:
             return torch.from_numpy(precomputed[positions]).to(self.device)
-        with torch.no_grad(), self._reference_model() as reference:
-            return _sum_answers(micro, reference(micro, 1.0).logprobs)[0]
+        with torch.no_grad(), self._use_reference_model() as reference:
+            return _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)[0]
 
     @contextmanager
-    def _reference_model(self) -> Iterator[PolicyModel]:
+    def _use_reference_model(self) -> Iterator[PolicyModel]:
         if self.reference is not None:
             yield self.reference
             return
@@ -132,7 +132,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             yield self.model
 
 
-def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the log-probs and count the trained tokens of each row. Two tensors, float64 [b]; empty for the dummy."""
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)

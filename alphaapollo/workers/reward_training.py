@@ -39,7 +39,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
 
-    def loss(
+    def compute_loss(
         self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)

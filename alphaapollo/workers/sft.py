@@ -22,7 +22,7 @@ class SftWorker(FinetuningWorker[RankBatch]):
     def count(self, batch: RankBatch) -> dict[str, Tensor]:
         return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
 
-    def loss(
+    def compute_loss(
         self, batch: RankBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         micro = self.builder.build(batch.rows, positions)

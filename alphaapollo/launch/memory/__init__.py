@@ -1,1 +1,1 @@
-"""Planned memory of a run: bytes per device at each moment of an iteration."""
+"""Memory plan of a run: bytes per device at each moment of an iteration."""

@@ -1,4 +1,4 @@
-"""Memory plan of fine-tuning: chooses gradient checkpointing and refuses what cannot fit."""
+"""Memory plan of fine-tuning, and automatic choice of gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alphaapollo.launch.memory.model import (
 )
 from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
 
-ANSWERING = "answers"  # the moment of a validation in which prompts are answered
+ANSWERING = "answers"  # moment of a validation in which responses are sampled
 ANSWERING_HINT = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
 HINT = (
     "Set model.enable_gradient_checkpointing=true, fsdp_config.offload_policy=true (GPUs only) or model.lora_rank=16, "
@@ -29,23 +29,23 @@ HINT = (
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What a task needs to run on its examples."""
+    """Memory requirements of a fine-tuning task."""
 
-    longest: int  # tokens of the longest row
-    rows: int = 1  # rows per example, which stay together
-    head: bool = True  # whether log-probs over the vocabulary are computed, rather than one number per row
-    reference: bool = False  # whether a frozen copy of the model is kept (with LoRA the base model serves as such)
-    answers: tuple[int, int, int] | None = None  # sampled at a time on a rank: number, prompt tokens, response tokens
+    longest: int  # number of tokens of the longest row
+    rows: int = 1  # rows per example; they stay in one micro-batch
+    head: bool = True  # True: log-probs over the vocabulary are computed; False: one number per row
+    reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
+    answers: tuple[int, int, int] | None = None  # per rank: (responses at a time, prompt tokens, response tokens)
 
 
 def fit_finetuning(
     config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host: int = 0
 ) -> tuple[Model, MemoryPlan]:
-    """Enable gradient checkpointing if it is needed and `auto`, and plan the memory. The plan has a problem if the run
-    cannot fit.
+    """Plan the memory, and enable gradient checkpointing if it is `auto` and needed. Returns the model section and the
+    plan, whose `problem` is set if the run cannot fit.
 
     Args:
-        model: resolved.
+        model: resolved model section.
         capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
         host: bytes of host memory of a GPU node; 0: unknown.
     """
@@ -67,10 +67,10 @@ def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryReq
         fixed += MemoryUsage(
             frozen_models=count_frozen_bytes(trained.sizes, trained.shards, get_dtype_bytes(model.dtype))
         )
-    own = trained.plan_update()
+    of_model = trained.plan_update()
     if request.answers:
-        own[ANSWERING] = _answering(trained, model, *request.answers)
-    moments = {name: usage + fixed for name, usage in own.items()}
+        of_model[ANSWERING] = _answering(trained, model, *request.answers)
+    moments = {name: usage + fixed for name, usage in of_model.items()}
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
         offloaded = trained.host_bytes() * trainer.n_gpus_per_node
@@ -81,7 +81,7 @@ def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryReq
 
 
 def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, response: int) -> MemoryUsage:
-    """While a rank samples `count` answers at a time: the prompts in one forward pass, then the cache of all tokens."""
+    """Return the memory of a rank that samples `count` responses at a time: prefill of the prompts and KV cache."""
     sizes, width = trained.sizes, trained.dtype_bytes
     return trained.idle() + MemoryUsage(
         gathered_layers=width * (sizes.root + 2 * sizes.unit),
@@ -92,7 +92,7 @@ def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, res
 
 
 def micro_batch(config: TuningConfig, request: MemoryRequest) -> tuple[int, int]:
-    """Number and length of the rows of a rank's largest micro-batch."""
+    """Return number and length, in tokens, of the rows of a rank's largest micro-batch."""
     data, shared = config.data, config.ulysses_sequence_parallel_size
     longest, ranks = request.longest * request.rows, config.trainer.num_ranks
     examples, tokens = largest_micro_batch(longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared)

@@ -1,4 +1,4 @@
-"""Memory plan of a run: bytes on each device (on a CPU: the machine) at each moment, and the keys that reduce them."""
+"""Memory plan of a run: bytes on a GPU, or on the machine without GPUs, at each moment, and keys that reduce them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ from alphaapollo.launch.memory.model import (
 from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
 GIB = 2**30
-RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # per process: CUDA's context and NCCL's buffers; imported libraries
-RAY = GIB * 9 // 10  # of Ray's own processes on a node
-COMFORTABLE = 0.9  # share of a device; fragmentation takes the rest
+RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # bytes per process: CUDA context and NCCL buffers, or imported libraries
+RAY = GIB * 9 // 10  # bytes of Ray's processes on a node
+COMFORTABLE = 0.9  # usable share of a device, because of fragmentation
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 DEFAULT_CACHE = Rollout().kv_cache_gib
 ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
-UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a model's code that cannot run without data
+UNMEASURED = (
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    LookupError,
+)  # errors of model code that cannot run on the meta device
 
 
 def format_unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
-    """Notice that the memory of a model cannot be planned because of one of the UNMEASURED errors."""
+    """Return a notice that the memory of a model cannot be planned because of one of the UNMEASURED errors."""
     reason = str(error).strip().split("\n")[0].rstrip(".!")
     chosen = " Gradient checkpointing stays off." * may_choose
-    return f"the memory of {path} is not planned: without data it fails with {type(error).__name__}: {reason}.{chosen}"
+    failure = f"{type(error).__name__}: {reason}"
+    return f"the memory of {path} is not planned, because it cannot run on the meta device ({failure}).{chosen}"
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,12 @@ class MemoryPlan:
 
     moments: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
-    device_name: str  # the device, for messages
-    kv_tokens: int  # capacity of an engine's KV cache
-    host: int = 0  # bytes offloaded by GPUs to a node's host memory
-    copies: int = 0  # bytes of the copies that checkpoints are written from, in a node's host memory
-    saves_in_background: bool = True  # the copies fit
-    problem: str = ""  # why the run cannot fit, and the keys that help
+    device_name: str  # description of the device in messages
+    kv_tokens: int  # capacity of an engine's KV cache in tokens
+    host: int = 0  # bytes that GPUs offload to a node's host memory
+    copies: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
+    saves_in_background: bool = True  # whether the copies fit into memory
+    problem: str = ""  # why the run cannot fit, and the keys that reduce memory; "": it fits
 
     @property
     def peak(self) -> tuple[str, MemoryUsage]:
@@ -68,7 +74,7 @@ class MemoryPlan:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
     def reject(self, advice: str) -> MemoryPlan:
-        """The plan with a problem: its peak does not fit."""
+        """Return the plan with `problem` set, because its peak does not fit. advice: suggested fix."""
         moment, usage = self.peak
         largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
@@ -78,7 +84,7 @@ class MemoryPlan:
         return replace(self, problem=f"{needed} {advice}")
 
     def add_copies(self, device: Device, host: int) -> MemoryPlan:
-        """The plan with the copies for checkpoints, if they fit. host: bytes of host memory of a GPU node, 0:
+        """Return the plan with the copies for checkpoints, if they fit. host: bytes of host memory of a GPU node; 0:
         unknown."""
         if device == "cuda":
             return replace(self, saves_in_background=not host or self.host + self.copies <= COMFORTABLE * host)
@@ -88,12 +94,12 @@ class MemoryPlan:
 
 
 def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
-    """Memory of a checked configuration with resolved `model` and `rollout` sections.
+    """Plan the memory of a checked configuration with resolved `model` and `rollout` sections.
 
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
     role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, sizes, engine = role.rollout, load_sizes(role.model), _engine(config, device, capacity)
+    rollout, sizes, engine = role.rollout, load_sizes(role.model), _plan_engine(config, device, capacity)
     moments, host, copies = _training_rank(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
     kv_token = (
@@ -121,22 +127,22 @@ def _has_critic(config: Config) -> bool:
 
 
 def _other_processes(config: Config) -> int:
-    """Bytes of the libraries of all processes besides the policy's ranks, for a run on one machine."""
+    """Return the bytes of the libraries of all processes except the policy's ranks, for a run on one machine."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
         return 0  # everything is in the policy's process
     ranks = trainer.n_gpus_per_node * (_has_critic(config) + config.reward_model.enable)
-    per_engine = 3 if rollout.name == "vllm" else 1  # its worker; vLLM's core, and the server that forked it
+    per_engine = 3 if rollout.name == "vllm" else 1  # worker; with vLLM also its engine core and fork server
     driver = 1
     return (ranks + per_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
 
 
 def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
-    """Memory of a training rank without engines at each moment, its bytes offloaded to host memory, and the bytes of
-    its copies for checkpoints."""
+    """Return the memory of a training rank without engines at each moment, its bytes offloaded to host memory, and the
+    bytes of its copies for checkpoints."""
     role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.full_kl
-    against = make_divergence(config.teacher) if config.teacher.full_vocabulary else REVERSE if full_kl else None
-    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
+    divergence = make_divergence(config.teacher) if config.teacher.full_vocabulary else REVERSE if full_kl else None
+    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, divergence)
     trained = {"policy": policy}
     if _has_critic(config):
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
@@ -152,8 +158,8 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
         reference = plan_frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
     idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
 
-    def others(active: str, frozen: MemoryUsage) -> MemoryUsage:
-        return sum((one.idle() for name, one in trained.items() if name != active), fixed + frozen)
+    def sum_idle(active: str, frozen: MemoryUsage) -> MemoryUsage:
+        return sum((model.idle() for name, model in trained.items() if name != active), fixed + frozen)
 
     moments: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
@@ -166,13 +172,13 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
         else:
             in_update += teacher.idle
             forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
-        moments["the teacher's pass"] = policy.usage_after_step() + forward + others("policy", in_update)
+        moments["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle("policy", in_update)
     for name, one in trained.items():
-        beside = others(name, in_update if name == "policy" else idle)
+        beside = sum_idle(name, in_update if name == "policy" else idle)
         moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
     buckets = MemoryUsage(transfer_buckets=_transfer_buckets(policy, get_dtype_bytes(role.rollout.dtype)))
-    moments["publish"] = policy.usage_after_step() + others("policy", in_update) + buckets
-    moments["generate"] = others("", idle)
+    moments["publish"] = policy.usage_after_step() + sum_idle("policy", in_update) + buckets
+    moments["generate"] = sum_idle("", idle)
     host = sum(one.host_bytes() for one in trained.values())
     host += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
@@ -182,7 +188,7 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
 
 
 def _teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
-    """Memory of the teacher's gathered head, and of its forward pass besides."""
+    """Return the memory of the teacher's gathered head, and of the rest of its forward pass."""
     sizes, width, (rows, length) = load_sizes(model), get_dtype_bytes(model.dtype), micro_batch(config)
     layers = MemoryUsage(gathered_layers=2 * width * sizes.unit, activations=measure_inference(model, rows * length))
     return MemoryUsage(gathered_layers=width * sizes.root), layers
@@ -194,13 +200,14 @@ def _plan_trained_model(
     model: Model,
     fsdp: RoleFsdp,
     steps: int,
-    against: Divergence | None = None,
+    divergence: Divergence | None = None,
     head: bool = True,
 ) -> TrainedModel:
-    """A model in training, with the keys and values of shared prompts, which attention copies for each sample, for
-    prompts of the maximum length and responses of a quarter of theirs. steps: optimizer steps of an update."""
+    """Return the memory of a model in training, including the keys and values of shared prompts, which attention copies
+    for each sample. Assumes prompts of maximum and responses of a quarter of maximum length. steps: optimizer steps
+    per update."""
     rows, length = micro_batch(config)
-    trained = plan_trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, against)
+    trained = plan_trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, divergence)
     trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step=steps == 1)
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained
@@ -211,11 +218,11 @@ def _plan_trained_model(
     own = trained.activations
     if model.enable_gradient_checkpointing:
         return replace(trained, activations=replace(own, layer=own.layer + of_layer))
-    return replace(trained, activations=replace(own, kept=own.kept + of_layer * layers))
+    return replace(trained, activations=replace(own, saved=own.saved + of_layer * layers))
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
-    """Number and length of the rows of a rank's largest micro-batch."""
+    """Return number and length, in tokens, of the rows of a rank's largest micro-batch."""
     data, actor = config.data, config.actor_rollout_ref.actor
     return largest_micro_batch(
         longest=data.max_prompt_length + data.max_response_length,
@@ -232,8 +239,8 @@ def _engine_weights(config: Config) -> int:
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
 
 
-def _engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """An engine that generates, on one device. On a GPU it takes its share and fills it with the KV cache."""
+def _plan_engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
+    """Return the memory of a generating engine on one device. On a GPU the KV cache fills the engine's share."""
     rollout, model, weights = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, _engine_weights(config)
     if rollout.name == "fake":
         return MemoryUsage()
@@ -247,8 +254,8 @@ def _engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
 
 
 def _transfer_buckets(policy: TrainedModel, width: int) -> int:
-    """Bytes of a weight sync: a bucket of about BUCKET_BYTES and the same packed, and the next one, for which a layer
-    is gathered."""
+    """Return the bytes of a weight sync: a bucket of about BUCKET_BYTES, its packed copy, the next bucket, and one
+    gathered layer."""
     sizes = policy.sizes
     full = min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head)
     return width * max(sizes.unit, sizes.root) + 3 * full
@@ -257,8 +264,8 @@ def _transfer_buckets(policy: TrainedModel, width: int) -> int:
 def fit_memory(
     config: Config, device: Device, capacity: int, may_choose: bool, host: int = 0
 ) -> tuple[Config, MemoryPlan]:
-    """Enable gradient checkpointing if it is needed and `may_choose`, and plan the memory. The plan has a problem if
-    the run cannot fit.
+    """Plan the memory, and enable gradient checkpointing if `may_choose` and it is needed. Returns the configuration
+    and the plan, whose `problem` is set if the run cannot fit.
 
     host: bytes of host memory of a GPU node; 0: unknown.
     """
@@ -266,10 +273,10 @@ def fit_memory(
     if may_choose and not plan.has_headroom:
         config = with_keys(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, capacity)
-    if device == "cpu" and (problem := _small_cache(config, plan)):
+    if device == "cpu" and (problem := _explain_small_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.reject(_advice(config, device, capacity))
+        return config, plan.reject(_format_advice(config, device, capacity))
     if host and plan.host > host:
         problem = (
             f"memory: offloading needs {plan.host / GIB:.0f} GiB of host memory per node, which has {host / GIB:.0f}. "
@@ -279,29 +286,30 @@ def fit_memory(
     return config, plan.add_copies(device, host)
 
 
-def _small_cache(config: Config, plan: MemoryPlan) -> str:
-    """Why an engine's cache is too small for one sequence; empty if it is not."""
+def _explain_small_cache(config: Config, plan: MemoryPlan) -> str:
+    """Return why an engine's KV cache is too small for one sequence, or "" if it is large enough."""
     rollout, longest = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
     if rollout.name != "vllm" or plan.kv_tokens >= longest:
         return ""
     return (
         f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g} has room for {plan.kv_tokens} tokens, but a sequence may "
-        f"have {longest} (data.max_prompt_length + data.max_response_length). Raise it, or lower those."
+        f"have {longest} (data.max_prompt_length + data.max_response_length). Raise kv_cache_gib, or lower "
+        "these lengths."
     )
 
 
-def _advice(config: Config, device: Device, capacity: int) -> str:
+def _format_advice(config: Config, device: Device, capacity: int) -> str:
     keys = cheapest_keys(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
-        return f"No key makes it fit on this number of {unit}. Raise trainer.nnodes."
+        return f"No key makes the run fit on this number of {unit}. Raise trainer.nnodes."
     return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
 
 
 def cheapest_keys(
     config: Config, device: Device, capacity: int, is_good: Callable[[MemoryPlan], bool]
 ) -> dict[str, object] | None:
-    """The first memory-saving keys that give a good plan, without those that are not needed. None: none do."""
+    """Return the cheapest memory-saving keys whose plan satisfies `is_good`, or None if no keys do."""
 
     def gives_good_plan(keys: Mapping[str, object]) -> bool:
         return is_good(plan_memory(with_keys(config, keys), device, capacity))
@@ -320,7 +328,7 @@ def cheapest_keys(
 
 
 def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, object]]:
-    """Keys that save memory, those that cost the least time first."""
+    """Yield (key, value) pairs that save memory, those that cost the least time first."""
     role, data = config.actor_rollout_ref, config.data
     if not role.model.enable_gradient_checkpointing:
         yield CHECKPOINTING, True
@@ -346,7 +354,7 @@ def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, ob
 
 
 def with_keys(config: Config, values: Mapping[str, object]) -> Config:
-    """The configuration with other values of dotted keys."""
+    """Return the configuration with these values of dotted keys."""
     for key, value in values.items():
         config = replace_value(config, key, value)
     return config

@@ -48,7 +48,7 @@ def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor]
     return name
 
 
-def uses_own_backend(model: PreTrainedModel) -> bool:
+def uses_registered_backend(model: PreTrainedModel) -> bool:
     """Return whether the model uses one of these backends instead of the attention in its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
 
@@ -300,7 +300,7 @@ def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
 def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: plain causal mask."""
     if call.softcap is not None or call.sinks is not None:
-        return explicit_attention(call, query, key, value, mask)
+        return attend_explicitly(call, query, key, value, mask)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)
 
@@ -314,7 +314,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **se
     return F.scaled_dot_product_attention(query, key, value, **settings).to(dtype)
 
 
-def explicit_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attend_explicitly(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention of ungrouped heads with score capping or attention sinks, which SDPA does not support."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling

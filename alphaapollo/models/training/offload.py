@@ -66,7 +66,7 @@ class _HostCopy:
 
     def save(self) -> None:
         if self._storage.nbytes():
-            self._host.copy_(self._device_copy(), non_blocking=True)
+            self._host.copy_(self._view_storage(), non_blocking=True)
 
     def free(self) -> None:
         self._storage.resize_(0)
@@ -74,9 +74,9 @@ class _HostCopy:
     def reload(self) -> None:
         if self._storage.nbytes() < self._host.numel():
             self._storage.resize_(self._host.numel())
-            self._device_copy().copy_(self._host, non_blocking=True)
+            self._view_storage().copy_(self._host, non_blocking=True)
 
-    def _device_copy(self) -> Tensor:
+    def _view_storage(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
 
 

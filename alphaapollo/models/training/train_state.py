@@ -138,7 +138,7 @@ class TrainState:
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config.optim)
 
-    def trained_tensors(self) -> dict[str, list[Tensor]]:
+    def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained weights and of each optimizer moment."""
         self._reload_all()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]

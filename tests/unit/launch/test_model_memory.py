@@ -56,7 +56,7 @@ SIZES = ModelSizes(
 
 
 def test_moments_of_an_update():
-    trained = TrainedModel(SIZES, Activations(kept=7000, layer=500, head=900), shards=4, dtype_bytes=2)
+    trained = TrainedModel(SIZES, Activations(saved=7000, layer=500, head=900), shards=4, dtype_bytes=2)
     own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
     assert trained.plan_update() == {
         "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),

@@ -46,15 +46,15 @@ def test_activations_of_a_layer_by_hand():
     hidden, inner, queries, keys, heads = 3584, 18944, 3584, 512, 28
     token = 2 * (8 * hidden + 4) + 4 * queries + 4 * keys + 4 * heads + 8 * inner
     tokens, layers = 2 * 8192, 28
-    kept = measure_activations(meta("qwen2.5-7b"), TrainingPass(2, 8192, False, "cuda")).kept
+    kept = measure_activations(meta("qwen2.5-7b"), TrainingPass(2, 8192, False, "cuda")).saved
     assert kept == layers * tokens * token
 
 
 def test_checkpointing_keeps_the_input_of_each_layer():
     model = meta("qwen2.5-0.5b")
     plain, checkpointed = (measure_activations(model, TrainingPass(4, 1024, on, "cuda")) for on in (False, True))
-    assert checkpointed.kept == 24 * 4096 * 896 * 2
-    assert checkpointed.layer == plain.layer + plain.kept // 24  # one recomputed layer
+    assert checkpointed.saved == 24 * 4096 * 896 * 2
+    assert checkpointed.layer == plain.layer + plain.saved // 24  # one recomputed layer
     assert checkpointed.head == plain.head
 
 
@@ -70,7 +70,7 @@ def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):
     from tests.unit.tiny import save_model
 
     model = load_meta(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
-    assert measure_activations(model, TrainingPass(2, 16, False, "cpu")).kept > 0
+    assert measure_activations(model, TrainingPass(2, 16, False, "cpu")).saved > 0
 
 
 def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: Path):
@@ -80,7 +80,7 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
 
     def kept(kind: str) -> int:
         model = load_meta(Model(path=folder, attention=kind), torch.bfloat16)
-        return measure_activations(model, TrainingPass(1, 512, False, "cuda")).kept
+        return measure_activations(model, TrainingPass(1, 512, False, "cuda")).saved
 
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
     with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not support. Set model.at"):

@@ -107,12 +107,12 @@ def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
         assert parts[2].packing.cu_seqlens.tolist() == [0, 4, 8, 9]
     targets = torch.zeros(5, dtype=torch.int64)
     for part in parts:
-        targets[part.states.own] = part.targets
+        targets[part.states.indices] = part.targets
         before = part.token_ids.flatten()[part.states.local]  # the token before the target
-        expected = complete.token_ids.flatten()[complete.states.local][part.states.own]
+        expected = complete.token_ids.flatten()[complete.states.local][part.states.indices]
         assert before.tolist() == expected.tolist()
         assert (part.states.count, part.ends.count) == (5, 2)
         last = part.token_ids.flatten()[part.ends.local]
-        assert last.tolist() == torch.tensor([8, 4])[part.ends.own].tolist()
+        assert last.tolist() == torch.tensor([8, 4])[part.ends.indices].tolist()
         assert part.to_matrix(part.mask).tolist() == complete.to_matrix(complete.mask).tolist()
     assert targets.tolist() == complete.targets.tolist()

@@ -59,7 +59,7 @@ def by_parts(rank: int, num_ranks: int, address: str) -> list[list[Tensor | None
     for case in CASES:
         for kind in ("padded", "sdpa"):
             tensors = draw(case)
-            own = [one[:, :, sequence.part(8)] for one in tensors[:3]]
+            own = [one[:, :, sequence.get_token_range(8)] for one in tensors[:3]]
             output = attend(case, kind, [*own, tensors[3]], sequence=sequence)
             output.float().square().sum().backward()
             found.append([output.detach(), *(one.grad for one in tensors)])

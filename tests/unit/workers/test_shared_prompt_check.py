@@ -75,11 +75,15 @@ def test_a_layer_with_state_is_detected(model_folder):
         check = SharedPromptCheck(
             worker.policy, worker.policy.make_logprobs_function(worker.temperature), worker.builder, torch.float32
         )
-        assert check.problem is not None
-        assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt differ from separate rows")
+        assert check.unsupported_reason is not None
+        assert check.unsupported_reason.startswith(
+            "with Qwen3ForCausalLM, rows that share a prompt differ from separate rows"
+        )
         worker.sharing.mismatch = None
         worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
-        with pytest.raises(ValueError, match=rf"^{KEY}=true is not supported: with Qwen3ForCausalLM, .* Set {KEY}=false\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^{KEY}=true is not supported: with Qwen3ForCausalLM, .* Set {KEY}=false\.$"
+        ):
             worker.compute_log_probs()
     finally:
         worker.close()

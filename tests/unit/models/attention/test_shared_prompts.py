@@ -176,7 +176,7 @@ def test_windows_caps_and_sinks(extra: dict[str, Any]):
     flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # positions of each row's tokens
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
-    for compute in (backends._padded, backends._attend_sdpa):
+    for compute in (backends._attend_padded, backends._attend_sdpa):
         ours = compute(backends.AttentionCall("Layer", query, key, value, packing=micro.packing, **extra))
         for places in flat:
             own = [x[:, :, places] for x in (query, key, value)]
