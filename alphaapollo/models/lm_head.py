@@ -123,7 +123,7 @@ class _TokenStats(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
-        kept_logits = None
+        saved_logits = None
         for chunk in chunks.iterate_slices(num_tokens):
             logits = chunks.compute_logits(hidden[chunk], chunks.head)
             top = logits.amax(dim=-1, keepdim=True)
@@ -138,10 +138,10 @@ class _TokenStats(torch.autograd.Function):
                 divergence[chunk] = target.divergence.value(logp, logq)
                 for column, statistic in zip(extra, (kl, forward_kl, overlap), strict=False):
                     column[chunk] = statistic(logp, logq)
-            kept_logits = logits if num_tokens <= chunks.size else None
+            saved_logits = logits if num_tokens <= chunks.size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, kept_logits)
+        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
         ctx.mark_non_differentiable(*extra)
         return logprobs, entropy, divergence, *extra
 
@@ -149,14 +149,14 @@ class _TokenStats(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden, weight, targets, normaliser, entropy, kept_logits = ctx.saved_tensors
+        hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks
         head = chunks.head
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
         for chunk in chunks.iterate_slices(hidden.shape[0]):
-            logits = chunks.compute_logits(hidden[chunk], chunks.head) if kept_logits is None else kept_logits
+            logits = chunks.compute_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
             logp = logits - normaliser[chunk, None]
             slope = torch.zeros_like(normaliser[chunk, None])  # d loss / d z_v as a multiple of p_v
             if grad_logprobs is not None:

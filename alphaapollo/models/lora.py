@@ -86,7 +86,7 @@ def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
         matches = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
         if not matches or not linear.issuperset(matches):
             reason = "is not a linear layer before the output head" if matches else "is not in the model"
-            raise ValueError(f"target_modules: {target!r} {reason}. Use some of {', '.join(known)}, or all-linear.")
+            raise ValueError(f"target_modules={target!r} {reason}. Use some of {', '.join(known)}, or all-linear.")
     return sorted(lora.target_modules)
 
 

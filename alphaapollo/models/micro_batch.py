@@ -190,7 +190,7 @@ def _lay_out_rows(rows: Rows, padded: bool, multiple: int) -> _Layout:
     if rows.prefixes is not None:
         lengths, segments, flat = _share_prefixes(rows, rows.prefixes)
     needed = int(lengths.sum())
-    width = -(-needed // multiple) * multiple
+    width = -(-needed // multiple) * multiple  # rounded up
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
     token_ids[0, flat], position_ids[flat] = rows.token_ids, _concatenate_ranges(rows.lengths)
     if width > needed:

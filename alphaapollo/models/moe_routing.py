@@ -103,7 +103,7 @@ class Routers:
         if forced is not None and forced.shape[-2:] != (self.num_layers, self.sizes.per_token):
             raise ValueError(
                 f"rollout.router_replay: the engine returned experts of shape {list(forced.shape[-2:])} (layers, "
-                f"experts per token), but the model has {[self.num_layers, self.sizes.per_token]}. Set it to false."
+                f"experts per token), the model has {[self.num_layers, self.sizes.per_token]}. Set the key to false."
             )
         counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real.device)
         self.current = RoutingPass(

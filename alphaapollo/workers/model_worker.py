@@ -28,7 +28,7 @@ class ModelWorker:
     """
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
-        assert model.dtype != "auto", "resolve_model comes first"
+        assert model.dtype != "auto", "call resolve_model first"
         self.config, self.placement = model, placement
         self.mesh, sequence, self.data_group = join_ranks(placement, fsdp_size)
         self.device = torch.device(placement.device)
@@ -56,7 +56,7 @@ class TrainingWorker(ModelWorker):
     """
 
     state: TrainState
-    hf_model: Any  # transformers model that `export` writes
+    hf_model: Any  # transformers model to be written by `export`
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)
@@ -68,7 +68,7 @@ class TrainingWorker(ModelWorker):
         self.free_cache()
 
     def save(self, folder: str) -> None:
-        """Start to write a checkpoint of the current state. `get_save_future` returns its future.
+        """Start to write a checkpoint of the current state. `get_save_future` returns the future of it.
 
         Raises OSError, e.g. if the disk is full, and FloatingPointError if the weights are not finite.
         """

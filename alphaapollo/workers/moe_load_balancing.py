@@ -44,7 +44,7 @@ class ExpertLoadBalancer:
         """Add the last forward pass and return this rank's part of the loss (a collective if `coefficient` > 0). The
         gradients of the parts add up over ranks and micro-batches."""
         routing = self.routers.current
-        assert routing is not None, "a forward pass comes first"
+        assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
         self.num_changed += routing.num_changed
         if routing.forced is not None:

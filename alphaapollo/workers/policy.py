@@ -163,7 +163,7 @@ class PolicyWorker(TrainingWorker):
 
     def get_old_log_probs(self) -> np.ndarray:
         """Return the old log-probs of the last update, from which the engine mismatch is measured. [sum responses]"""
-        assert self.last_old_logprobs is not None, "update comes first"
+        assert self.last_old_logprobs is not None, "call update first"
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:

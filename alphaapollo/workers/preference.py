@@ -101,14 +101,14 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     @torch.no_grad()
     def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
         """Sum log(pi / ref) over this rank's unrelated answers, i.e. answers to other prompts (KTO). float64 []"""
-        assert batch.unrelated is not None, "single answers come with unrelated ones"
+        assert batch.unrelated is not None, "KTO needs unrelated answers"
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
                 micro = self.builder.build(batch.unrelated.rows, positions)
                 logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
                 ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, positions)
-                assert ref is not None, "KTO has a reference"
+                assert ref is not None, "KTO needs a reference"
                 total += (logp - ref).sum()
         reshard(self.model)
         return total
@@ -128,7 +128,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             yield self.reference
             return
         with disable_adapters(self.model):  # without LoRA: the model itself before its first step
-            assert self.config.lora_rank or not self.state.num_steps, "the model is no longer its own reference"
+            assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
             yield self.model
 
 

@@ -57,5 +57,5 @@ def test_engine_with_served_adapters(ppo: Runner) -> None:
 
 def test_unknown_target_modules_are_refused(ppo: Runner) -> None:
     done = ppo.refuse("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=[query]")
-    assert "actor_rollout_ref.model.target_modules: 'query' is not in the model." in done.output
+    assert "actor_rollout_ref.model.target_modules='query' is not in the model." in done.output
     assert not done.folder.exists(), "nothing is written"

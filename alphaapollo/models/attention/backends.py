@@ -171,7 +171,7 @@ def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
         cells.visible,
     )
     output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, remainders)])
-    return F.embedding(cells.back, output).unflatten(1, (heads, -1))[None]
+    return F.embedding(cells.inverse, output).unflatten(1, (heads, -1))[None]
 
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:

@@ -20,39 +20,39 @@ class PaddedCells:
     prefixes: Tensor  # int64 [f, P]: tokens of each shared prefix
     remainders: Tensor  # int64 [b, C]: tokens of each row after its prefix
     keys: Tensor  # int64 [b, P + C]: tokens of the row's prefix, then of its remainder
-    visible: Tensor  # bool [b, 1, C, P + C]: keys that each token of the remainder attends to
-    back: Tensor  # int64 [sum T]: index of each token of the micro-batch among the cells of prefixes and remainders
+    visible: Tensor  # bool [b, 1, C, P + C]: attention mask, from tokens of the remainder to keys
+    inverse: Tensor  # int64 [sum T]: index of each token among the flattened cells of prefixes, then remainders
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
     """Compute the cells of a micro-batch with shared prefixes. `window` is the sliding window of AttentionCall."""
     assert packing.keys is not None, "rows without shared prefixes are padded when the batch is built"
-    lengths, prefix_of = np.array(packing.lengths), np.array(packing.keys.prefixes)
+    lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefixes)
     starts = np.cumsum(lengths) - lengths
     segments = np.arange(len(lengths))
-    prefixes, remainders = segments[prefix_of == segments], segments[prefix_of != segments]
-    before = lengths[prefix_of[remainders]]
-    first = _pad_segments(starts[prefixes], lengths[prefixes])
-    last = _pad_segments(starts[remainders], lengths[remainders])
-    ahead = _pad_segments(starts[prefix_of[remainders]], before)
-    query, key = np.arange(last.shape[1]), np.arange(ahead.shape[1])
-    is_prefix_visible = np.broadcast_to((key < before[:, None])[:, None], (len(remainders), len(query), len(key)))
+    prefixes, remainders = segments[prefix_index == segments], segments[prefix_index != segments]
+    prefix_lengths = lengths[prefix_index[remainders]]
+    prefix_cells = _pad_segments(starts[prefixes], lengths[prefixes])
+    remainder_cells = _pad_segments(starts[remainders], lengths[remainders])
+    row_prefix_cells = _pad_segments(starts[prefix_index[remainders]], prefix_lengths)
+    query, key = np.arange(remainder_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
+    is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(remainders), len(query), len(key)))
     distance = query[:, None] - query
     is_remainder_visible = np.broadcast_to(distance >= 0, (len(remainders), *distance.shape))
     if window is not None:
-        is_prefix_visible = is_prefix_visible & (before[:, None, None] + query[:, None] - key < window)
+        is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
         is_remainder_visible = is_remainder_visible & (distance < window)
-    cells = np.concatenate([first.ravel(), last.ravel()])
-    back = np.empty(lengths.sum(), dtype=np.int64)
-    back[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
+    cells = np.concatenate([prefix_cells.ravel(), remainder_cells.ravel()])
+    inverse = np.empty(lengths.sum(), dtype=np.int64)
+    inverse[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
     device = packing.cu_seqlens.device
     return PaddedCells(
-        prefixes=torch.from_numpy(first).to(device),
-        remainders=torch.from_numpy(last).to(device),
-        keys=torch.from_numpy(np.concatenate([ahead, last], axis=1)).to(device),
+        prefixes=torch.from_numpy(prefix_cells).to(device),
+        remainders=torch.from_numpy(remainder_cells).to(device),
+        keys=torch.from_numpy(np.concatenate([row_prefix_cells, remainder_cells], axis=1)).to(device),
         visible=torch.from_numpy(np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)[:, None]).to(device),
-        back=torch.from_numpy(back).to(device),
+        inverse=torch.from_numpy(inverse).to(device),
     )
 
 

@@ -41,7 +41,7 @@ class CheckpointWriter:
 
     def start(self, parts: Sequence[Snapshot]) -> None:
         """Write the parts of a checkpoint (a collective). The previous one must be complete."""
-        assert self.save_future.done(), "one checkpoint at a time"
+        assert self.save_future.done(), "the previous checkpoint must be complete"
         if self._thread:
             copied = [replace(part, tensors=cast("dict[str, Any]", self._stager.stage(part.tensors))) for part in parts]
             self.save_future = self._thread.submit(self._write, copied)

@@ -85,7 +85,7 @@ class TrainState:
                 skip = "" if skip_bad else " trainer.on_bad_step=skip,"
                 raise FloatingPointError(
                     f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
-                    "the weights are unchanged. Check the data for damaged examples and huge rewards, or run the same "
+                    "the weights are unchanged. Check the data for damaged examples and huge rewards, or rerun the "
                     f"command with data.seed={1000 + self.num_steps} (other batches),{skip} or "
                     f"{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller steps)."
                 )
@@ -108,8 +108,8 @@ class TrainState:
         if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
             raise FloatingPointError(
                 f"{len(names)} of the {self.name}'s {len(trained)} parameters are not finite after optimizer "
-                f"step {self.num_steps} ({names[0]}), so they are not saved. Run the same command again, which resumes "
-                f"from the last checkpoint, with {self.optim_key}.lr={self.config.optim.lr / 10:g}."
+                f"step {self.num_steps} ({names[0]}), so they are not saved. To resume from the last checkpoint, run "
+                f"the command again with {self.optim_key}.lr={self.config.optim.lr / 10:g}."
             )
 
     def reset_optimizer(self) -> None:

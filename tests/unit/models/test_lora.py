@@ -36,7 +36,7 @@ def test_errors_about_target_modules_list_the_valid_names(model_folder, target: 
     with pytest.raises(ValueError) as caught:
         check_target_modules(model, "actor_rollout_ref.model")
     assert str(caught.value) == (
-        f"actor_rollout_ref.model.target_modules: {what}. Use some of down_proj, gate_proj, k_proj, o_proj, "
+        f"actor_rollout_ref.model.target_modules={what}. Use some of down_proj, gate_proj, k_proj, o_proj, "
         "q_proj, up_proj, v_proj, or all-linear."
     )
     check_target_modules(Model(path="not read"), "model")  # without LoRA

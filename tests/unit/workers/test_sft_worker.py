@@ -194,14 +194,14 @@ def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_written(
 ):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
-    batch, loss = rank_batch(case, batches()[0], 0, 1), worker.loss
+    batch, loss = rank_batch(case, batches()[0], 0, 1), worker.compute_loss
     before = {name: full_tensor(p.detach()).clone() for name, p in worker.model.named_parameters()}
 
     def infinite(*arguments: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         own, sums = loss(*arguments)
         return own * np.inf, sums
 
-    monkeypatch.setattr(worker, "loss", infinite)
+    monkeypatch.setattr(worker, "compute_loss", infinite)
     with pytest.raises(FloatingPointError, match=r"gradient norm is .* damaged examples") as error:
         worker.step(batch)
     keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))

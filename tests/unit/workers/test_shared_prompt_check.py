@@ -103,11 +103,11 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
         console=SimpleNamespace(notice=said.append),
     )
     if asked is True:
-        with pytest.raises(ValueError, match=rf"^{KEY}=true: Mamba .* Set it to auto or false\.$"):
+        with pytest.raises(ValueError, match=rf"^{KEY}=true is not possible: Mamba .* Set {KEY} to auto or false\.$"):
             asyncio.run(can_share_prompts(run))
     else:
         assert asyncio.run(can_share_prompts(run)) is False
-        assert said == [f"prompts are computed for each sample separately ({KEY}): Mamba has layers of type mamba."]
+        assert said == [f"prompts are computed for each sample separately ({KEY}=auto): Mamba has layers of type mamba."]
 
 
 def test_moe_features_need_the_plain_layout(model_folder):
@@ -119,10 +119,10 @@ def test_moe_features_need_the_plain_layout(model_folder):
     plan = plan_of({}, router_aux_loss_coef=0.01)
     assert not plan.shares_prompts and plan_of({}).shares_prompts
     assert not plan_of({"use_prefix_grouper": False}).shares_prompts
-    notice = f"prompts are computed for each sample separately ({KEY}): model.router_aux_loss_coef needs "
+    notice = f"prompts are computed for each sample separately ({KEY}=auto): model.router_aux_loss_coef needs "
     notice += "a copy of the prompt for each sample."
     assert notice in plan.notices
-    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef needs a copy of the prompt"):
+    with pytest.raises(ValueError, match=f"{KEY}=true is not possible: model.router_aux_loss_coef needs a copy of the prompt"):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 
