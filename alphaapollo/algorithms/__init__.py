@@ -3,7 +3,7 @@
 advantages/        token rewards, scores, values -> advantages        selected by algorithm.adv_estimator
 policy_losses/     log-probs, advantages -> loss per token or row     selected by policy_loss.loss_mode
 preference_losses  log-probs of answers -> loss per pair or answer    selected by preference.loss
-joined_trajectories  the rows of a trajectory joined into one, for computations across tokens
+joined_trajectories  joins the rows of a trajectory, for computations across tokens
 aggregation        loss per token -> scalar, with global weights
 kl                 KL estimators, the KL in the reward, and its coefficient
 correction         importance weights for the log-prob mismatch of rollout engine and trainer

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-RESAMPLES = 5000  # of the bootstrap; the quantiles of the bounds are then accurate to about 0.002
-CHUNK = 2**22  # problems drawn at a time
+RESAMPLES = 5000  # number of bootstrap resamples; the quantile levels are then accurate to about 0.002
+CHUNK = 2**22  # number of problems drawn per numpy call; bounds memory
 
 
 def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) -> np.ndarray:
-    """Unbiased estimate, from n >= k samples, of the probability that at least one of k samples is correct.
+    """Estimate pass@k: the probability that at least one of k samples is correct. Unbiased for n >= k samples.
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - product over j < k of (n - c - j) / (n - j)      (arXiv 2107.03374, Eq. 1)
 
     Args:
-        num_samples: [P] samples of each problem (n).
-        num_correct: [P] correct samples of each problem (c).
-        largest_k: K.
+        num_samples: [P] number of samples of each problem (n).
+        num_correct: [P] number of correct samples of each problem (c).
+        largest_k: largest k to estimate (K).
 
     Returns:
         [P, K]; column k - 1 is pass@k, NaN where a problem has fewer than k samples.
@@ -31,11 +31,11 @@ def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) 
 
 
 def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]) -> float:
-    """Accuracy of the most frequent answer of one problem.
+    """Compute the accuracy of the most frequent answer of one problem (majority vote).
 
-    Ties are broken at random; the result is the exact expectation, the mean over the tied answers. A sample without an
-    answer (None) does not vote. Without votes the result is 0. If samples with one answer differ in accuracy, their
-    mean is used.
+    A tie gives the mean over the tied answers, which is the expectation of a random choice. A sample without an answer
+    (None) does not vote. Without votes the result is 0. If samples with the same answer differ in accuracy, their mean
+    is used.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -49,12 +49,16 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
 def bootstrap_interval(
     values: np.ndarray, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> np.ndarray:
-    """Percentile bootstrap of the mean over problems. Problems are resampled, their samples are not. The result does
-    not depend on the order of the problems, because the values of each metric are sorted first.
+    """Compute percentile bootstrap intervals of the mean over problems.
+
+    Problems are resampled, their samples are not. The result does not depend on the order of the problems, because the
+    values of each metric are sorted first.
 
     Args:
         values: [P, F] value of each problem for each metric; NaN values are ignored.
-        seed: of the resampling, which is the same for all metrics.
+        seed: random seed; all metrics use the same resamples.
+        level: confidence level.
+        resamples: number of bootstrap resamples.
 
     Returns:
         [2, F] lower and upper bound; NaN for metrics with fewer than two problems.

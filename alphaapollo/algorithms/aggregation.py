@@ -1,4 +1,4 @@
-"""Aggregate a per-token loss to a scalar. Every mode is linear, with one weight per row:
+"""Aggregate a per-token loss to a scalar. Every mode is linear in the loss and has one weight per row:
 
     L = sum_i w_i sum_t m_it l_it
 
@@ -18,7 +18,7 @@ from alphaapollo.config.schema import AggregationMode
 
 
 def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
-    """Weight of the tokens of each sequence. lengths, group_ids [N] -> [N] float64; 0 for an empty sequence.
+    """Compute the loss weight of the tokens of each sequence: [N] float64, 0 for an empty sequence.
 
     | mode | weight | paper |
     |---|---|---|
@@ -31,7 +31,11 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
 
     n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones. A sequence-level loss,
     with one value per sequence, uses the weights of seq-mean-token-sum.
-    horizon: constant of seq-mean-token-sum-norm; other modes ignore it.
+
+    Args:
+        lengths: [N] loss tokens of each sequence (n_i).
+        group_ids: [N] group of each sequence.
+        horizon: constant of seq-mean-token-sum-norm; ignored in other modes.
     """
     n = lengths.to(torch.float64)
     num_rows = max(1, n.numel())
@@ -53,10 +57,10 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
 
 
 def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """sum_i w_i sum_t m_it l_it. loss, mask [B, L], weights [B] -> scalar; 0 (with a gradient) if all is masked."""
+    """Compute sum_i w_i sum_t m_it l_it. loss, mask [B, L], weights [B] -> scalar; 0 if all tokens are masked."""
     return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
 
 
 def aggregate_sequences(loss: Tensor, weights: Tensor) -> Tensor:
-    """sum_i w_i l_i for a sequence-level loss. loss, weights [B] -> scalar."""
+    """Compute sum_i w_i l_i for a sequence-level loss. loss, weights [B] -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()

@@ -1,12 +1,12 @@
 """Importance weights for the log-prob mismatch of rollout engine and trainer: rho = pi_old / pi_rollout.
 
 The weights are constants (no gradient) and multiply the policy term only, not KL or entropy. In bypass mode the old
-log-probs are the engine's and PPO's ratio already corrects the mismatch; do not apply both.
+log-probs come from the engine, so PPO's ratio already corrects the mismatch. Do not apply both.
 
     truncated, token       min(rho, high) per token: TIS
     masked, token          rho [low <= rho <= high]: IcePop (arXiv 2510.18855), bounds (0.5, 5)
-    masked, sequence       product over the row, zeroed outside: MIS
-    masked, geometric      geometric mean over the row, zeroed outside
+    masked, sequence       product of rho over the row, 0 outside the bounds: MIS
+    masked, geometric      geometric mean of rho over the row, 0 outside the bounds
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def mismatch_weights(
     high: float | None = 2.0,
     limit: float | None = MAX_LOG_RATIO,
 ) -> Tensor:
-    """Weights on action tokens, zero off the mask: tis truncates rho to [low, high], mask zeroes it outside.
-    [B, L] each -> [B, L]."""
+    """Compute importance weights on action tokens, zero off the mask. [B, L] each -> [B, L].
+
+    Method tis truncates rho to [low, high]; method mask sets rho outside [low, high] to 0.
+    """
     rho = importance_ratio(train_logp.detach(), rollout_logp.detach(), mask, level, limit)
     if method == "tis":
         weights = rho.clamp(min=low, max=high) if (low is not None or high is not None) else rho
@@ -52,7 +54,7 @@ def mismatch_weights(
 def importance_ratio(
     train_logp: Tensor, rollout_logp: Tensor, mask: Tensor, level: Level, limit: float | None
 ) -> Tensor:
-    """rho per token, or per row (product or geometric mean) copied to its tokens. [B, L] -> [B, L]."""
+    """Compute rho per token, or per row (product or geometric mean) and copied to its tokens. [B, L] -> [B, L]."""
     d = log_ratio(train_logp, rollout_logp, mask, limit=None)
     if level == "sequence":
         d = d.sum(dim=1, keepdim=True).expand_as(d)

@@ -26,13 +26,13 @@ DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Divergence between full distributions, from finite log-probs [..., V] of p and q."""
+    """Divergence between two full distributions p and q, computed from finite log-probs [..., V]."""
 
     kind: DivergenceKind
-    beta: float = 0.5  # of jsd, between 0 and 1
+    beta: float = 0.5  # weight b of jsd, between 0 and 1
 
     def value(self, logp: Tensor, logq: Tensor) -> Tensor:
-        """Value in nats, [...]."""
+        """Compute the divergence in nats. [..., V] each -> [...]."""
         match self.kind:
             case "reverse":
                 return kl(logp, logq)
@@ -43,7 +43,7 @@ class Divergence:
                 return self.beta * kl(logq, mixture) + (1.0 - self.beta) * kl(logp, mixture)
 
     def gradient(self, logp: Tensor, logq: Tensor) -> Tensor:
-        """Gradient with respect to the logits of p, [..., V]."""
+        """Compute the gradient with respect to the logits of p. [..., V] each -> [..., V]."""
         match self.kind:
             case "reverse":
                 return _kl_gradient(logp, logq)
@@ -60,34 +60,34 @@ REVERSE = Divergence("reverse")
 
 
 def make_divergence(teacher: Teacher) -> Divergence:
-    """The divergence of a teacher that compares full distributions."""
+    """Create the divergence of a teacher that compares full distributions."""
     assert teacher.divergence is not None and teacher.divergence != "sampled"
     return Divergence(teacher.divergence, teacher.beta)
 
 
 def kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL(p||q). [..., V] each -> [...]"""
+    """Compute KL(p||q) in nats. [..., V] each -> [...]."""
     return torch.linalg.vecdot(logp.exp(), logp - logq)
 
 
 def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL(q||p). [..., V] each -> [...]"""
+    """Compute KL(q||p) in nats. [..., V] each -> [...]."""
     return kl(logq, logp)
 
 
 def overlap(logp: Tensor, logq: Tensor) -> Tensor:
-    """sum_v min(p_v, q_v), between 0 and 1: 1 - total variation. [..., V] each -> [...]"""
+    """Compute sum_v min(p_v, q_v) = 1 - total variation, between 0 and 1. [..., V] each -> [...]."""
     return torch.minimum(logp, logq).exp_().sum(dim=-1)
 
 
 def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
-    """Gradient of KL(p||m) with respect to the logits of p, with m constant. [..., V]"""
-    away, p = logp - logm, logp.exp()
-    return away.sub_(torch.linalg.vecdot(p, away).unsqueeze(-1)).mul_(p)
+    """Compute the gradient of KL(p||m) with respect to the logits of p, with m constant. [..., V] each -> [..., V]."""
+    log_ratio, p = logp - logm, logp.exp()
+    return log_ratio.sub_(torch.linalg.vecdot(p, log_ratio).unsqueeze(-1)).mul_(p)
 
 
 class TeacherAdvantages(NamedTuple):
-    """Advantages and metrics of a teacher on sampled tokens."""
+    """Advantages and metrics that a teacher assigns to sampled tokens."""
 
     advantages: Tensor  # [B, L], zero off the mask
     reverse_kl: float  # mean of log p - log q, in nats per token
@@ -95,8 +95,10 @@ class TeacherAdvantages(NamedTuple):
 
 
 def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:
-    """The reverse KL as a policy gradient on samples of the policy: A_t = log q - log p, with a discount of 0 (MiniLLM,
-    arXiv 2306.08543, Eq. 2-5, sums over later tokens). Matrices [B, L]."""
+    """Compute advantages A_t = log q - log p, the policy gradient of the reverse KL. Matrices [B, L].
+
+    The discount is 0; MiniLLM (arXiv 2306.08543, Eq. 2-5) also sums over later tokens.
+    """
     log_ratio = apply_mask(teacher_logp - old_logp, mask)
-    likely = log_ratio.clamp(max=0.0).exp()
-    return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(likely, mask)))
+    agreement = log_ratio.clamp(max=0.0).exp()
+    return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))

@@ -1,4 +1,4 @@
-"""KL divergence to a reference policy: estimators, penalty in the reward, and control of its coefficient.
+"""KL divergence to a reference policy: estimators, penalty in the reward, and update of the coefficient.
 
 Estimators use log-probs of sampled tokens; expectations are over samples of the policy (d = log pi - log ref):
 
@@ -23,14 +23,15 @@ from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask
 from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
-"""Names of the estimators on sampled tokens, and their formulas."""
+"""Estimator names in the config -> formula."""
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
+    """Estimate KL(pi||ref) at each sampled token, in nats. [B, L] each -> [B, L], unmasked.
 
-    `kind`: a key of ESTIMATORS; a trailing + gives the value of that estimator and the gradient of k2. `limit`: see
-    estimate_kl.
+    Args:
+        kind: key of ESTIMATORS; with a trailing +, the value of that estimator has the gradient of k2.
+        limit: clamp of k3, see estimate_kl.
     """
     log_ratio = logp - ref_logp
     value = estimate_kl(log_ratio, kind.removesuffix("+"), limit)
@@ -42,7 +43,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class KLShapedRewards:
-    """Token rewards after subtracting the KL, and the mean KL per sequence and per token."""
+    """Token rewards after subtracting the KL penalty, and the mean KL per sequence and per token."""
 
     token_rewards: Tensor  # [B, L]
     kl: Tensor  # [B, L], zero off the mask
@@ -59,7 +60,7 @@ def subtract_kl(
     kind: str = "kl",
     limit: float | None = MAX_LOG_RATIO,
 ) -> KLShapedRewards:
-    """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
+    """Compute R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). [B, L] each."""
     kl = apply_mask(kl_penalty(old_logp, ref_logp, kind, limit), mask)
     lengths = mask.sum(dim=1)
     num_rows = (lengths > 0).sum().clamp(min=1)
@@ -73,9 +74,9 @@ def subtract_kl(
 
 
 def estimate_kl(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """Value of an estimator (a key of ESTIMATORS), with its own gradient. Any shape.
+    """Compute the estimator `name` (a key of ESTIMATORS), with its own gradient. Any shape.
 
-    limit: k3 clamps d to at least -limit so that exp does not overflow.
+    limit: k3 clamps d to at least -limit, because exp would overflow.
     """
     match ESTIMATORS[name]:
         case "k1":
@@ -90,9 +91,9 @@ def estimate_kl(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATI
 
 
 def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:
-    """Coefficient of the KL in the reward for the next iteration (part of the run state, trainer/progress.py).
+    """Compute the coefficient of the KL in the reward for the next iteration (saved in trainer/progress.py).
 
-    kl: *per-sequence sum* in nats, averaged over sequences: a target of 6 means 6 per response, not per token.
+    kl: *sum per sequence* in nats, averaged over sequences. A target of 6 means 6 nats per response, not per token.
     """
     match config.type:
         case "fixed":
@@ -106,22 +107,24 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
 
 
 def adaptive_kl_coef(coef: float, kl: float, num_sequences: int, target: float, horizon: float) -> float:
-    """Proportional control in log space (arXiv 1909.08593, section 2.2): e = clip(KL / target - 1, -0.2, 0.2),
-    coef <- coef (1 + e n / horizon)."""
+    """Apply proportional control in log space (arXiv 1909.08593, section 2.2).
+
+    coef <- coef (1 + e n / horizon) with e = clip(KL / target - 1, -0.2, 0.2).
+    """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * num_sequences / horizon)
 
 
 def doubling_kl_coef(coef: float, kl: float, target: float) -> float:
-    """PPO's rule (arXiv 1707.06347, section 4): halve below target / 1.5, double above 1.5 target (both strictly)."""
+    """Halve the coefficient if KL < target / 1.5, double it if KL > 1.5 target (PPO, arXiv 1707.06347, section 4)."""
     if kl < target / 1.5:
         return coef / 2.0
     return coef * 2.0 if kl > target * 1.5 else coef
 
 
 def dual_kl_coef(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
-    """Dual ascent on the multiplier of KL <= target: coef <- max(0, coef + step_size (KL - target)), step_size per nat.
+    """Apply dual ascent to the multiplier of KL <= target: coef <- max(0, coef + step_size (KL - target)).
 
-    Without the projection to 0 a negative multiplier would reward divergence.
+    step_size is per nat. Without the projection to 0, a negative multiplier would reward divergence.
     """
     return max(0.0, coef + step_size * (kl - target))

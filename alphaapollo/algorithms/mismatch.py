@@ -1,14 +1,14 @@
 """Metrics of the log-prob mismatch between rollout engine and trainer in one iteration.
 
-With d = log pi_trainer - log pi_engine at each action token and rho = e^d (with equal weights, so rho differs from 1
-only by numerics):
+Trainer and engine have equal weights, so rho differs from 1 only by numerical error:
+d = log pi_trainer - log pi_engine at each action token, rho = e^d.
 
     k1       mean of -d          estimate of KL(engine || trainer), can be negative
-    k3       mean of e^d - d - 1 the same, never negative
+    k3       mean of e^d - d - 1 estimate of KL(engine || trainer), never negative
     abs      mean of |d|
     rho_*    quantiles of rho over tokens
     ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
-    ess_sequence   the same for the product of each trajectory
+    ess_sequence   ess of one weight per trajectory: the product of rho over its tokens
     k3_at_*  k3 by position in the response; growth with the position indicates a cache error
 """
 
@@ -20,16 +20,19 @@ from alphaapollo.algorithms.masked import MAX_LOG_RATIO
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
-"""Start of each position bin."""
+"""First token of each bin of k3_at_*."""
 
 
 def mismatch_metrics(
     trainer_logp: np.ndarray, engine_logp: np.ndarray, trajectory_ids: np.ndarray, positions: np.ndarray
 ) -> dict[str, float]:
-    """Compute the metrics above under `mismatch/`; {} if there are no action tokens.
+    """Compute the metrics of this module under `mismatch/`; {} without action tokens.
 
-    All [n], for the action tokens in any order: log-probs, trajectories 0 .. N-1, and positions in the response of the
-    row."""
+    Args:
+        trainer_logp, engine_logp: [n] log-probs of the action tokens, in any order.
+        trajectory_ids: [n] trajectory of each token, 0 .. N-1.
+        positions: [n] position of each token in the response of its row.
+    """
     if not len(trainer_logp):
         return {}
     d = np.subtract(trainer_logp, engine_logp, dtype=np.float64)
@@ -54,5 +57,5 @@ def mismatch_metrics(
 
 
 def _effective_share(weights: np.ndarray) -> float:
-    """(sum w)^2 / (n sum w^2). [n] -> share in (0, 1]."""
+    """Compute (sum w)^2 / (n sum w^2), the effective sample size as a share in (0, 1]. [n] -> float."""
     return float(weights.sum() ** 2 / (len(weights) * weights.dot(weights)))

@@ -1,6 +1,6 @@
-"""Preference losses by name. Each declares what it needs and returns one loss per pair or per answer.
+"""Registry of preference losses. Each declares its inputs and returns one loss per pair or per answer.
 
-    log-probs of whole answers (summed), their lengths, the reference's -> AnswerBatch -> loss -> [P] or [R]
+    summed log-probs and lengths of answers, reference log-probs -> AnswerBatch -> loss -> [P] pairs or [R] answers
 
 @register_preference_loss("mine", reads=("beta",))
 def mine(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
@@ -25,44 +25,46 @@ from alphaapollo.algorithms.result_checks import check_floats
 from alphaapollo.config.schema import Preference
 from alphaapollo.utils.registry import Registry
 
-EXO_SMOOTHING = 1e-3  # the default of arXiv 2402.00856
+EXO_SMOOTHING = 1e-3  # default of label_smoothing in arXiv 2402.00856
 
 
 @dataclass(frozen=True)
 class AnswerBatch:
-    """R answers of a micro-batch. With pairs, each chosen answer has an even index and its rejected answer follows it.
-    Only `logp` has a gradient."""
+    """The R answers of a micro-batch.
+
+    With pairs, each chosen answer has an even index and its rejected answer follows. Only `logp` has a gradient.
+    """
 
     logp: Tensor  # [R] log-prob of the answer, summed over its tokens
-    lengths: Tensor  # [R] tokens of the answer, at least 1
-    good: Tensor  # bool [R] chosen, or labelled desirable
+    lengths: Tensor  # [R] number of tokens of the answer, at least 1
+    good: Tensor  # bool [R]: the answer is chosen, or labelled desirable
     ref_logp: Tensor | None = None  # [R] reference log-probs, if the loss needs them
-    kl: Tensor | None = None  # scalar: KL of the whole mini-batch, if the loss needs it
+    kl: Tensor | None = None  # scalar: KL estimate over the mini-batch, if the loss needs it
 
     @property
     def log_ratio(self) -> Tensor:
-        """log pi/ref of each answer. [R]"""
+        """Log-ratio log pi/ref of each answer. [R]"""
         assert self.ref_logp is not None, "the loss was declared without a reference"
         return self.logp - self.ref_logp
 
     @property
-    def mean(self) -> Tensor:
+    def mean_logp(self) -> Tensor:
         """Mean log-prob per token. [R]"""
         return self.logp / self.lengths
 
     @property
     def margin(self) -> Tensor:
-        """Log-ratio of the chosen minus that of the rejected answer. [P]"""
+        """Margin h = u - v of each pair: log-ratio of the chosen minus log-ratio of the rejected answer. [P]"""
         return chosen(self.log_ratio) - rejected(self.log_ratio)
 
 
 def chosen(values: Tensor) -> Tensor:
-    """Values of the chosen answers. [R] -> [P]"""
+    """Select the values of the chosen answers. [R] -> [P]."""
     return values[0::2]
 
 
 def rejected(values: Tensor) -> Tensor:
-    """Values of the rejected answers. [R] -> [P]"""
+    """Select the values of the rejected answers. [R] -> [P]."""
     return values[1::2]
 
 
@@ -74,28 +76,28 @@ class PreferenceLossOutput(NamedTuple):
 
     losses: Tensor  # [P] or [R]
     is_correct: Tensor
-    """Bool, like losses: the chosen answer has the higher reward; KTO: the reward agrees with the label."""
-    metric_sums: dict[str, Tensor]  # sums over all losses, and over the answers of each side
+    """Bool, same shape as losses: the chosen answer has the higher reward. KTO: the reward agrees with the label."""
+    metric_sums: dict[str, Tensor]  # sums over losses, and over the chosen and the rejected answers
 
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A registered loss: `(answers, beta, config.preference) -> [P]`, or [R] for a loss on single answers."""
+    """Registered preference loss: `fn(answers, beta, config.preference) -> [P]`, or [R] for single answers."""
 
     name: str
     fn: LossFn
     beta: float = 0.1  # used if preference.beta is null
     reads: tuple[str, ...] = ("beta",)  # keys of the `preference` section that it reads
     needs_reference: bool = True
-    uses_token_means: bool = False  # compares log-probs per token, in the loss and in its rewards
-    is_pairwise: bool = True  # false: single answers with a label; needs the KL
-    sft_on_summed_logp: bool = False  # preference.sft_coef weighs the chosen answer's summed log-prob, not its mean
+    uses_token_means: bool = False  # compares mean log-probs per token, in the loss and in the implicit rewards
+    is_pairwise: bool = True  # False: compares single answers with labels, and needs answers.kl
+    sft_on_summed_logp: bool = False  # the SFT term is the summed log-prob of the chosen answer, not the mean
 
     def __str__(self) -> str:
         return f"the preference loss {self.name!r}"
 
     def rewards(self, answers: AnswerBatch, beta: float) -> Tensor:
-        """Implicit reward of each answer: beta times its log-ratio (its log-prob if there is no reference). [R]"""
+        """Compute implicit rewards [R]: beta times the log-ratio, or times the log-prob without a reference."""
         values = answers.log_ratio if self.needs_reference else answers.logp
         return beta * (values / answers.lengths if self.uses_token_means else values)
 
@@ -105,7 +107,7 @@ class PreferenceLoss:
         num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
         check_floats(f"the result of {self}", losses, (num_compared,))
         if config.sft_coef and "sft_coef" in self.reads:
-            losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean)
+            losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean_logp)
         with torch.no_grad():
             rewards = self.rewards(answers, beta)
             if self.is_pairwise:
@@ -130,8 +132,11 @@ def _metric_sums(answers: AnswerBatch, rewards: Tensor, losses: Tensor) -> dict[
 
 
 def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Compute means from sums over all micro-batches and ranks. `compared` is the number of pairs or single answers.
-    A side without answers has no metrics."""
+    """Compute metrics from sums over all micro-batches and ranks.
+
+    `sums["compared"]` is the number of pairs or single answers. A side (chosen or rejected) without answers has no
+    metrics.
+    """
     metrics = {"loss": sums["loss"] / sums["compared"]}
     for side in ("chosen", "rejected"):
         if sums[side]:
@@ -149,7 +154,10 @@ preference_loss_names = _losses.names
 
 
 def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn], LossFn]:
-    """Decorator: register `fn` under preference.loss=name. `declarations`: fields of PreferenceLoss, all optional."""
+    """Return a decorator that registers `fn` under preference.loss=name.
+
+    declarations: fields of PreferenceLoss, all optional.
+    """
 
     def add(fn: LossFn) -> LossFn:
         _losses.register(name)(PreferenceLoss(name, fn, **declarations))
@@ -160,37 +168,41 @@ def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn
 
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))
 def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """-(1-e) log s(beta h) - e log s(-beta h): DPO (arXiv 2305.18290, Eq. 7); cDPO with label_smoothing e > 0."""
+    """DPO: -(1-e) log s(beta h) - e log s(-beta h) (arXiv 2305.18290, Eq. 7); cDPO with label_smoothing e > 0."""
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     return -(1.0 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z)
 
 
 @register_preference_loss("robust", reads=("beta", "label_smoothing", "sft_coef"))
 def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """[-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e) for labels flipped with probability e < 1/2
-    (arXiv 2403.00409)."""
+    """Robust DPO for labels flipped with probability e < 1/2 (arXiv 2403.00409).
+
+    [-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e).
+    """
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     if smoothing >= 0.5:
-        raise ValueError(f"robust DPO needs label_smoothing in [0, 0.5), got {smoothing}.")
+        raise ValueError(
+            f"label_smoothing={smoothing} must be in [0, 0.5) for robust DPO. Lower preference.label_smoothing."
+        )
     return (-(1.0 - smoothing) * logsigmoid(z) + smoothing * logsigmoid(-z)) / (1.0 - 2.0 * smoothing)
 
 
 @register_preference_loss("ipo", reads=("beta", "sft_coef"))
 def ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """(h - 1/(2 beta))^2 on sums (arXiv 2310.12036, Eq. 17)."""
+    """IPO on summed log-ratios: (h - 1/(2 beta))^2 (arXiv 2310.12036, Eq. 17)."""
     return (answers.margin - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("ipo_mean", reads=("beta", "sft_coef"), uses_token_means=True)
 def ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO with log-ratios per token."""
+    """IPO on mean log-ratios per token."""
     means = answers.log_ratio / answers.lengths
     return (chosen(means) - rejected(means) - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("hinge", reads=("beta", "sft_coef"))
 def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """max(0, 1 - beta h): RSO (arXiv 2309.06657)."""
+    """Hinge loss of RSO: max(0, 1 - beta h) (arXiv 2309.06657)."""
     return torch.relu(1.0 - beta * answers.margin)
 
 
@@ -198,18 +210,24 @@ def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "slic", beta=1.0, reads=("slic_delta", "sft_coef"), needs_reference=False, sft_on_summed_logp=True
 )
 def slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """max(0, delta - (log pi_w - log pi_l)): SLiC-HF's calibration term (arXiv 2305.10425). The paper's supervised
-    term is preference.sft_coef."""
+    """Calibration term of SLiC-HF: max(0, delta - (log pi_w - log pi_l)) (arXiv 2305.10425).
+
+    The paper's supervised term is preference.sft_coef.
+    """
     return torch.relu(config.slic_delta - (chosen(answers.logp) - rejected(answers.logp)))
 
 
 @register_preference_loss("exo_pair", reads=("beta", "label_smoothing", "sft_coef"))
 def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """KL from the policy's preference to the (smoothed) label: s log(s/(1-e)) + (1-s) log((1-s)/e), s = s(beta h)
-    (arXiv 2402.00856). Needs label_smoothing e in (0, 1)."""
+    """EXO: KL from the policy's preference to the smoothed label (arXiv 2402.00856).
+
+    s log(s/(1-e)) + (1-s) log((1-s)/e) with s = s(beta h) and label_smoothing e in (0, 1).
+    """
     smoothing = EXO_SMOOTHING if config.label_smoothing is None else config.label_smoothing
     if not 0.0 < smoothing < 1.0:
-        raise ValueError(f"EXO needs label_smoothing in (0, 1), got {smoothing}. The paper uses 1e-3.")
+        raise ValueError(
+            f"label_smoothing={smoothing} must be in (0, 1) for EXO. Set preference.label_smoothing, e.g. to 1e-3."
+        )
     z = beta * answers.margin
     losses = z.sigmoid() * (logsigmoid(z) - math.log(1.0 - smoothing))
     return losses + (-z).sigmoid() * (logsigmoid(-z) - math.log(smoothing))
@@ -217,35 +235,37 @@ def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("nca_pair", reads=("beta", "sft_coef"))
 def nca_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """-log s(beta u) - [log s(-beta u) + log s(-beta v)] / 2 (arXiv 2402.05369)."""
+    """NCA: -log s(beta u) - [log s(-beta u) + log s(-beta v)] / 2 (arXiv 2402.05369)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return -logsigmoid(beta * u) - 0.5 * logsigmoid(-beta * u) - 0.5 * logsigmoid(-beta * v)
 
 
 @register_preference_loss("sppo_hard", beta=1e-3, reads=("beta", "sft_coef"))
 def sppo_hard(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """(u - 1/(2 beta))^2 + (v + 1/(2 beta))^2 (arXiv 2405.00675)."""
+    """SPPO with hard labels: (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2 (arXiv 2405.00675)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (u - 0.5 / beta) ** 2 + (v + 0.5 / beta) ** 2
 
 
 @register_preference_loss("apo_zero", reads=("beta", "sft_coef"))
 def apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """1 - s(beta u) + s(beta v): raise the chosen, lower the rejected (arXiv 2408.06266)."""
+    """APO-zero: 1 - s(beta u) + s(beta v), raises the chosen, lowers the rejected answer (arXiv 2408.06266)."""
     return (-beta * chosen(answers.log_ratio)).sigmoid() + (beta * rejected(answers.log_ratio)).sigmoid()
 
 
 @register_preference_loss("apo_down", reads=("beta", "sft_coef"))
 def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """s(beta u) + 1 - s(beta (u - v)): lower both, the rejected more (arXiv 2408.06266)."""
+    """APO-down: s(beta u) + 1 - s(beta (u - v)), lowers both, the rejected answer more (arXiv 2408.06266)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 
 
 @register_preference_loss("kto", reads=("beta", "kto_desirable_weight", "kto_undesirable_weight"), is_pairwise=False)
 def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """lambda - lambda s(+-beta (u - z0)) for single answers with a binary label (arXiv 2402.01306, Eq. 8). z0: estimate
-    of KL(pi||ref) over the batch, a constant, floored at 0."""
+    """KTO for single answers with a binary label: lambda - lambda s(+-beta (u - z0)) (arXiv 2402.01306, Eq. 8).
+
+    z0: estimate of KL(pi||ref) over the batch, a constant, floored at 0.
+    """
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
     good, bad = config.kto_desirable_weight * (-z).sigmoid(), config.kto_undesirable_weight * z.sigmoid()
@@ -254,9 +274,11 @@ def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("orpo", needs_reference=False, uses_token_means=True)
 def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """-log p_w - beta log s(log odds_w - log odds_l) on per-token *mean* log-probs, odds = p / (1 - p)
-    (arXiv 2403.07691, Eq. 6-7). No reference."""
-    good, bad = chosen(answers.mean), rejected(answers.mean)
+    """ORPO, without a reference: -log p_w - beta log s(log odds_w - log odds_l) (arXiv 2403.07691, Eq. 6-7).
+
+    log p is the *mean* log-prob per token, odds = p / (1 - p).
+    """
+    good, bad = chosen(answers.mean_logp), rejected(answers.mean_logp)
     log_odds = good - _log1mexp(good) - (bad - _log1mexp(bad))
     return -good - beta * logsigmoid(log_odds)
 
@@ -265,20 +287,23 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
 def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """-log s(beta (mean log pi_w - mean log pi_l) - gamma) (arXiv 2405.14734, Eq. 6). No reference."""
-    return -logsigmoid(beta * (chosen(answers.mean) - rejected(answers.mean)) - config.simpo_gamma)
+    """SimPO, without a reference: -log s(beta (mean log pi_w - mean log pi_l) - gamma) (arXiv 2405.14734, Eq. 6)."""
+    return -logsigmoid(beta * (chosen(answers.mean_logp) - rejected(answers.mean_logp)) - config.simpo_gamma)
 
 
 def _log1mexp(logp: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, by the branch without cancellation."""
+    """Compute log(1 - e^x) for x < 0, in the form without cancellation. Any shape."""
     return torch.where(logp > -math.log(2.0), torch.log(-torch.expm1(logp)), torch.log1p(-torch.exp(logp)))
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centring: float = 0.0) -> Tensor:
-    """Loss of a reward model: -log s(r_w - r_l - m) + centring (r_w + r_l)^2. The chosen answer wins with probability
-    s(r_w - r_l) (arXiv 2204.05862), with a margin m (arXiv 2307.09288, Eq. 2). The second term keeps scores near zero,
-    because the first only constrains differences (arXiv 2312.09244, coefficient 0.01).
+    """Compute the loss of a reward model: -log s(r_w - r_l - m) + centring (r_w + r_l)^2. [P].
 
-    chosen, rejected: scores [P]; margin [P], at least 0. Returns [P].
+    The chosen answer wins with probability s(r_w - r_l) (arXiv 2204.05862); m is a margin (arXiv 2307.09288, Eq. 2).
+    The first term only constrains differences; the second keeps scores near zero (arXiv 2312.09244, coefficient 0.01).
+
+    Args:
+        chosen, rejected: [P] scores r_w and r_l.
+        margin: [P], at least 0.
     """
     return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected) ** 2

@@ -1,5 +1,7 @@
-"""Sample completions from a model in this process: left-padded rows, one token per step. A slow reference for
-comparison with vLLM, also used to sample from a model during training."""
+"""Sample completions from a model in this process: left-padded rows, one token per step.
+
+A slow reference for comparison with vLLM. Also used to sample from a model during training.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 class PendingCompletion:
     """A completion that is being generated."""
 
-    token_ids: list[int]  # context
+    token_ids: list[int]  # prompt
     sampling: Sampling
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -29,15 +31,16 @@ class PendingCompletion:
         self.generator = torch.Generator().manual_seed(self.sampling.seed)
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
+        """Whether the last sampled token is a stop token."""
         return bool(self.sampled) and self.sampled[-1] in self.sampling.stop_token_ids
 
     @property
-    def done(self) -> bool:
-        return self.stopped or len(self.sampled) == self.sampling.max_tokens
+    def is_done(self) -> bool:
+        return self.is_stopped or len(self.sampled) == self.sampling.max_tokens
 
-    def completion(self, version: int, earlier_versions: tuple[tuple[int, int], ...] = ()) -> Completion:
-        reason = StopReason.STOP if self.stopped else StopReason.LENGTH
+    def to_completion(self, version: int, earlier_versions: tuple[tuple[int, int], ...] = ()) -> Completion:
+        reason = StopReason.STOP if self.is_stopped else StopReason.LENGTH
         return Completion(self.sampled, self.logprobs, reason, version, earlier_versions=earlier_versions)
 
 
@@ -46,9 +49,12 @@ Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 
 def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-    """Logits [B, V] (float32) after the last of `tokens`, by the model's own forward pass, and the updated cache.
+    """Return the logits [B, V] (float32) of the token after `tokens`, and the updated cache.
 
-    tokens, positions [B, t]: those not in the cache; mask [B, length so far]: 0 on padding.
+    Args:
+        tokens: [B, t] tokens that are not in the cache yet.
+        mask: [B, length so far] 0 on padding.
+        positions: [B, t] position ids of `tokens`.
     """
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **last)
@@ -58,7 +64,10 @@ def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cac
 def decode(
     forward: Forward, pending: Sequence[PendingCompletion], device: torch.device, should_stop: Callable[[bool], bool]
 ) -> None:
-    """Sample token by token until `should_stop(all completions are done)`, called after each token, is true."""
+    """Extend the pending completions token by token until `should_stop` returns True.
+
+    should_stop: called after each token with True if all completions are done.
+    """
     contexts = [draw.token_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
     longest = max(map(len, contexts))
     padding = torch.tensor([longest - len(context) for context in contexts], device=device)
@@ -68,37 +77,36 @@ def decode(
     for length in itertools.count(longest):
         columns = torch.arange(length, device=device)
         mask = (columns >= padding[:, None]).long()
-        positions = (
-            (columns - padding[:, None]).clamp(min=0).minimum(last[:, None])
-        )  # finished rows continue and are ignored
+        # finished rows continue at their last position; their samples are ignored
+        positions = (columns - padding[:, None]).clamp(min=0).minimum(last[:, None])
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()
         rows = zip(logits.cpu(), pending, strict=True)
         chosen = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
         for draw, (token, logprob) in zip(pending, chosen, strict=True):
-            if not draw.done:
+            if not draw.is_done:
                 draw.sampled.append(token)
                 draw.logprobs.append(logprob)
-        if should_stop(all(draw.done for draw in pending)):
+        if should_stop(all(draw.is_done for draw in pending)):
             return
         tokens = torch.tensor([[token] for token, _ in chosen], device=device)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """A token drawn from logits [V] (float32), and its log-prob after temperature, before top-p and top-k."""
+    """Sample a token from logits [V] (float32). Return the token and its log-prob before top-p and top-k."""
     if sampling.temperature == 0:
         token = int(logits.argmax())
         return token, float(logits.log_softmax(dim=-1)[token])
     logprobs = (logits / sampling.temperature).log_softmax(dim=-1)
     ordered, order = logprobs.sort(descending=True)
-    kept = torch.ones_like(ordered, dtype=torch.bool)
+    allowed = torch.ones_like(ordered, dtype=torch.bool)
     if sampling.top_k > 0:
-        kept[sampling.top_k :] = False
+        allowed[sampling.top_k :] = False
     if sampling.top_p < 1:
-        before = ordered.masked_fill(~kept, -torch.inf).softmax(dim=-1).cumsum(dim=-1).roll(1)
+        before = ordered.masked_fill(~allowed, -torch.inf).softmax(dim=-1).cumsum(dim=-1).roll(1)
         before[0] = 0.0
-        kept &= before < sampling.top_p  # the token that crosses top_p is kept
+        allowed &= before < sampling.top_p  # includes the token that crosses top_p
     noise = torch.empty_like(ordered).exponential_(generator=generator)
-    position = int((ordered.exp() / noise).masked_fill(~kept, -1.0).argmax())
+    position = int((ordered.exp() / noise).masked_fill(~allowed, -1.0).argmax())
     token = int(order[position])
     return token, float(logprobs[token])

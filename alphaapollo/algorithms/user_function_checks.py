@@ -1,6 +1,7 @@
-"""Checks of user-defined estimators and losses: each is called once on toy inputs before a run starts.
+"""Checks of user-defined estimators and losses, which call each function once on toy inputs before a run starts.
 
-Without them an invalid result would be detected only after the models are loaded. Built-in functions are skipped.
+Without these checks an invalid result would be detected only after the models are loaded. Built-in functions are
+skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GROUPS, LENGTH = 2, 3
 def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
     """Check an estimator on two prompts with `group_size` responses of up to three tokens, in float64.
 
-    Raises ValueError if it raises, or does not return Advantages of finite floats shaped like the mask.
+    Raises ValueError if the estimator raises, or does not return Advantages of finite floats shaped like the mask.
     """
     if _is_builtin(estimator.fn):
         return
@@ -40,9 +41,9 @@ def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: in
 
 
 def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
-    """Check a policy loss on float32 log-probs.
+    """Check a policy loss on toy inputs with float32 log-probs.
 
-    Raises ValueError if it raises, or its loss has the wrong shape, is not finite, or has no gradient.
+    Raises ValueError if the function raises, or its loss has the wrong shape, is not finite, or has no gradient.
     """
     if _is_builtin(policy_loss.fn):
         return
@@ -55,9 +56,11 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
 
 
 def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
-    """Check a preference loss on two pairs or four single answers; a built-in one rejects invalid values of its keys.
+    """Check a preference loss on two pairs or four single answers.
 
-    Raises ValueError if it raises, or its result has the wrong shape, is not finite, or has no gradient.
+    A built-in loss is called too, because it raises ValueError for invalid values of its config keys.
+
+    Raises ValueError if the function raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
     answers = make_toy_answer_batch(loss)
     if _is_builtin(loss.fn):
@@ -68,15 +71,16 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
 
 
 def _check_trainable(losses: Tensor) -> None:
+    """Raise InvalidResultError unless the losses are finite and have a gradient."""
     require(bool(losses.isfinite().all()), f"its loss must be finite, but is {losses.tolist()}.")
-    require(losses.requires_grad, "its loss has no gradient: it does not depend on the log-probs.")
+    require(losses.requires_grad, "its loss has no gradient, because it does not depend on the log-probs.")
     losses.sum().backward()
 
 
 def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
-    """Whether the loss has a gradient when all advantages are zero (from its own penalty), measured on toy inputs.
+    """Return whether the loss has a gradient on toy inputs with zero advantages, e.g. from a penalty of its own.
 
-    Raises ValueError if it raises.
+    Raises ValueError if the function raises.
     """
     inputs = make_toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
@@ -89,7 +93,7 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
 
 
 def make_toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
-    """Rows of one, two and three tokens; every second response is correct."""
+    """Create two groups of responses of one, two and three tokens; every second response is correct."""
     rows = GROUPS * group_size
     lengths = torch.arange(rows) % LENGTH + 1
     mask = (torch.arange(LENGTH) < lengths[:, None]).double()
@@ -112,7 +116,7 @@ def make_toy_advantage_inputs(group_size: int, components: Iterable[str]) -> Adv
 
 
 def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
-    """Two rows, of three and two tokens, with `chosen` if the loss selects tokens."""
+    """Create two rows of three and two tokens, with `chosen` if the loss selects tokens."""
     logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
@@ -126,7 +130,7 @@ def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossIn
 
 
 def make_toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
-    """Two pairs, with the inputs that the loss declares."""
+    """Create two pairs (or four single answers), with the inputs that the loss declares."""
     logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
     return AnswerBatch(
         logp,
@@ -142,15 +146,15 @@ def _is_builtin(function: Callable[..., object]) -> bool:
 
 
 @contextmanager
-def _convert_errors(function: Callable[..., object], what: str) -> Iterator[None]:
-    """Convert errors inside the block to a one-line ValueError that names the function and its file."""
+def _convert_errors(function: Callable[..., object], label: str) -> Iterator[None]:
+    """Context manager: convert errors to a one-line ValueError that names the function and its file."""
     file = Path(inspect.getsourcefile(function) or "?")
     try:
         yield
     except InvalidResultError as error:
-        problem = f": {error}"
+        reason = f": {error}"
     except Exception as error:  # noqa: BLE001 the user's code may raise anything
-        problem = f", raised {format_error(error, file)}."
+        reason = f", raised {format_error(error, file)}."
     else:
         return
-    raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs{problem} Fix the function.")
+    raise ValueError(f"{file}: {function.__name__} ({label}), called on toy inputs{reason} Fix the function.")

@@ -1,4 +1,4 @@
-"""Loss of the critic."""
+"""Value loss of the critic."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 def value_loss(
     vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) per token; clip=None: 0.5 (V - R)^2. [B, L] each.
+    """Compute 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token. [B, L] each.
 
-    Returns the loss, zero off the mask, and a bool matrix: where clipping is active (gradient 0).
+    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, zero off the mask, and a bool matrix that is True where
+    clipping is active (gradient 0).
     Value clipping is a convention of the OpenAI baselines code, not of the PPO paper.
     """
     is_action = mask.bool()
-    plain = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
+    unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
     if clip is None:
-        return 0.5 * plain, torch.zeros_like(is_action)
-    near = vpreds.clamp(old_values - clip, old_values + clip)
-    clipped = torch.where(is_action, near - returns, torch.zeros_like(vpreds)) ** 2
-    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+        return 0.5 * unclipped, torch.zeros_like(is_action)
+    clipped_values = vpreds.clamp(old_values - clip, old_values + clip)
+    clipped = torch.where(is_action, clipped_values - returns, torch.zeros_like(vpreds)) ** 2
+    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped

@@ -4,7 +4,7 @@
                  flat columns of the ranks <-> response-aligned matrices [B, L] for the algorithms
 
 All arrays are flat numpy: no padding is sent, and Ray passes them without a copy. The layout is fixed once
-built (see packing.build_train_batch), so no later step can change a denominator.
+built (see packing.build_train_batch), so no later step can change the denominator of a loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids"
 
 @dataclass(frozen=True)
 class Rows:
-    """R token sequences, concatenated.
+    """R token sequences, stored as flat concatenated arrays.
 
     A row's *response* is its tokens from the first action token to the end (action tokens and the observations
     between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
@@ -35,15 +35,15 @@ class Rows:
 
     token_ids: np.ndarray  # int64 [sum T]
     lengths: np.ndarray  # int64 [R]
-    response_starts: np.ndarray  # int64 [R], always >= 1: a first token has no log-prob
+    response_starts: np.ndarray  # int64 [R], always >= 1, because the first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
-    prefixes: Prefixes | None = None  # prefixes shared within a micro-batch and computed once; None: no sharing
+    prefixes: Prefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: Prefixes | None = None) -> Rows:
-        """Concatenate rows. Each needs at least one prompt token and one action token."""
+        """Concatenate rows. Each row needs at least one prompt token and one action token."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
         responses = list(zip(rows, starts, strict=True))
@@ -62,21 +62,21 @@ class Rows:
 
     @property
     def response_lengths(self) -> np.ndarray:
-        """int64 [R]"""
+        """Length of each response in tokens, int64 [R]."""
         return self.lengths - self.response_starts
 
     @cached_property
     def token_offsets(self) -> np.ndarray:
-        """int64 [R + 1]: row r's tokens are token_ids[offsets[r]:offsets[r + 1]]."""
+        """Offsets int64 [R + 1]: the tokens of row r are token_ids[offsets[r]:offsets[r + 1]]."""
         return segment_offsets(self.lengths)
 
     @cached_property
     def response_offsets(self) -> np.ndarray:
-        """int64 [R + 1]: row r's part of a flat response column is column[offsets[r]:offsets[r + 1]]."""
+        """Offsets int64 [R + 1]: the response of row r is column[offsets[r]:offsets[r + 1]] in a response column."""
         return segment_offsets(self.response_lengths)
 
     def select(self, positions: Sequence[int]) -> Rows:
-        """The rows at `positions`, in that order, e.g. one micro-batch."""
+        """Return the rows at `positions`, in that order, e.g. one micro-batch."""
         return Rows(
             token_ids=take_segments(self.token_ids, self.token_offsets, positions),
             lengths=self.lengths[list(positions)],
@@ -90,17 +90,19 @@ class Rows:
         )
 
     def segments(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Segments that a forward pass over these rows computes, without padding: their lengths (complete rows, or
-        shared prefixes and the remainder of each row), and the prefix tokens that each also attends to. int64 [s]
-        each"""
+        """Return the segments that a forward pass over the rows at `positions` computes, without padding.
+
+        A segment is a complete row, or a shared prefix, or the remainder of a row. Returns the length of each segment
+        and the number of prefix tokens that the segment also attends to, int64 [segments] each."""
         lengths = self.lengths[list(positions)]
         if self.prefixes is None:
             return lengths, np.zeros_like(lengths)
         return self.prefixes.select(positions).segments(lengths)
 
-    def cost(self, positions: Sequence[int], padded: bool) -> int:
-        """Tokens that a forward pass over these rows computes. Shared prefixes count once. `padded`: rows without
-        prefixes are padded to the longest, and padding counts."""
+    def count_tokens(self, positions: Sequence[int], padded: bool) -> int:
+        """Count the tokens that a forward pass over the rows at `positions` computes. Shared prefixes count once.
+
+        padded: rows without prefixes are padded to the longest row, and padding counts."""
         lengths = self.segments(positions)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
@@ -108,22 +110,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns(Generic[A]):
-    """Values sent to the ranks after the layout is fixed; None if the algorithm does not need them. numpy arrays, or
-    tensors on the device in a micro-batch."""
+    """Columns of values for the rows of a rank; None if the algorithm does not need them.
 
-    advantages: A | None = None  # float32 [sum responses], as the next four
+    Columns are sent after the layout is fixed. They are numpy arrays, or tensors on the device in a micro-batch."""
+
+    advantages: A | None = None  # float32 [sum responses], like the next four columns
     returns: A | None = None
     old_logprobs: A | None = None
     ref_logprobs: A | None = None
     values: A | None = None
-    loss_weights: A | None = None  # float32 [R], the weight of each row's token sum in the loss
-    sequence_weights: A | None = None  # float32 [R], the weight of its trajectory in a sequence-level loss
-    value_weights: A | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
-    trajectory_ids: A | None = None  # int64 [R], equal on the rows of one trajectory
+    loss_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss
+    sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
+    value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
+    trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     chosen: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.choose
 
     def select(self: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[np.ndarray]:
-        """The columns of the rows at `positions`; `rows` are the rows that these columns belong to."""
+        """Return the columns of the rows at `positions`. `rows`: all rows that the columns belong to."""
         selected = {}
         for name, column in vars(self).items():
             if column is not None and name in PER_ROW:
@@ -135,29 +138,32 @@ class Columns(Generic[A]):
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """One optimizer step of one rank. Each micro-batch lists positions in the rank's Rows. For an empty one the rank
-    computes a dummy row of weight 0, because all ranks run the same number of forward and backward passes."""
+    """One optimizer step of one rank. Each micro-batch lists positions in the rank's Rows.
+
+    All ranks run the same number of forward and backward passes, so an empty micro-batch computes a dummy row of
+    weight 0."""
 
     micro_batches: list[list[int]]
 
     @property
     def positions(self) -> list[int]:
-        """Positions of all its rows."""
+        """Positions of all rows of the mini-batch."""
         return [position for micro_batch in self.micro_batches for position in micro_batch]
 
 
 @dataclass(frozen=True)
 class RankBatch:
-    """Rows of one training rank and their mini-batches. Ranks of one sequence-parallel group get the same. In
-    fine-tuning, a batch of an optimizer step has one mini-batch."""
+    """Rows of one training rank and their mini-batches.
+
+    Ranks of one sequence-parallel group have equal RankBatches. In fine-tuning, a batch has one mini-batch."""
 
     rows: Rows
     mini_batches: list[MiniBatch]
 
     def computed_tokens(self, padded: bool) -> int:
-        """Tokens that a forward pass over all rows computes. Padding counts; shared prefixes count once."""
+        """Count the tokens that a forward pass over all rows computes. Padding counts; shared prefixes count once."""
         micros = [micro for mini_batch in self.mini_batches for micro in mini_batch.micro_batches]
-        return sum(self.rows.cost(micro, padded) for micro in micros)
+        return sum(self.rows.count_tokens(micro, padded) for micro in micros)
 
 
 @dataclass(frozen=True)
@@ -169,8 +175,8 @@ class TrainBatch:
     """
 
     rank_batches: list[RankBatch]
-    row_order: list[np.ndarray]  # per rank, int64: its rows' indices in the batch
-    mini_batch_rows: list[list[int]]  # per mini-batch: the indices of its rows over all ranks
+    row_order: list[np.ndarray]  # for each rank, int64: indices of its rows in the batch
+    mini_batch_rows: list[list[int]]  # for each mini-batch: indices of its rows, over all ranks
 
     @cached_property
     def num_rows(self) -> int:
@@ -178,12 +184,11 @@ class TrainBatch:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens of all rows, prompts included."""
+        """Number of tokens of all rows, including prompts."""
         return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
 
     def computed_tokens(self, padded: bool) -> int:
-        """Tokens that a forward pass over all rows on all ranks computes. Padding counts; shared prefixes count
-        once."""
+        """Count the tokens that a forward pass on all ranks computes. Padding counts; shared prefixes count once."""
         return sum(rank.computed_tokens(padded) for rank in self.rank_batches)
 
     @cached_property
@@ -191,8 +196,7 @@ class TrainBatch:
         return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
 
     def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Convert one flat column per rank ([sum responses] each) to [B, L] of the same dtype, 0 after each
-        response."""
+        """Convert one flat column per rank ([sum responses] each) to [B, L], zero after each response. Same dtype."""
         matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
         for column, spans in zip(columns, self._spans, strict=True):
             for row, start, end in spans:
@@ -200,7 +204,7 @@ class TrainBatch:
         return matrix
 
     def split_columns(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
-        """Convert [B, L] to one flat column per rank ([sum responses] each) of `dtype`: the inverse of to_matrix."""
+        """Convert [B, L] to one flat column of `dtype` per rank ([sum responses] each). The inverse of to_matrix."""
         assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
         columns = []
         for rank, spans in zip(self.rank_batches, self._spans, strict=True):
@@ -217,9 +221,9 @@ class TrainBatch:
 
     @cached_property
     def _spans(self) -> list[list[tuple[int, int, int]]]:
-        """Per rank and row: (row of the matrix, start and end of the response in a flat column).
+        """For each rank and row: (row of the matrix, start and end of the response in a flat column).
 
-        Copying row by row is faster than one fancy index, because an index of every cell is larger than the matrix.
+        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix.
         """
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
@@ -235,8 +239,8 @@ class FinetuningStep:
     Example: `FinetuningStep({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
     """
 
-    sums: dict[str, float]  # over all ranks and micro-batches; the task computes its metrics from them
-    metrics: dict[str, float]  # of the step itself
+    sums: dict[str, float]  # sums over all ranks and micro-batches, from which the task computes metrics
+    metrics: dict[str, float]  # metrics of the optimizer step
 
 
 def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
@@ -247,7 +251,7 @@ def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int
 
 
 def segment_offsets(lengths: np.ndarray) -> np.ndarray:
-    """Start of each of n concatenated segments, and the end of the last. int64 [n + 1]"""
+    """Return the start of each of n concatenated segments, and the end of the last. int64 [n + 1]."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
@@ -256,7 +260,7 @@ def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) 
 
 
 def _concatenate_experts(rows: Sequence[Row]) -> np.ndarray | None:
-    """The routed experts of all rows; None if the engine did not return them."""
-    given = [row.routed_experts for row in rows if row.routed_experts is not None]
-    assert len(given) in (0, len(rows)), "routed experts are missing for some rows"
-    return np.concatenate(given) if given else None
+    """Concatenate the routed experts of all rows. Returns None if the engine did not return them."""
+    arrays = [row.routed_experts for row in rows if row.routed_experts is not None]
+    assert len(arrays) in (0, len(rows)), "routed experts are missing for some rows"
+    return np.concatenate(arrays) if arrays else None

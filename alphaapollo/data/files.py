@@ -20,7 +20,7 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 class BadRow:
     """An unreadable row of a json or jsonl file."""
 
-    reason: str  # equal for all rows with this problem
+    reason: str  # kind of error, equal for all rows with the same error
     location: str  # file and line
     detail: str
 
@@ -29,49 +29,52 @@ class BadRow:
 
 
 def to_file_list(files: str | Sequence[str]) -> list[str]:
-    """Convert one file or several to a list."""
+    """Return the files as a list. `files`: one path, or a sequence of paths."""
     return [files] if isinstance(files, str) else list(files)
 
 
 def read_rows(path: str | Path) -> list[DataRow]:
-    """All rows of a parquet, jsonl (one object per line; blank lines are skipped) or json (a list of objects) file.
+    """Read all rows of a parquet, jsonl (one object per line; blank lines are skipped) or json (list of objects) file.
 
     Raises:
-        ValueError: the file does not exist, has another type, cannot be read (or one of its rows), or has no rows.
+        ValueError: the file does not exist, has another type, is empty, or the file or one of its rows is unreadable.
     """
     rows = _read_file(path, strict=True)
-    if bad := next((row for row in rows if isinstance(row, BadRow)), None):
-        raise ValueError(str(bad))
+    if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
+        raise ValueError(str(invalid))
     return [row for row in rows if not isinstance(row, BadRow)]
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
-    """Like read_rows, but unreadable rows are returned as BadRow, invalid UTF-8 bytes as surrogates, and unpaired
-    surrogates unchanged.
+    """Read all rows like read_rows, but return an unreadable row as BadRow.
+
+    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged.
 
     Raises:
-        ValueError: the file does not exist, has another type, cannot be read at all, or has no rows.
+        ValueError: the file does not exist, has another type, is empty, or is unreadable as a whole.
     """
     return _read_file(path, strict=False)
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
-    """Convert the rows of a file. Raises one ValueError for all rows that `convert` rejects; it shows the first few."""
-    converted, problems = [], []
+    """Convert the rows of a file. Raises one ValueError for all invalid rows, with the errors of the first few."""
+    converted, errors = [], []
     for index, row in enumerate(rows):
         try:
             converted.append(convert(row))
         except ValueError as error:
-            problems.append(f"row {index}: {error}")
-    if problems:
-        shown = "\n  ".join(problems[:MAX_BAD_ROWS_SHOWN])
-        more = f"\n  and {len(problems) - MAX_BAD_ROWS_SHOWN} more" if len(problems) > MAX_BAD_ROWS_SHOWN else ""
-        raise ValueError(f"{path}: {len(problems)} of {len(rows)} rows are bad (rows count from 0):\n  {shown}{more}")
+            errors.append(f"row {index}: {error}")
+    if errors:
+        shown = "\n  ".join(errors[:MAX_BAD_ROWS_SHOWN])
+        more = f"\n  and {len(errors) - MAX_BAD_ROWS_SHOWN} more" if len(errors) > MAX_BAD_ROWS_SHOWN else ""
+        raise ValueError(
+            f"{path}: {len(errors)} of {len(rows)} rows are invalid (the first row is row 0):\n  {shown}{more}"
+        )
     return converted
 
 
 def column_names(rows: Iterable[DataRow]) -> list[str]:
-    """The columns that any row has, in order of appearance."""
+    """Return the columns that occur in any row, in order of appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
@@ -81,10 +84,10 @@ def _read_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
     if path.is_dir() or path.suffix not in SUFFIXES:
         kind = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
-        raise ValueError(f"{path}: {kind}; give a file that ends in one of {', '.join(SUFFIXES)}.")
+        raise ValueError(f"{path}: {kind}. Use a file that ends in one of {', '.join(SUFFIXES)}.")
     rows: Sequence[DataRow | BadRow] = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, strict)
     if not rows:
-        raise ValueError(f"{path}: has no rows.")
+        raise ValueError(f"{path}: the file has no rows.")
     return list(rows)
 
 
@@ -95,14 +98,14 @@ def _read_parquet(path: Path) -> list[DataRow]:
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
-        raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
+        raise ValueError(f"{path}: the file is not a readable parquet file ({error}).") from error
 
 
 def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     try:
         text = path.read_text(encoding="utf-8-sig", errors="strict" if strict else "surrogateescape")
     except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{path}: not a readable UTF-8 text file ({error}).") from error
+        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}).") from error
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)
         return [_parse_row(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
@@ -110,7 +113,9 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     if isinstance(values, BadRow):
         raise ValueError(str(values))
     if not isinstance(values, list):
-        raise ValueError(f"{path}: contains a {type(values).__name__}; a .json file must hold a list of objects.")
+        raise ValueError(
+            f"{path}: the file contains a {type(values).__name__}, but a .json file must contain a list of objects."
+        )
     check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
     return [_check_object(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
 
@@ -121,7 +126,7 @@ def _parse_row(line: str, location: str, strict: bool) -> DataRow | BadRow:
 
 
 def _check_object(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
-    """Check a parsed row. check_surrogates: whether it may contain unpaired surrogates."""
+    """Return a parsed row, or BadRow if it is no object or (with check_surrogates) has an unpaired surrogate."""
     if not isinstance(value, dict):
         return BadRow("not an object {...}", location, f"a {type(value).__name__}")
     if check_surrogates:

@@ -1,4 +1,4 @@
-"""Length limits of prompts and examples: drop, truncate or refuse what is too long (data.truncation)."""
+"""Length limits of prompts and examples: drop, truncate or reject long ones (data.truncation)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Truncation = Literal["error", "left", "right", "drop"]
 class LengthSummary:
     """Length statistics of the prompts or examples of a run."""
 
-    total: int  # prompts
-    too_long: int  # prompts over the limit, dropped or truncated
-    longest: int  # tokens
+    total: int  # number of prompts or examples
+    too_long: int  # number over the limit, dropped or truncated
+    longest: int  # length of the longest in tokens
 
 
 def apply_length_limit(
@@ -26,7 +26,7 @@ def apply_length_limit(
 ) -> tuple[list[Prompt], LengthSummary]:
     """Apply the length limit to the prompts, once, before training.
 
-    drop removes long prompts; left and right keep them, and `truncate_prompt` truncates them when rendered.
+    truncation=drop removes long prompts. With left and right, `truncate_prompt` truncates long prompts when rendered.
 
     Raises:
         ValueError: truncation is error and a prompt is too long, or no prompt remains.
@@ -40,28 +40,29 @@ def apply_length_limit(
 
 
 def check_length_limit(
-    lengths: Sequence[int], rows: Sequence[int], what: str, key: str, limit: int, truncation: Truncation
+    lengths: Sequence[int], rows: Sequence[int], kind: str, key: str, limit: int, truncation: Truncation
 ) -> LengthSummary:
-    """Count lengths over the limit of a config key. Raises ValueError if truncation=error and some are, or drop and
-    all."""
+    """Count lengths over the limit of the config key `key`.
+
+    Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop."""
     long = [index for index, length in enumerate(lengths) if length > limit]
     counts = LengthSummary(len(lengths), len(long), max(lengths, default=0))
     if long and truncation == "error":
         raise ValueError(
-            f"{len(long)} of {len(lengths)} {what} are longer than {key}={limit}: the first is row {rows[long[0]]} "
-            f"with {lengths[long[0]]} tokens, the longest has {counts.longest}. Raise {key}, or set data.truncation to "
+            f"{len(long)} of {len(lengths)} {kind} are longer than {key}={limit}. The first is row {rows[long[0]]} "
+            f"with {lengths[long[0]]} tokens; the longest has {counts.longest}. Raise {key}, or set data.truncation to "
             "drop, left or right."
         )
     if long and truncation == "drop" and len(long) == len(lengths):
         raise ValueError(
-            f"all {len(lengths)} {what} are longer than {key}={limit} (the shortest has {min(lengths)} tokens), so "
+            f"all {len(lengths)} {kind} are longer than {key}={limit} (the shortest has {min(lengths)} tokens), so "
             f"data.truncation=drop leaves none. Raise {key}."
         )
     return counts
 
 
 def truncate_prompt(token_ids: list[int], max_length: int, truncation: Truncation) -> list[int]:
-    """Truncate a rendered prompt or example to the limit: left cuts its start, right its end."""
+    """Truncate token ids to max_length: truncation=left removes the start, right removes the end."""
     if len(token_ids) <= max_length:
         return token_ids
     assert truncation in ("left", "right"), "check_length_limit rejects or drops such a prompt"

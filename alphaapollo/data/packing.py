@@ -2,7 +2,7 @@
 
 trajectories --split_mini_batches--> optimizer steps --balance_ranks--> ranks --split_micro_batches--> forward passes
 
-A part is a set of rows that stay together: one row, the rows of a trajectory, or rows that share a prefix.
+A part is a set of rows that must be in one micro-batch: a row, the rows of a trajectory, or rows that share a prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
-MAX_IMBALANCE = 1.1  # largest load of a rank over the mean before families that share a prefix are split
+MAX_IMBALANCE = 1.1  # ratio of largest to mean rank load above which families that share a prefix are split
 
 
 def build_train_batch(
@@ -38,16 +38,18 @@ def build_train_batch(
     """Build the layout of one iteration.
 
     Args:
-        rows: the B rows to train on.
-        trajectory_ids: [B], the trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
+        rows: B rows to train on.
+        trajectory_ids: [B] trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
+        num_ranks: number of training ranks.
         mini_batch_size: trajectories per optimizer step, over all ranks.
-        max_tokens: tokens of one micro-batch on one rank; with `padded`, its rows x its longest row; shared prefixes
-            count once.
-        seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
-        group_ids: [N], the group of each trajectory, 0 .. G-1, if groups must share a mini-batch too.
+        max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
+        padded: rows are padded to the longest row of the micro-batch, and padding counts.
+        seed: seed of the shuffle, usually derive_seed(run seed, "mini_batches", step).
+        shuffle: shuffle trajectories (or groups) before splitting them into mini-batches.
+        group_ids: [N] group of each trajectory, 0 .. G-1, if a group must not be split over mini-batches.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
-        prefixes: shared prefixes of the B rows, computed once; nothing is padded then.
-        share_from: minimum ratio of row tokens to computed tokens; below it prefixes are not shared.
+        prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
+        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
     members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
@@ -56,9 +58,7 @@ def build_train_batch(
         [trajectory for bundle in part for trajectory in bundles[bundle]]
         for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
-    steps = [
-        _make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories
-    ]
+    steps = [_make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories]
     split = [_split_step(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
     if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in split for part in parts):
         prefixes = None
@@ -86,21 +86,21 @@ def build_train_batch(
 
 
 def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Remove rows from the mini-batches of each rank, and join micro-batches that became small.
+    """Remove rows from the mini-batches of each rank, and join small micro-batches. Returns mini-batches per rank.
 
     Args:
-        keep: bool [B].
-        max_tokens: of one micro-batch on one rank.
-        padded: rows without prefixes are padded to the longest.
+        keep: bool [B], True for rows to keep.
+        max_tokens: maximum tokens of one micro-batch on one rank.
+        padded: rows without prefixes are padded to the longest row.
 
-    All ranks run the same number of forward passes. An optimizer step without rows remains a step.
+    All ranks run the same number of forward passes. An optimizer step without rows is not removed.
     """
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
     for rank, order in zip(batch.rank_batches, batch.row_order, strict=True):
-        kept = keep[order]
-        ranks.append([_join_micro_batches(rank.rows, one, kept, max_tokens, padded) for one in rank.mini_batches])
+        mask, steps = keep[order], rank.mini_batches
+        ranks.append([_join_micro_batches(rank.rows, step, mask, max_tokens, padded) for step in steps])
     counts = [max(1, *map(len, micros)) for micros in zip(*ranks, strict=True)]
     return [
         [MiniBatch(micros + [[]] * (count - len(micros))) for micros, count in zip(rank, counts, strict=True)]
@@ -109,27 +109,27 @@ def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool
 
 
 def _join_micro_batches(
-    rows: Rows, mini_batch: MiniBatch, kept: np.ndarray, max_tokens: int, padded: bool
+    rows: Rows, mini_batch: MiniBatch, keep: np.ndarray, max_tokens: int, padded: bool
 ) -> list[list[int]]:
     micros: list[list[int]] = []
     for micro in mini_batch.micro_batches:
-        own = [position for position in micro if kept[position]]
-        if micros and own and rows.cost(micros[-1] + own, padded) <= max_tokens:
-            micros[-1] += own
-        elif own:
-            micros.append(own)
+        positions = [position for position in micro if keep[position]]
+        if micros and positions and rows.count_tokens(micros[-1] + positions, padded) <= max_tokens:
+            micros[-1] += positions
+        elif positions:
+            micros.append(positions)
     return micros
 
 
 def _make_bundles(trajectories: list[int], members: list[list[int]], needs_full_trajectories: bool) -> list[list[int]]:
-    """Rows of these trajectories, grouped by what must stay together."""
+    """Group the rows of trajectories into bundles that must stay together: trajectories, or single rows."""
     bundles = [members[trajectory] for trajectory in trajectories]
     return bundles if needs_full_trajectories else [[row] for bundle in bundles for row in bundle]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that stay together, and their costs in tokens: of each row, or of the shared prefix and the rest of each."""
+    """Rows that stay together, and their costs in tokens: one per row, or one per prefix and remainder of a row."""
 
     rows: list[int]
     costs: list[int]
@@ -142,10 +142,10 @@ class _Part:
 def _split_step(
     bundles: list[list[int]], lengths: list[int], prefixes: Prefixes | None, num_ranks: int, max_tokens: int
 ) -> tuple[list[_Part], list[list[int]]]:
-    """Parts of one optimizer step, and the parts of each rank. `bundles`: rows that must stay together.
+    """Split one optimizer step into parts and distribute them. Returns the parts, and indices of parts for each rank.
 
-    Families with a shared prefix are split if they exceed max_tokens, and further until the loads are balanced.
-    """
+    bundles: rows that must stay together. A family with a shared prefix is split until each part is within max_tokens
+    and the loads of the ranks are balanced."""
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
         parts = [_Part(bundle, _compute_costs(bundle, lengths, prefixes)) for bundle in bundles]
         return parts, balance_ranks([part.cost for part in parts], num_ranks)
@@ -154,19 +154,18 @@ def _split_step(
     while True:
         parts = _split_families(rows, lengths, ids, shared, limit)
         costs = [part.cost for part in parts]
-        even = MAX_IMBALANCE * sum(costs)
-        if max(costs, default=0) * num_ranks <= even or len(parts) == len(
-            rows
-        ):  # otherwise no distribution is balanced
+        max_total_load = MAX_IMBALANCE * sum(costs)
+        # a part above this load makes every distribution unbalanced
+        if max(costs, default=0) * num_ranks <= max_total_load or len(parts) == len(rows):
             shares = balance_ranks(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
-            if largest * num_ranks <= even or len(parts) == len(rows):
+            if largest * num_ranks <= max_total_load or len(parts) == len(rows):
                 return parts, shares
         limit //= 2
 
 
 def _compute_costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
-    """Costs of each row, or of each prefix and the rest of each row."""
+    """Return the cost in tokens of each row, or of each shared prefix and the remainder of each row."""
     if prefixes is None:
         return [lengths[row] for row in rows]
     shared = {int(prefixes.ids[row]): int(prefixes.lengths[row]) for row in rows}
@@ -174,7 +173,7 @@ def _compute_costs(rows: list[int], lengths: list[int], prefixes: Prefixes | Non
 
 
 def _split_families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
-    """Group rows, sorted by family, into parts of at most `limit` tokens."""
+    """Group rows, sorted by family, into parts of one family and at most `limit` tokens."""
     parts: list[_Part] = []
     family, cost = -1, 0
     for row in rows:
@@ -190,7 +189,7 @@ def _split_families(rows: list[int], lengths: list[int], ids: list[int], shared:
 
 
 def _group_positions(owners: Sequence[int]) -> list[list[int]]:
-    """Positions of each owner 0, 1, .."""
+    """Return the positions at which each owner 0, 1, .. occurs."""
     members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
     for position, owner in enumerate(owners):
         members[owner].append(position)
@@ -206,9 +205,9 @@ def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute rows to ranks with similar token counts: longest first, each to the rank with the fewest tokens.
+    """Distribute rows to ranks, longest first, each to the rank with the fewest tokens.
 
-    Returns row indices per rank, longest first. Loads differ by at most one row's length.
+    Returns row indices for each rank, longest first. Loads differ by at most the length of one row.
     """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -222,8 +221,8 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
     """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
 
-    A part is a list of lengths of rows that stay together, usually one row. A micro-batch costs its sum of lengths,
-    or with `padded` its number of rows times its longest row. A part over max_tokens is a micro-batch of its own.
+    lengths: for each part, the lengths of rows that stay together. A micro-batch costs the sum of lengths, or with
+    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself.
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0

@@ -1,6 +1,6 @@
-"""Preference batches: examples distributed to ranks, with both answers of a pair adjacent and their prompt shared.
+"""Distribute preference examples to ranks. Both answers of a pair are adjacent and share the prompt.
 
-examples -> concatenated rows -> build_train_batch (a pair is never split) -> one PreferenceBatch per rank
+examples -> rows -> build_train_batch (pairs are not split) -> one PreferenceBatch per rank
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from alphaapollo.types import Row
 
 @dataclass(frozen=True)
 class PreferenceBatch(RankBatch):
-    """One optimizer step of one rank. In every micro-batch the rows of a pair are adjacent, chosen first."""
+    """Preference rows of one optimizer step on one rank. Rows of a pair are adjacent, the chosen answer first."""
 
-    good: np.ndarray  # bool [R]
+    good: np.ndarray  # bool [R]: the answer is chosen, or labelled desirable
     margins: np.ndarray  # float64 [R], equal for both rows of a pair
-    sources: np.ndarray  # int64 [R], into source_names
-    source_names: list[str]  # of all ranks
-    ref_logps: np.ndarray | None = None  # float64 [R], if precomputed
+    sources: np.ndarray  # int64 [R], indices into source_names
+    source_names: list[str]  # data sources of all ranks
+    ref_logps: np.ndarray | None = None  # float64 [R] reference log-probs, if precomputed
     unrelated: RankBatch | None = None  # one row per single answer, for KTO's KL estimate
-    unrelated_ref_logps: np.ndarray | None = None  # float64, one per unrelated row
+    unrelated_ref_logps: np.ndarray | None = None  # float64 [unrelated rows] reference log-probs, if precomputed
 
 
 def distribute_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> list[PreferenceBatch]:
-    """Build one mini-batch from all examples, split over the ranks.
+    """Build one mini-batch from all examples and split it over the ranks. Returns one batch per rank.
 
     Args:
-        max_tokens: tokens of one micro-batch on one rank.
-        share_prompts: compute shared prompts once if that saves enough.
+        max_tokens: maximum tokens of one micro-batch on one rank.
+        padded: rows are padded to the longest row of the micro-batch, and padding counts.
+        share_prompts: compute shared prompts once if this saves enough tokens (SHARE_FROM).
     """
     rows = [row for example in examples for row in example.rows]
     owners = [index for index, example in enumerate(examples) for _ in example.rows]
@@ -46,9 +47,9 @@ def distribute_examples(
     margins = np.array([examples[owner].margin for owner in owners])
     names = sorted({example.data_source for example in examples})
     sources = np.array([names.index(examples[owner].data_source) for owner in owners])
-    kept = all(example.ref_logps is not None for example in examples)
+    has_ref_logps = all(example.ref_logps is not None for example in examples)
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
-    unrelated = list(_distribute_unrelated(examples, num_ranks, max_tokens, padded, kept))
+    unrelated = list(_distribute_unrelated(examples, num_ranks, max_tokens, padded, has_ref_logps))
     return [
         PreferenceBatch(
             rows=rank.rows,
@@ -57,25 +58,27 @@ def distribute_examples(
             margins=margins[order],
             sources=sources[order],
             source_names=names,
-            ref_logps=ref[order] if kept else None,
-            unrelated=other,
-            unrelated_ref_logps=other_ref,
+            ref_logps=ref[order] if has_ref_logps else None,
+            unrelated=unrelated_rank,
+            unrelated_ref_logps=unrelated_ref,
         )
-        for rank, order, (other, other_ref) in zip(layout.rank_batches, layout.row_order, unrelated, strict=True)
+        for rank, order, (unrelated_rank, unrelated_ref) in zip(
+            layout.rank_batches, layout.row_order, unrelated, strict=True
+        )
     ]
 
 
 def distribute_scored_rows(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """Distribute all rows that the reference must score, in the order of the examples."""
+    """Distribute all rows that need reference log-probs, in the order of the examples."""
     rows = [row for example in examples for row in example.scored]
     owners = [index for index, example in enumerate(examples) for _ in example.scored]
     return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
 
 
 def collect_row_scores(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Collect the scores of the ranks ([R] each) in the order of the rows. float64 [rows]"""
+    """Collect one column of scores per rank ([R] each) in the order of the rows. Returns float64 [rows]."""
     values = np.empty(layout.num_rows)
     for order, column in zip(layout.row_order, columns, strict=True):
         values[order] = column
@@ -101,7 +104,7 @@ def _distribute_rows(
 
 
 def _distribute_unrelated(
-    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, kept: bool
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, has_ref_logps: bool
 ) -> Iterator[tuple[RankBatch | None, np.ndarray | None]]:
     rows = [example.unrelated for example in examples if example.unrelated is not None]
     if not rows:
@@ -111,4 +114,4 @@ def _distribute_unrelated(
     ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     layout = _distribute_rows(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
     for rank, order in zip(layout.rank_batches, layout.row_order, strict=True):
-        yield rank, ref[order] if kept else None
+        yield rank, ref[order] if has_ref_logps else None

@@ -1,13 +1,12 @@
-"""Preference data to token rows: pairs of answers to one prompt, or single answers with a label.
+"""Convert preference data to token rows: pairs of answers to one prompt, or single answers with a label.
 
-A row has one of
+A data row has one of these groups of columns:
 
     prompt (chat or text), chosen, rejected      written by prepare_preference; answers are texts or messages
     chosen, rejected                             complete chats; their common prefix is the prompt
     prompt, response, label                      single answers; label true: desirable
 
-Masks are exact, as for supervised examples (data/sft_examples.py). Both answers of a pair follow the same prompt
-tokens.
+Masks are exact, like for supervised examples (data/sft_examples.py). Both answers of a pair have equal prompt tokens.
 """
 
 from __future__ import annotations
@@ -29,28 +28,29 @@ from alphaapollo.utils.seeds import derive_seed
 
 @dataclass
 class PreferenceExample:
-    """A pair, or a single answer."""
+    """A pair of answers, or a single labelled answer, as token rows."""
 
-    rows: list[Row]  # a pair: the chosen, then the rejected answer
-    good: list[bool]  # per row: chosen, or labelled desirable
+    rows: list[Row]  # [chosen, rejected] of a pair, or one answer
+    good: list[bool]  # for each row: the answer is chosen, or labelled desirable
     data_source: str = ""
-    margin: float = 0.0  # margin of the chosen answer, from the data
+    margin: float = 0.0  # margin of the chosen over the rejected answer, from the data
     unrelated: Row | None = None  # the prompt with an answer to another prompt, for KTO's KL estimate
-    ref_logps: list[float] | None = None  # the reference's summed log-probs of `rows` and `unrelated`, once computed
+    ref_logps: list[float] | None = None  # summed reference log-probs of `rows` and `unrelated`, if computed
 
     @property
     def scored(self) -> list[Row]:
-        """Rows that the reference must score."""
+        """Rows that need reference log-probs."""
         return self.rows if self.unrelated is None else [*self.rows, self.unrelated]
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
+        """Length of the longest row in tokens."""
         return max(len(row.token_ids) for row in self.scored)
 
 
 @dataclass(frozen=True)
 class PreferenceRow:
-    """A data row split into text pieces: two sides for a pair, one for a single answer."""
+    """Data row split into text pieces, with two sides for a pair and one side for a single answer."""
 
     sides: list[list[TextPiece]]
     data_source: str
@@ -61,11 +61,11 @@ class PreferenceRow:
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """The pairs of parquet or jsonl files, in order; at most `max_samples` if it is above 0 (stream.choose_rows).
+    """Load the pairs of parquet or jsonl files, in order; at most max_samples if it is positive (stream.choose_rows).
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
-            (names them: empty or equal answers, different prompts); a side is too long and truncation is error.
+        ValueError: a file is missing, unreadable or empty, lacks columns, or has invalid rows (empty or equal answers,
+            different prompts); or an answer is too long and data.truncation=error.
     """
     read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
     rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
@@ -73,7 +73,7 @@ def load_pairs(
         (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
         for number, row in read
     ]
-    return apply_max_length(files, pairs, lambda pair: pair.longest, "pairs", data)
+    return apply_max_length(files, pairs, lambda pair: pair.max_length, "pairs", data)
 
 
 def load_labelled(
@@ -82,7 +82,7 @@ def load_labelled(
     """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers.
 
     Raises:
-        ValueError: as load_pairs; also for invalid labels, and if all labels are equal.
+        ValueError: see load_pairs; also if a label is invalid, or all labels are equal.
     """
     read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
     rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
@@ -91,40 +91,40 @@ def load_labelled(
         for number, row in read
         for good in ((row.good,) if len(row.sides) == 1 else (True, False))
     ]
-    fitted = apply_max_length(files, answers, lambda answer: answer.longest, "answers", data)
-    kept = fitted.examples
-    if len({answer.good[0] for answer in kept}) == 1:
-        kind = "desirable" if kept[0].good[0] else "undesirable"
+    fitted = apply_max_length(files, answers, lambda answer: answer.max_length, "answers", data)
+    answers = fitted.examples
+    if len({answer.good[0] for answer in answers}) == 1:
+        kind = "desirable" if answers[0].good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(to_file_list(files))}: all {len(kept)} answers are {kind}, so there is nothing to compare. "
+            f"{', '.join(to_file_list(files))}: all {len(answers)} answers are {kind}, so there is nothing to compare. "
             f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )
-    others = make_unrelated_rows([answer.rows[0] for answer in kept], data.seed, data.max_length)
-    for answer, other in zip(kept, others, strict=True):
-        answer.unrelated = other
+    unrelated = make_unrelated_rows([answer.rows[0] for answer in answers], data.seed, data.max_length)
+    for answer, row in zip(answers, unrelated, strict=True):
+        answer.unrelated = row
     return fitted
 
 
 def make_unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
-    """Combine each prompt with the answer to another prompt, drawn by `seed` and truncated to max_length.
+    """Combine each prompt with the answer to a different prompt, drawn with `seed` and truncated to max_length tokens.
 
     Raises:
-        ValueError: all prompts are the same.
+        ValueError: all prompts are equal.
     """
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(
             "KTO estimates the KL to the reference on answers to other prompts (arXiv 2402.01306), but all prompts of "
-            "the data are the same. Give data with several prompts, or another preference.loss."
+            "the data are equal. Use data with several prompts, or another preference.loss."
         )
     order = np.random.default_rng(derive_seed(seed, "unrelated")).permutation(len(answers)).tolist()
-    other = dict(zip(order, [*order[1:], order[0]], strict=True))
+    next_index = dict(zip(order, [*order[1:], order[0]], strict=True))
     rows = []
     for index, prompt in enumerate(prompts):
-        partner = other[index]
+        partner = next_index[index]
         while prompts[partner] == prompt:
-            partner = other[partner]
+            partner = next_index[partner]
         rows.append(_join_answer(prompt, answers[partner], max_length))
     return rows
 
@@ -144,8 +144,8 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
         if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= {*columns}:
             more = " Single answers with labels need preference.loss=kto."
         raise ValueError(
-            f"{path}: needs columns {data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}."
-            f"{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs with python -m "
+            f"{path}: the file needs columns {data.chosen_key!r} and {data.rejected_key!r}. It has "
+            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs with python -m "
             f"examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
     return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
@@ -159,8 +159,8 @@ def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[P
     if {data.chosen_key, data.rejected_key} <= {*columns}:
         return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
     raise ValueError(
-        f"{path}: needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
-        f"{data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}. Set "
+        f"{path}: the file needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
+        f"{data.chosen_key!r} and {data.rejected_key!r}. It has {', '.join(sorted(columns))}. Set "
         "data.response_key and data.label_key."
     )
 
@@ -168,9 +168,11 @@ def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[P
 def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRow:
     chosen, rejected = (_read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
-        raise ValueError(f"one of {data.chosen_key!r} and {data.rejected_key!r} is a text, and the other messages.")
+        raise ValueError(
+            f"{data.chosen_key!r} and {data.rejected_key!r} must both be text or both be lists of messages."
+        )
     if chosen == rejected:
-        raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are the same.")
+        raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
     prompt = row.get(data.prompt_key)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_chats(chosen, rejected, data)
@@ -180,7 +182,7 @@ def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRo
 
 def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceRow:
     label = row.get(data.label_key)
-    if label not in (True, False):  # 1 and 0, too
+    if label not in (True, False):  # 1 and 0 are equal to True and False
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
     answer = _read_answer(row, data.response_key)
     return PreferenceRow(
@@ -196,16 +198,16 @@ def _read_answer(row: DataRow, key: str) -> str | list[Message]:
 def _split_chats(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """Split complete chats into prompt, chosen and rejected."""
-    both = zip(chosen, rejected, strict=False)
-    same = next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(chosen), len(rejected)))
-    ends = [chat[same]["role"] if same < len(chat) else "no message" for chat in (chosen, rejected)]
-    if ends != ["assistant", "assistant"]:
+    """Split two complete chats into their common prompt, the chosen answer and the rejected answer."""
+    pairs = zip(chosen, rejected, strict=False)
+    split = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(chosen), len(rejected)))
+    roles = [chat[split]["role"] if split < len(chat) else "no message" for chat in (chosen, rejected)]
+    if roles != ["assistant", "assistant"]:
         raise ValueError(
-            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts: message {same}, the first that "
-            f"differs, has the roles {ends[0]} and {ends[1]}. Both must be assistant."
+            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts. Message {split}, the first that "
+            f"differs, has the roles {roles[0]} and {roles[1]}; both must be assistant."
         )
-    return chosen[:same], chosen[same:], rejected[same:]
+    return chosen[:split], chosen[split:], rejected[split:]
 
 
 def _make_pieces(
@@ -215,7 +217,7 @@ def _make_pieces(
         text = read_text(row, data.prompt_key)
         if isinstance(answer, str):
             return make_text_pieces(text, answer)
-        raise ValueError(f"{data.prompt_key!r} is a text, and its answers are messages: make the prompt a chat.")
+        raise ValueError(f"{data.prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
     chat = read_chat(prompt, repr(data.prompt_key))
     if chat[-1]["role"] == "assistant":
         raise ValueError(
@@ -223,7 +225,7 @@ def _make_pieces(
         )
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
-        raise ValueError("an answer has to begin and to end with a message of the assistant.")
+        raise ValueError("an answer must start and end with an assistant message.")
     return split_answer(chat, answer_messages, renderer)
 
 

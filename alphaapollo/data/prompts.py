@@ -18,41 +18,42 @@ from alphaapollo.types import Message, Prompt
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
-    """The prompts of parquet or jsonl files, in order; `Prompt.id` is the index over all files.
+    """Load the prompts of parquet or jsonl files, in order; `Prompt.id` is the index over all files.
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, has no column `prompt_key` (the message lists those it
-            has), or has bad rows (the message names them), or the files mix chats and texts.
+        ValueError: a file is missing, unreadable or empty, has no column `prompt_key`, or has invalid rows; or the
+            files mix chats and texts.
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         rows = read_rows(path)
         if prompt_key not in (columns := column_names(rows)):
             raise ValueError(
-                f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_suggest_fix(columns, path)}"
+                f"{path}: no column {prompt_key!r}. It has {', '.join(columns)}. {_suggest_fix(columns, path)}"
             )
         chat = isinstance((prompts[0].content if prompts else _first_content(rows, prompt_key)), list)
         prompts += convert_rows(path, rows, partial(_to_prompt, prompt_key=prompt_key, chat=chat))
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
-def read_chat(value: list[Any], what: str) -> list[Message]:
-    """Check a chat from a data file: a list of {role, content} with non-empty text. Keys with value None are
-    removed."""
+def read_chat(value: list[Any], label: str) -> list[Message]:
+    """Convert a list of {role, content} from a data file to messages, without keys whose value is None.
+
+    label: start of error messages. Raises ValueError if a message is malformed or all contents are empty."""
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{what} has a message that is not {{role, content}}: {_shorten(message)}.")
+            raise ValueError(f"{label} has a message that is not {{role, content}}: {_shorten(message)}.")
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"{what} has a message whose content is not text: {_shorten(message)}.")
+            raise ValueError(f"{label} has a message whose content is not text: {_shorten(message)}.")
         messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
-        raise ValueError(f"{what} is empty.")
+        raise ValueError(f"{label} is empty.")
     return messages
 
 
 def _suggest_fix(columns: Sequence[str], path: str) -> str:
-    """Suggest a fix: raw problems must be converted by a script."""
+    """Suggest a fix for a missing prompt column: raw problems must be converted by a script."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
         return f"Convert raw problems to prompts with {script} (docs/data.md), or set data.prompt_key."
@@ -60,7 +61,7 @@ def _suggest_fix(columns: Sequence[str], path: str) -> str:
 
 
 def _to_prompt(row: DataRow, prompt_key: str, chat: bool) -> Prompt:
-    """Prompt of a row, without its id."""
+    """Convert a data row to a prompt with id 0."""
     reward_model, extra_info, env_kwargs = (
         _read_section(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
@@ -81,21 +82,21 @@ def _to_prompt(row: DataRow, prompt_key: str, chat: bool) -> Prompt:
 
 
 def _read_content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
-    what = f"{prompt_key!r}"
+    label = f"{prompt_key!r}"
     if value is None:
-        raise ValueError(f"{what} is missing.")
+        raise ValueError(f"{label} is missing.")
     if not isinstance(value, str | list):
-        raise ValueError(f"{what} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
+        raise ValueError(f"{label} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
     if isinstance(value, list) != chat:
         kinds = ("a text", "a chat") if chat else ("a chat", "a text")
-        raise ValueError(f"{what} is {kinds[0]}, but the first prompt is {kinds[1]}: use one kind for all prompts.")
+        raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use one kind for all prompts.")
     if isinstance(value, str):
         if not value.strip():
-            raise ValueError(f"{what} is empty.")
+            raise ValueError(f"{label} is empty.")
         return value
-    messages = read_chat(value, what)
+    messages = read_chat(value, label)
     if messages[-1]["role"] == "assistant":
-        raise ValueError(f"{what} ends with an assistant message. Remove it; the model generates the answer.")
+        raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages
 
 
@@ -109,9 +110,8 @@ def _read_section(row: DataRow, key: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct: {_shorten(value)}.")
-    return {
-        name: part for name, part in value.items() if part is not None
-    }  # parquet adds the keys of all rows to each row
+    # parquet adds the keys of all rows to each row, with the value None
+    return {name: part for name, part in value.items() if part is not None}
 
 
 def _parse_metadata(value: Any) -> Any:
@@ -132,7 +132,7 @@ def _to_text(truth: Any) -> str | None:
         return truth
     if isinstance(truth, bytes) or truth != truth:
         kind = "bytes" if isinstance(truth, bytes) else "not a number"
-        raise ValueError(f"ground_truth is {kind}: {_shorten(truth)}. Write it as text.")
+        raise ValueError(f"ground_truth={_shorten(truth)} is {kind}. Write it as text.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 

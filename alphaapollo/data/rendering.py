@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""Errors that template code may raise besides Jinja's, e.g. by adding a dict to a string."""
+"""Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 TOKENIZER_FIX = (
-    "Save one beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
+    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
 )
-PLACEHOLDER = "\u2063action\u2063"  # placeholder of the sampled text when a template is rendered
+PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text when a template is rendered
 
 
 class Renderer:
-    """The tokenizer and chat template of one model. `template_arguments` are passed to the template at every rendering.
+    """Renderer of prompts and messages with the tokenizer and chat template of one model.
 
-    Raises:
-        ValueError: the tokenizer has no chat template, or the template rejects a chat.
+    `template_arguments` are passed to the template at every rendering. Methods that render a chat raise ValueError if
+    the tokenizer has no chat template, or the template rejects the chat.
     """
 
     def __init__(
@@ -42,39 +42,38 @@ class Renderer:
         self.template_arguments = dict(template_arguments)
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
-        """Token ids of a chat with generation prompt, or of a text (with BOS if the tokenizer adds one)."""
+        """Return the token ids of a chat with generation prompt, or of a text (with BOS if the tokenizer adds one)."""
         return self.prompt_ids_batch([content])[0]
 
     def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """prompt_ids of many prompts, tokenized in parallel."""
+        """Return prompt_ids of many prompts, tokenized in parallel. The prompts are all chats or all texts."""
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
 
     def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
-        """Token ids between two actions: the end of the assistant's turn, `messages`, the generation prompt.
-        `last_token` is the last token of the action: if it ended the turn, the end is not added again.
-        """
+        """Return the token ids between two actions: end of the assistant turn, `messages`, and generation prompt.
+
+        last_token: last token of the action. If it already ended the turn, the end is not added again."""
         ids = self._encode_after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
-        """Append the template text after the end of a turn (e.g. a newline) to an answer that ended; a truncated answer
-        is unchanged."""
+        """Append the template text after the end token of a turn (e.g. a newline), unless the answer is truncated."""
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens; for display, graders and environments; never re-encoded."""
+        """Decode tokens to text without special tokens, for display, graders and environments (never re-encoded)."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The chat as rendered by the template, including special tokens."""
+        """Render a chat with the template to text, including special tokens."""
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
-                "chat_template to the tokenizer, or make the prompts plain texts."
+                "chat_template to the tokenizer, or use plain texts as prompts."
             )
         import jinja2
 
@@ -85,7 +84,7 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments,
             )
-            rendered.encode()  # raises for an unpaired surrogate, which has no tokens
+            rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
@@ -93,39 +92,39 @@ class Renderer:
         return rendered
 
     def _encode_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        """Token ids that the template adds after an assistant's text if `messages` follow."""
+        """Return the token ids that the template adds after an assistant's text if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the chat template changes earlier answers (e.g. removes thinking). Then prompt + action + delta
-        differs from the template's rendering of the same chat."""
-        asked = [Message(role="user", content="?")]
+        """Whether the chat template changes earlier answers (e.g. removes thinking).
+
+        If True, prompt + action + delta differs from the rendering of the complete chat."""
+        question = [Message(role="user", content="?")]
         action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
-        chat = [*asked, Message(role="assistant", content=action), Message(role="user", content="?")]
-        return not self.render_chat(chat).startswith(self.render_chat(asked) + action)
+        chat = [*question, Message(role="assistant", content=action), Message(role="user", content="?")]
+        return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Token ids of each text; a rendered chat already has its special tokens."""
+        """Tokenize each text. A rendered chat already contains its special tokens."""
         return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an assistant's turn: the tokenizer's EOS and, if it is a special token, the first token that
-        the chat template adds after the turn."""
+        """Tokens that end an assistant turn: EOS, and the first token of the template after the turn if special."""
         ids = [self.tokenizer.eos_token_id]
         ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
-        """Token ids that the chat template adds after the last assistant text; empty without a template."""
+        """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         return self._encode_after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
 
 def unused_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """One warning for each argument that the chat template does not read."""
+    """Return one warning for each argument that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):
         return []
@@ -146,14 +145,18 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     folder = Path(path).expanduser()
     if not folder.is_dir() and is_local_path(path):
-        raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
+        raise ValueError(f"{path}: the folder does not exist. Use a folder with a tokenizer, or a hub id.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        problem = f"{path}: has no tokenizer that can be loaded ({type(error).__name__}: {str(error).splitlines()[0]})."
-        raise ValueError(f"{problem} {TOKENIZER_FIX}") from error
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ValueError(
+            f"{path}: the model has no tokenizer that can be loaded ({reason}). {TOKENIZER_FIX}"
+        ) from error
     if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
-        raise ValueError(f"{path}: has no tokenizer; its vocabulary has {len(tokenizer)} tokens. {TOKENIZER_FIX}")
+        raise ValueError(
+            f"{path}: the model has no tokenizer; the vocabulary has {len(tokenizer)} tokens. {TOKENIZER_FIX}"
+        )
     return tokenizer

@@ -1,9 +1,9 @@
-"""Supervised examples: data rows to token rows whose action mask covers the tokens that a model would have sampled.
+"""Convert supervised data rows to token rows whose action mask covers the tokens that a model would have sampled.
 
 A file has either chats (`messages`: every assistant message is trained on) or a prompt (chat or text) and a response
-column. A chat is split where the chat template begins and ends each assistant turn, and the pieces are tokenized
-separately, as prompts and samples are at rollout. The mask is exact: the end token of a turn is trained on, template
-text after it is not.
+column. A chat is split where the chat template begins and ends each assistant turn. The pieces are tokenized
+separately, like prompts and samples in a rollout. The mask is exact: the end token of a turn is trained on, the
+template text after the end token is not.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from alphaapollo.types import Message, Row
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of an example's text that is tokenized separately."""
+    """Part of the text of an example, tokenized separately."""
 
     text: str
-    trained: bool
-    rendered: bool = True  # by the chat template; otherwise plain text, with BOS and EOS of the tokenizer
+    is_trained: bool  # the model is trained on the tokens of the piece
+    is_rendered: bool = True  # rendered by the chat template; False: plain text, with BOS and EOS of the tokenizer
 
 
 def load_examples(
     files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
 ) -> LoadedExamples[Row]:
-    """The examples of parquet or jsonl files, in order, at most `max_samples` if it is above 0 (stream.choose_rows).
-    Long examples are truncated or dropped by data.truncation, with a notice.
+    """Load the examples of parquet or jsonl files, in order; at most max_samples if it is positive.
 
-    A row's action mask is its loss mask and its log-probs are 0: packing needs no special case.
+    Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of a row is the
+    loss mask, and the log-probs are 0, so that packing treats all rows alike.
 
     Raises:
-        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
-            (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
+        ValueError: a file is missing, unreadable or empty, lacks columns, or has invalid rows; or the chat template
+            rewrites earlier turns; or an example is too long and data.truncation=error.
     """
 
     def read_file(path: str) -> list[list[TextPiece]]:
@@ -47,8 +47,8 @@ def load_examples(
         columns = column_names(rows)
         if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
             raise ValueError(
-                f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it "
-                f"has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or "
+                f"{path}: the file needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}. "
+                f"It has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or "
                 "convert the file to chats with python -m examples.data_preprocess.prepare_sft --data_source "
                 f"{path} (docs/data.md)."
             )
@@ -64,11 +64,11 @@ def load_examples(
 
 
 def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Split a chat into pieces: the text before an assistant turn, the turn, and so on up to the last turn.
+    """Split a chat into pieces, alternating the text before an assistant turn and the turn, up to the last turn.
 
     Raises:
-        ValueError: no assistant message, an empty one, or a template that renders earlier turns differently when
-            later turns exist (e.g. drops thinking), so that no mask is exact.
+        ValueError: the chat has no assistant message or an empty one, or no mask is exact because the template renders
+            earlier turns differently when later turns exist (e.g. drops thinking).
     """
     pieces: list[TextPiece] = []
     done = ""
@@ -77,13 +77,13 @@ def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
         raise ValueError("the chat has no assistant message to train on.")
     for turn in turns:
         if not messages[turn]["content"].strip():
-            raise ValueError(f"the assistant's message {turn} is empty.")
+            raise ValueError(f"the assistant message {turn} is empty.")
         before = renderer.render_chat(messages[:turn])
         after = renderer.render_chat(messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
             raise ValueError(
                 f"the chat template rewrites the text before or around message {turn} (e.g. drops old thinking), so "
-                "the trained tokens would differ from those that the model sees at inference. Make one row per "
+                "the trained tokens would differ from those that the model sees at inference. Create one row per "
                 "assistant turn, or use a template that keeps its history."
             )
         pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
@@ -92,14 +92,16 @@ def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
 
 
 def split_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Like split_chat, but only `answer` is trained on, which starts and ends with an assistant message."""
+    """Split a prompt and an answer into pieces like split_chat, where only the answer is trained on.
+
+    The answer starts and ends with an assistant message."""
     pieces = split_chat([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
-    """Pieces of a text that the model continues."""
+    """Create the pieces of a text prompt and the answer that continues the prompt."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
@@ -128,7 +130,7 @@ def read_text(row: DataRow, key: str) -> str:
 
 
 def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """Tokenize all pieces of all examples in one call, because tokenizers then use all cores."""
+    """Tokenize examples (lists of pieces) to rows, in one call, because the tokenizer then uses all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):
@@ -147,16 +149,16 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
 
 
 def _is_prompt_text(piece: TextPiece) -> bool:
-    return not piece.rendered and not piece.trained
+    return not piece.is_rendered and not piece.is_trained
 
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Add a piece to a row. In a rendered turn, the tokens up to its end token are trained on."""
+    """Append the tokens of a piece to a row. In a rendered turn, the tokens up to the end token are trained on."""
     eos = renderer.tokenizer.eos_token_id
-    if piece.trained and not piece.rendered and eos is not None:
+    if piece.is_trained and not piece.is_rendered and eos is not None:
         token_ids = [*token_ids, eos]
     num_trained = 0
-    if piece.trained:
+    if piece.is_trained:
         ends = [index for index, token in enumerate(token_ids) if token in renderer.eos_token_ids]
         num_trained = ends[-1] + 1 if ends else len(token_ids)
         row.turn_ends.append(len(row.token_ids) + num_trained - 1)
@@ -165,11 +167,11 @@ def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Re
 
 
 def _truncate_row(row: Row, max_length: int, truncation: Truncation) -> Row | None:
-    """Truncate a long row. None if it is dropped or has no trained token left."""
+    """Truncate a long row. Returns None if truncation=drop, or if no trained token remains."""
     if truncation == "drop":
         return None
     mask = truncate_prompt(list(row.action_mask), max_length, truncation)
-    mask[0] = 0  # a first token has no context to be predicted from
+    mask[0] = 0  # the first token cannot be predicted, because it has no context
     if 1 not in mask:
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0

@@ -1,4 +1,4 @@
-"""Sources of examples: each file is a source, with a name in metrics and a weight in an epoch."""
+"""Sources of examples. Each file is a source, with a name in metrics and a weight in an epoch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class LoadedExamples(Generic[E]):
     Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
     """
 
-    examples: list[E]  # of all files, concatenated
-    sizes: list[int]  # examples of each file
+    examples: list[E]  # examples of all files, concatenated
+    sizes: list[int]  # number of examples of each file
     notices: list[str]  # messages for the user
 
     def split_by_source(self) -> list[list[E]]:
-        """The examples of each file."""
+        """Return one list of examples per file."""
         ends = [sum(self.sizes[: index + 1]) for index in range(len(self.sizes))]
         return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
 
@@ -38,8 +38,9 @@ class LoadedExamples(Generic[E]):
 def read_examples(
     files: str | Sequence[str], read_file: Callable[[str], list[T]], max_samples: int, data: TuningData
 ) -> list[tuple[int, T]]:
-    """Examples of all files, each with the index of its file; at most `max_samples` if it is above 0
-    (stream.choose_rows)."""
+    """Read the examples of all files as (index of the file, example).
+
+    If max_samples is positive, at most that many are chosen (stream.choose_rows)."""
     read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
     return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
 
@@ -48,40 +49,42 @@ def apply_max_length(
     files: str | Sequence[str],
     examples: Sequence[tuple[int, E]],
     length: Callable[[E], int],
-    what: str,
+    kind: str,
     data: TuningData,
     truncate: Callable[[E], E | None] = lambda example: None,
 ) -> LoadedExamples[E]:
     """Drop or truncate examples that are longer than data.max_length.
 
     Args:
-        examples: each with the index of its file.
-        truncate: truncates a long example; None drops it.
+        examples: (index of the file, example).
+        length: returns the length of an example in tokens.
+        kind: plural noun for messages, e.g. "examples".
+        truncate: truncates a long example; returns None to drop the example.
 
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
     lengths = [length(example) for _, example in examples]
     rows, limit = range(len(lengths)), data.max_length
-    counts = check_length_limit(lengths, rows, what, "data.max_length", limit, data.truncation)
+    counts = check_length_limit(lengths, rows, kind, "data.max_length", limit, data.truncation)
     fitted = [
         (number, example if size <= limit else truncate(example))
         for (number, example), size in zip(examples, lengths, strict=True)
     ]
-    kept = [(number, example) for number, example in fitted if example is not None]
-    sizes = Counter(number for number, _ in kept)
-    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
-    notice = f"{counts.too_long} of {counts.total} {what} are over data.max_length: {done}."
+    remaining = [(number, example) for number, example in fitted if example is not None]
+    sizes = Counter(number for number, _ in remaining)
+    action = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+    notice = f"{counts.too_long} of {counts.total} {kind} are longer than data.max_length and were {action}."
     return LoadedExamples(
-        [example for _, example in kept],
+        [example for _, example in remaining],
         [sizes[number] for number in range(len(to_file_list(files)))],
         [notice] if counts.too_long else [],
     )
 
 
 def source_names(files: str | Sequence[str]) -> list[str]:
-    """A short unique name for each file: the last parts of its path, without the suffix.
+    """Return a short unique name for each file: the last parts of the path, without the suffix.
 
-    Example: `["a/train.parquet", "b/train.parquet"]` are `["a/train", "b/train"]`.
+    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.
     """
     paths = [Path(file).expanduser().absolute().with_suffix("") for file in to_file_list(files)]
     parts = next(

@@ -1,5 +1,7 @@
-"""Order of prompts as a pure function of (seed, epoch, index). A position is one number, which a run's Progress
-saves (trainer/progress.py, finetuning/task.py)."""
+"""Order of prompts as a pure function of (seed, epoch, index).
+
+A position in the order is one number, saved in the checkpoint (trainer/progress.py, finetuning/task.py).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from alphaapollo.utils.seeds import derive_seed
 
 
 def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
-    """Choose `count` of `total` rows, in order: drawn with the seed, or the first ones. All rows if there are no more,
-    or if count is -1 or 0."""
+    """Choose `count` of `total` row indices, in order: at random if shuffle is True, else the first.
+
+    Returns all rows if count is 0, -1 or at least `total`."""
     if not 0 < count < total:
         return list(range(total))
     if not shuffle:
@@ -23,7 +26,7 @@ def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
 
 
 class PromptStream:
-    """Endless order over `num_prompts` prompts: epoch after epoch, each with a new shuffle (or in file order).
+    """Endless order over `num_prompts` prompts, with a new shuffle in each epoch (or in file order).
 
     Example: with 3 prompts and no shuffle, `indices(start=2, count=3)` is `[2, 0, 1]`.
     """
@@ -36,12 +39,12 @@ class PromptStream:
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def indices(self, start: int, count: int) -> list[int]:
-        """The prompts at positions start .. start + count - 1 since the beginning of training.
+        """Return the prompt indices at positions start .. start + count - 1, counted from the start of training.
 
         A range that crosses an epoch can contain a prompt twice.
         """
-        places = (divmod(position, self.num_prompts) for position in range(start, start + count))
-        return [int(self._order(epoch)[index]) for epoch, index in places]
+        slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
+        return [int(self._order(epoch)[index]) for epoch, index in slots]
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if not self._shuffle:
@@ -50,11 +53,13 @@ class PromptStream:
 
 
 class MixedStream:
-    """Endless order over the examples of several sources, numbered consecutively. An epoch repeats each source by its
-    weight, and all are shuffled together. Examples left out by a fractional weight come in the next epoch.
+    """Endless order over the examples of several sources, which are numbered consecutively.
 
-    Example: of sizes [2, 4] with weights [2.0, 0.5] an epoch has 4 examples of the first and 2 of the second: without
-    a shuffle `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
+    An epoch contains round(size * weight) examples of each source, shuffled together. With a fractional weight, an
+    epoch continues where the previous epoch stopped.
+
+    Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first source and 2 of the second.
+    Without shuffle, `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool):
@@ -68,16 +73,16 @@ class MixedStream:
 
     @property
     def num_prompts(self) -> int:
-        """Examples per epoch."""
+        """Number of examples per epoch."""
         return self._slots.num_prompts
 
     def indices(self, start: int, count: int) -> list[int]:
-        """Like PromptStream.indices."""
+        """Return the example indices at positions start .. start + count - 1, see PromptStream.indices."""
         return [self._index(position) for position in range(start, start + count)]
 
     def _index(self, position: int) -> int:
         (slot,) = self._slots.indices(position, 1)
         source = int(np.searchsorted(self._ends, slot, side="right"))
         quota = self._quotas[source]
-        place = position // self.num_prompts * quota + slot - (int(self._ends[source]) - quota)
-        return int(self._firsts[source]) + self._sources[source].indices(place, 1)[0]
+        source_position = position // self.num_prompts * quota + slot - (int(self._ends[source]) - quota)
+        return int(self._firsts[source]) + self._sources[source].indices(source_position, 1)[0]

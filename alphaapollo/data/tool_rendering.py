@@ -1,9 +1,9 @@
 """Render chats with tool calls in the format of the chat template (env.action_format=chat_template).
 
-    prompt_ids(chat)  -> action (calls, as sampled) -> delta_ids(one `role: tool` message a call) -> action -> ...
+    prompt_ids(chat)  -> action (sampled calls) -> delta_ids(one `role: tool` message per call) -> action -> ...
 
-As in rendering.py only the text after an action is rendered. Templates need the calls that are answered, so messages
-are rendered after placeholder calls, and the text before the end of the assistant's turn is removed.
+As in rendering.py, only the text after an action is rendered. Templates need the calls before their results, so
+messages are rendered after placeholder calls, and the text before the end of the assistant turn is removed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,20 @@ from alphaapollo.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RESULT_PLACEHOLDER = "\u2063result\u2063"  # placeholder of a tool's answer
+RESULT_PLACEHOLDER = "\u2063result\u2063"  # stands for a tool result when a template is rendered
 UNSUPPORTED_TEMPLATE = (
-    "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of its turn, and "
-    "then the messages of the role tool. Use a model whose template does, or set env.action_format=tags."
+    "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of the turn and "
+    "then the messages of the role tool. Use a model whose template shows them, or set env.action_format=tags."
 )
 QUESTION = Message(role="user", content="?")
-EXAMPLE_VALUES: dict[object, Any] = {
-    "string": "x",
-    "integer": 1,
-    "number": 1.5,
-    "boolean": True,
-}  # by argument type
+EXAMPLE_VALUES: dict[object, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}  # type -> value
 
 
 class ToolRenderer(Renderer):
     """Renderer of chats with tool definitions.
 
     Args:
-        schemas: of the tools, at least one, as `{"type": "function", "function": {name, description, parameters}}`.
+        schemas: tool schemas, at least one, as `{"type": "function", "function": {name, description, parameters}}`.
     """
 
     def __init__(
@@ -51,24 +46,21 @@ class ToolRenderer(Renderer):
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text with special tokens, which calls may contain, but without the token that ended the turn."""
+        """Decode tokens with special tokens, because calls may contain them, but without the end token of the turn."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def check(self, append: bool) -> None:
-        """Check that the template supports an episode. `append`: in append context.
-
-        Raises ValueError with the reason if it does not.
-        """
+    def check_template(self, append: bool) -> None:
+        """Raise ValueError if the template does not render tools and tool results. append: in append context."""
         shown = self.render_chat([QUESTION])
         if missing := [
             schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown
         ]:
             raise ValueError(
                 f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
-                "Use a model whose template does, or set env.action_format=tags."
+                "Use a model whose template shows them, or set env.action_format=tags."
             )
         answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
         if append:
@@ -80,11 +72,11 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Like Renderer.rewrites_history, followed by a tool's answer."""
+        """Whether the chat template changes an earlier answer that is followed by a tool result."""
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
-        calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
+        call = _make_call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
-        return not self.render_chat([QUESTION, calling, _add_call_id(answer, 0)], True).startswith(
+        return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)], True).startswith(
             self.render_chat([QUESTION]) + thought
         )
 
@@ -100,7 +92,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def call_prefix(self) -> str:
-        """Text that every call begins with, e.g. `<tool_call>`; empty if it is too short to identify a call."""
+        """Text that every call starts with, e.g. `<tool_call>`; empty if the text is too short to identify a call."""
         before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
@@ -117,7 +109,7 @@ class ToolRenderer(Renderer):
 
     def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Render a call as the model should sample it."""
-        text = self.render_chat([QUESTION, _call_message([name], arguments)], False)
+        text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
         pairs = zip(text, self.render_chat([QUESTION]), strict=False)
         start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         ids = self.encode([text[start:]])[0]
@@ -130,7 +122,7 @@ class ToolRenderer(Renderer):
             return super()._encode_after_action(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
         answered = [_add_call_id(answer, index) for index, answer in enumerate(answers)]
-        chat = [QUESTION, _call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
+        chat = [QUESTION, _make_call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
         _, found, rest = self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
         end = next((index for index, token in enumerate(ids) if token in self.eos_token_ids), None)
@@ -139,19 +131,19 @@ class ToolRenderer(Renderer):
         return ids[end:]
 
 
-def _call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Assistant message that calls these tools; the arguments belong to the last call."""
+def _make_call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Create an assistant message that calls the named tools; last_arguments are the arguments of the last call."""
     arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
     calls = [
-        {"id": _call_id(index), "type": "function", "function": {"name": name, "arguments": dict(own)}}
-        for index, (name, own) in enumerate(zip(names, arguments, strict=True))
+        {"id": _format_call_id(index), "type": "function", "function": {"name": name, "arguments": dict(values)}}
+        for index, (name, values) in enumerate(zip(names, arguments, strict=True))
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _add_call_id(answer: Message, index: int) -> dict[str, Any]:
-    return {**answer, "tool_call_id": _call_id(index)}
+    return {**answer, "tool_call_id": _format_call_id(index)}
 
 
-def _call_id(index: int) -> str:
+def _format_call_id(index: int) -> str:
     return f"call{index:05}"  # nine letters and digits, as some templates require

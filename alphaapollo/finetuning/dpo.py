@@ -51,7 +51,7 @@ class DpoTask(PairTask):
         return load(files, renderer, self.config.data, max_samples)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
-        longest = max(example.longest for example in examples)
+        longest = max(example.max_length for example in examples)
         return MemoryRequest(longest, rows=len(examples[0].rows), reference=self._needs_reference("live"))
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -138,11 +138,11 @@ def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np
         return None
     try:
         with np.load(path) as file:
-            found, logps = str(file["digest"]), file["logps"]
+            saved_digest, logps = str(file["digest"]), file["logps"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         notice(f"{path} is damaged; the reference log-probs are computed again.")
         return None
-    if found != digest:
+    if saved_digest != digest:
         notice(f"{path} was computed for other data or another model; the reference log-probs are computed again.")
         return None
     return np.asarray(logps, dtype=np.float64)

@@ -41,7 +41,7 @@ class RewardModelTask(PairTask):
         return read
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
-        return MemoryRequest(max(example.longest for example in examples), rows=2, head=False)
+        return MemoryRequest(max(example.max_length for example in examples), rows=2, head=False)
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]

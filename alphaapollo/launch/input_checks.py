@@ -1,4 +1,4 @@
-"""Inputs of a command that generates or grades: found, read and checked before anything starts."""
+"""Checks of the inputs of commands that generate or grade, before anything starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from alphaapollo.utils.user_module import load_user_module
 
 
 def find_machine(trainer: AnyTrainer) -> Machine:
-    """Resources of this machine, or of the cluster that RAY_ADDRESS names, which is joined."""
+    """Return the resources of this machine. If RAY_ADDRESS is set, join that cluster and return those of a node."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_cluster import connect
 
@@ -53,7 +53,7 @@ def find_machine(trainer: AnyTrainer) -> Machine:
 
 
 def explain_missing_cluster(trainer: Training) -> str:
-    """Why the run has fewer nodes than it needs; empty if a cluster is joined or one node is enough."""
+    """Return why the run lacks a cluster, or "" if RAY_ADDRESS is set or one node is enough."""
     if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
     return (
@@ -63,7 +63,7 @@ def explain_missing_cluster(trainer: Training) -> str:
 
 
 def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
-    """key -> local path that workers read, so that every node must have it. Only the driver reads data files."""
+    """Return key -> local path that workers read and every node needs. Only the driver reads data files."""
     found: dict[str, str] = {}
 
     def visit(key: str, value: object) -> None:
@@ -81,7 +81,7 @@ def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[s
 
 
 def find_environment(env: Env) -> EnvironmentSpec:
-    """The environment of `env.env_name`, which may be the user's own. ValueError: unknown, or invalid settings."""
+    """Return the environment of `env.env_name`. Raises ValueError if it is unknown or its settings are invalid."""
     if env.custom_module:
         load_user_module(env.custom_module, "env.custom_module")
     return check_environment(env)
@@ -90,7 +90,7 @@ def find_environment(env: Env) -> EnvironmentSpec:
 def collect_environment_notices(
     config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec
 ) -> list[str]:
-    """A notice for each key of rewards or tools that this environment does not use."""
+    """Return a notice for each reward or tool key that this environment does not use."""
     env, unused = config.env, []
     if not environment.graded and not environment.own_prompts:
         keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
@@ -108,12 +108,10 @@ def collect_environment_notices(
 
 
 def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
-    """The renderer of prompts, as the rollout workers will use it.
+    """Return the prompt renderer that the rollout workers will use.
 
-    Raises:
-        ValueError: the tokenizer, a tool, an index or a server is missing, or env.action_format does not work with the
-            chat template or the parser.
-    """
+    Raises ValueError if the tokenizer, a tool, an index or a server is missing, or if env.action_format does not work
+    with the chat template or the parser."""
     from alphaapollo.models.folder_check import check_vocabulary  # imports torch
 
     path = model.tokenizer_path or model.path
@@ -129,7 +127,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
-    renderer.check(append=env.context == "append")
+    renderer.check_template(append=env.context == "append")
     _check_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
@@ -144,7 +142,7 @@ async def _list_tools(env: Env) -> list[dict[str, Any]]:
 
 
 def _check_history(env: Env, renderer: Renderer) -> None:
-    """ValueError: context=append with a chat template that rewrites earlier turns."""
+    """Raise ValueError if env.context=append is combined with a chat template that rewrites earlier turns."""
     if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
         return
     if run_with_time_limit(lambda: renderer.rewrites_history):
@@ -156,20 +154,20 @@ def _check_history(env: Env, renderer: Renderer) -> None:
 
 
 def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
-    """ValueError: keys about experts for a model without supported ones. section: e.g. actor_rollout_ref.model."""
+    """Raise ValueError if keys of `section` about experts are set for a model without supported experts."""
     if model.router_aux_loss_coef or router_replay:
         from alphaapollo.models.moe_routing import check_routers  # imports torch
 
-        given = []
+        keys = []
         if model.router_aux_loss_coef:
-            given.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
+            keys.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
         if router_replay:
-            given.append(f"{section.removesuffix('model')}rollout.router_replay=true")
-        check_routers(model, " and ".join(given), balance=bool(model.router_aux_loss_coef))
+            keys.append(f"{section.removesuffix('model')}rollout.router_replay=true")
+        check_routers(model, " and ".join(keys), balance=bool(model.router_aux_loss_coef))
 
 
 def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """ValueError: prompt and response together exceed the model's positions, which vLLM refuses."""
+    """Raise ValueError if prompt and response together exceed the model's positions, because vLLM rejects this."""
     if rollout.name != "vllm":
         return
     from alphaapollo.models.load import load_config  # imports torch
@@ -177,17 +175,18 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
     text = load_config(model).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    wanted = data.max_prompt_length + data.max_response_length
-    if positions is not None and not scaled and wanted > positions:
+    total = data.max_prompt_length + data.max_response_length
+    if positions is not None and not scaled and total > positions:
         raise ValueError(
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{wanted} exceeds the {positions} positions of {model.path}. Lower one of them."
+            f"{total} exceeds the {positions} positions of {model.path}. Lower one of them."
         )
 
 
 def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
-    """ValueError: attention heads that cannot be divided among an engine's processes. section: e.g.
-    actor_rollout_ref.rollout."""
+    """Raise ValueError if an engine's processes cannot share the attention heads equally.
+
+    section: e.g. actor_rollout_ref.rollout."""
     from alphaapollo.models.load import load_config  # imports torch
 
     size = rollout.tensor_model_parallel_size
@@ -196,19 +195,20 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
         fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ValueError(
             f"{section}.tensor_model_parallel_size={size} does not divide the {heads} attention heads of {model.path}. "
-            f"Set one of {fits}."
+            f"Set it to one of {fits}."
         )
 
 
-def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
-    """The resolved section, without Liger's kernels if they were not tested on its architecture. ValueError: they are
-    required (use_liger=true)."""
+def choose_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
+    """Disable Liger kernels in the resolved section if they were not tested on its architecture.
+
+    use_liger: configured value. Raises ValueError if it is true and the architecture was not tested."""
     from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
 
     if not model.use_liger:
         return model
     kind = load_config(model).model_type
-    if asked is True and kind not in LIGER_ARCHITECTURES:
+    if use_liger is True and kind not in LIGER_ARCHITECTURES:
         raise ValueError(
             f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
             f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same "
@@ -218,27 +218,27 @@ def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
 
 
 def check_sequence_parallel(size: int, key: str, models: Mapping[str, Model]) -> None:
-    """ValueError: `size` ranks, as set by `key`, cannot share the sequences of one of the models (by their keys)."""
+    """Raise ValueError if `size` ranks, as set by `key`, cannot share sequences of a model. models: key -> model."""
     from alphaapollo.models.load import load_config  # imports torch
     from alphaapollo.models.ulysses import check_ulysses_support
 
     for name, model in models.items():
         if size > 1 and model.path:
             config = load_config(model)
-            own_code = model.trust_remote_code and hasattr(config, "auto_map")
-            check_ulysses_support(config, f"{name}={model.path}", size, key, own_code)
+            has_custom_code = model.trust_remote_code and hasattr(config, "auto_map")
+            check_ulysses_support(config, f"{name}={model.path}", size, key, has_custom_code)
 
 
 def read_prompts(
     files: str | list[str],
-    what: str,
+    files_key: str,
     renderer: Renderer,
     data: Data | GenerationData,
     choose: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `files` within the length limit, and notices about the others.
+    """Read the prompts of `files` within the length limit. Returns prompts, and notices about longer prompts.
 
-    what: the files' key. choose: selects prompts before they are rendered.
+    files_key: key that sets `files`. choose: selects prompts before they are rendered.
     """
     chosen = choose(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
@@ -246,30 +246,28 @@ def read_prompts(
     prompts, lengths = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     if not lengths.too_long:
         return prompts, []
-    done = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+    treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
     return prompts, [
-        f"{what}: {lengths.too_long} of {lengths.total} prompts exceed data.max_prompt_length and are {done}."
+        f"{files_key}: {lengths.too_long} of {lengths.total} prompts exceed data.max_prompt_length and are {treatment}."
     ]
 
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
 ) -> tuple[list[str], list[Score]]:
-    """Check the reward functions. Returns notices, and the scores of a trial of the user's own reward function.
+    """Check the reward functions. Returns notices, and trial scores if the user has a custom reward function.
 
     graded: whether every row needs a reward function.
 
-    Raises:
-        ValueError: a reward function or component is missing or fails, or no grader can grade some prompts.
-    """
+    Raises ValueError if a reward function or component is missing or fails, or no grader can grade some prompts."""
     if custom.path or reward.custom_module:
         check_reward_function(reward, custom)
     else:
         check_components(reward.components, reward.required)
     if graded and not custom.path:
         check_gradable(prompts, reward)
-    own = graded and bool(custom.path or reward.custom_module)
-    tried = asyncio.run(try_reward(prompts[0], reward, custom)) if own else []
+    is_custom = graded and bool(custom.path or reward.custom_module)
+    tried = asyncio.run(try_reward(prompts[0], reward, custom)) if is_custom else []
     if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"

@@ -13,9 +13,9 @@ from alphaapollo.config.schema import Algorithm
 
 
 def gdpo_sum(components: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
-    """Weighted sum over rewards of (r_n - mean) / (std + eps) within the group (arXiv 2601.05242, Eq. 4, 5, 7).
+    """Compute the weighted sum of K rewards, each normalized within its group (arXiv 2601.05242, Eq. 4, 5, 7).
 
-    components [N, K], weights [K] -> [N].
+    Normalization is (r - mean) / (std + eps). components [N, K], weights [K] -> [N].
     """
     columns = [normalize_in_groups(column, groups, ddof, eps) for column in components.unbind(1)]
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
@@ -27,8 +27,8 @@ def _check_reward_names(config: Algorithm, group_size: int) -> None:
         raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. List each name once.")
     if len(weights) not in (0, len(names)):
         raise ValueError(
-            f"algorithm.gdpo_weights has {len(weights)} entries and algorithm.gdpo_rewards {len(names)}. Give one "
-            "weight per reward, in the same order."
+            f"algorithm.gdpo_weights has {len(weights)} entries, but algorithm.gdpo_rewards has {len(names)}. Set one "
+            "weight per reward, in the order of gdpo_rewards."
         )
     unused = [name for name in config.gdpo_conditions if names and name not in names]
     if unused:
@@ -47,7 +47,7 @@ def _check_reward_names(config: Algorithm, group_size: int) -> None:
     check=_check_reward_names,
 )
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Standardize the weighted sum over all samples of the batch (Eq. 6)."""
+    """Standardize the weighted sum of normalized rewards over all samples of the batch (Eq. 6)."""
     assert inputs.components is not None
     trajectories = Trajectories.from_inputs(inputs)
     names, weights = _select_rewards(inputs.components, config)
@@ -59,8 +59,10 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
-    """Set each reward with a condition {name: (other, threshold)} to 0 unless the original value of the other reward
-    reaches the threshold (arXiv 2601.05242, section 3). name -> [B]."""
+    """Set rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). name -> [B].
+
+    A condition {name: (other, threshold)} is met where the reward `other`, before conditions, reaches the threshold.
+    """
     return rewards | {
         name: condition_reward(rewards[name], rewards[other], threshold)
         for name, (other, threshold) in conditions.items()
@@ -68,27 +70,29 @@ def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str
 
 
 def _default_reward_names(components: dict[str, Tensor]) -> list[str]:
-    """Rewards that an empty algorithm.gdpo_rewards sums. Excludes `accuracy` if `task` exists: both measure
-    correctness, which would count twice."""
+    """Return the rewards to sum if algorithm.gdpo_rewards is empty.
+
+    Excludes `accuracy` if `task` exists: both measure correctness, which would count twice.
+    """
     return sorted(name for name in components if not (name == "accuracy" and "task" in components))
 
 
 def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
-    """Names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
+    """Return names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
     names = config.gdpo_rewards or _default_reward_names(components)
-    in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
-    required = list(dict.fromkeys(names + in_conditions))
+    conditioned = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
+    required = list(dict.fromkeys(names + conditioned))
     missing = [name for name in required if name not in components]
     if missing or not names:
         raise ValueError(
-            f"gdpo needs named rewards{': ' + ', '.join(missing) if missing else ''}; the reward function gives "
-            f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or fix algorithm.gdpo_rewards "
+            f"gdpo needs named rewards{': ' + ', '.join(missing) if missing else ''}; the reward function returns "
+            f"{', '.join(sorted(components)) or 'none'}. Return a dict of rewards, or fix algorithm.gdpo_rewards "
             "and algorithm.gdpo_conditions."
         )
-    unscored = [name for name in required if not components[name].isfinite().all()]
-    if unscored:
+    incomplete = [name for name in required if not components[name].isfinite().all()]
+    if incomplete:
         raise ValueError(
-            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories. Return it from "
-            "the reward function for every sample."
+            f"gdpo: the reward {', '.join(incomplete)} is missing or not finite for some trajectories. "
+            "Return a finite number for every sample from the reward function."
         )
     return names, config.gdpo_weights or [1.0] * len(names)

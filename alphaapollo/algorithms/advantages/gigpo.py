@@ -1,4 +1,4 @@
-"""GiGPO: compare the trajectories of a group, and their turns that start from the same state."""
+"""GiGPO: compare the trajectories of a group, and the turns of a group that start from the same state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from alphaapollo.config.schema import Algorithm
     reads=("gamma", "gigpo_step_weight", "norm_adv_by_std_in_grpo"),
 )
 def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """A^E(trajectory) + omega A^S(turn) on each token of the turn (arXiv 2505.10978, Eq. 3, 7, 8).
+    """Compute A^E(trajectory) + omega A^S(turn) for each token of a turn (arXiv 2505.10978, Eq. 3, 7, 8).
 
-    Both are (x - mean) / (std + eps), or x - mean: of trajectory rewards within a group, and of discounted returns of
-    turns within the turns of one anchor state.
+    A^E normalizes trajectory rewards within a group of trajectories. A^S normalizes the discounted returns of turns
+    within the turns of one anchor state. Both are (x - mean) / (std + eps), or x - mean.
     """
     assert inputs.turns is not None
     turns = inputs.turns
@@ -37,11 +37,11 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def _group_advantages(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
-    by_mean_only = config.norm_adv_by_std_in_grpo is False
-    return center_in_groups(values, groups) if by_mean_only else normalize_in_groups(values, groups)
+    center_only = config.norm_adv_by_std_in_grpo is False
+    return center_in_groups(values, groups) if center_only else normalize_in_groups(values, groups)
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
-    """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns in order -> [M]."""
+    """Compute R_t = r_t + gamma R_{t+1} over the turns of each trajectory (Eq. 5). [M] -> [M], turns in order."""
     joined = JoinedTrajectories.from_mask(torch.ones_like(rewards)[:, None], trajectory_ids)
     return joined.split(reward_to_go(joined.join(rewards[:, None]), joined.mask, gamma))[:, 0]

@@ -14,10 +14,9 @@ from alphaapollo.config.schema import Algorithm
 
 
 def magistral(centered: Tensor, mini_batches: Sequence[Tensor], ddof: int = 1, eps: float = 0.0) -> Tensor:
-    """(A - mean) / std over the *sequences* of each mini-batch, with A = R - group mean (arXiv 2506.10910, section
-    2.1). A [N] -> [N]. mini_batches: sample indices of each.
+    """Standardize A = R - group mean over the *sequences* of each mini-batch (arXiv 2506.10910, section 2.1). [N].
 
-    The mean is subtracted again: this matters only if a mini-batch splits a group.
+    Subtracting the mean again matters only if a mini-batch splits a group. mini_batches: sample indices of each.
     """
     advantages = torch.zeros_like(centered)
     for positions in mini_batches:
@@ -30,8 +29,8 @@ def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Normalize each mini-batch separately. A mini-batch contains complete groups."""
     assert inputs.mini_batches is not None
     trajectories = Trajectories.from_inputs(inputs)
-    numbers = trajectories.rows.first(inputs.mini_batches)
-    mini_batches = [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()]
+    step_ids = trajectories.rows.first(inputs.mini_batches)
+    mini_batches = [(step_ids == step).nonzero().squeeze(1) for step in step_ids.unique()]
     advantages = magistral(center_in_groups(trajectories.scores, trajectories.groups), mini_batches)
-    on_tokens = trajectories.expand_to_tokens(advantages)
-    return Advantages(on_tokens, on_tokens)
+    token_advantages = trajectories.expand_to_tokens(advantages)
+    return Advantages(token_advantages, token_advantages)

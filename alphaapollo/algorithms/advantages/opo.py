@@ -10,8 +10,9 @@ from alphaapollo.config.schema import Algorithm
 
 
 def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
-    """R - b with b = sum_j l_j R_j / sum_j l_j in the group, l = response length (arXiv 2505.23585). [N] each -> [N].
+    """Compute R - b with b = sum_j l_j R_j / sum_j l_j over the group (arXiv 2505.23585). [N] each -> [N].
 
+    l_j is the response length.
     A group without action tokens has b = 0; it has no tokens to train on.
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)

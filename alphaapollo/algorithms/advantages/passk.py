@@ -15,9 +15,10 @@ from alphaapollo.config.schema import Algorithm
 def passk_leave_one_out(
     scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """max_j R_j - max_{j != i} R_j: only a unique best sample has a non-zero advantage (arXiv 2503.19595). [N] -> [N].
+    """Compute max_j R_j - max_{j != i} R_j within the group (arXiv 2503.19595). [N] -> [N].
 
-    0 in a group of one. std_norm divides by the group's std + eps, which the paper's formula does not.
+    Only a unique best sample has a non-zero advantage. The advantage in a group of one is 0. std_norm divides by the
+    group's std + eps, which the paper's formula does not.
     """
     best = groups.max(scores)
     is_best = scores == best[groups.index]
@@ -30,11 +31,12 @@ def passk_leave_one_out(
 
 
 def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
-    """The closed form for binary rewards (arXiv 2508.10751): R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)),
-    A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s; 0 where s = 0. correct 0/1 [N] -> [N] float64.
+    """Compute the closed form for binary rewards (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
 
-    A group with fewer than k remaining samples gets 0. Raises ValueError if no group has k samples or a reward is
-    neither 0 nor 1.
+    R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)), A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s.
+    The advantage is 0 where s = 0, and in a group with fewer than k remaining samples.
+
+    Raises ValueError if no group has k samples or a reward is neither 0 nor 1.
     """
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError(
@@ -43,8 +45,8 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     largest = int(groups.sizes.max())
     if largest < k:
         raise ValueError(
-            f"pass@{k} needs groups of at least {k} samples, got {largest}. Raise env.rollout.n or lower "
-            "algorithm.passk_k."
+            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest has {largest}. Raise "
+            "env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [
@@ -55,7 +57,7 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
 
 
 def _passk_advantages(size: int, num_wrong: int, k: int) -> tuple[float, float]:
-    """Advantages of a correct and of a wrong sample of one group."""
+    """Compute the advantages of a correct and of a wrong sample of one group."""
     if size < k:
         return 0.0, 0.0
     all_fail = math.comb(num_wrong, k) / math.comb(size, k)
@@ -75,8 +77,8 @@ def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 def _check_k(config: Algorithm, group_size: int) -> None:
     if config.passk_k > group_size:
         raise ValueError(
-            f"algorithm.passk_k={config.passk_k}: pass@{config.passk_k} needs groups of at least {config.passk_k} "
-            f"samples, and the group size is {group_size}. Raise env.rollout.n or lower algorithm.passk_k."
+            f"algorithm.passk_k={config.passk_k} must not exceed the group size, env.rollout.n={group_size}. "
+            "Raise env.rollout.n or lower algorithm.passk_k."
         )
 
 

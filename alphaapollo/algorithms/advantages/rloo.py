@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Algorithm
 
 
 def rloo(scores: Tensor, groups: Groups) -> Tensor:
-    """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
+    """Subtract the mean of the other k-1 rewards: k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
     sizes = groups.sizes.to(scores.dtype)
     factor = sizes / (sizes - 1).clamp(min=1)
     return factor[groups.index] * center_in_groups(scores, groups)

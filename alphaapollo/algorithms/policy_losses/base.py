@@ -31,20 +31,20 @@ class PolicyLossInputs:
     If a trajectory has several rows in the micro-batch, they are joined into one, without the tokens between actions.
     """
 
-    logp: Tensor  # [B, L] of the trained policy
-    old_logp: Tensor  # [B, L] of the policy before the first step on the batch: the ratio's denominator
+    logp: Tensor  # [B, L] log-probs of the trained policy
+    old_logp: Tensor  # [B, L] log-probs of the policy before the first step on the batch: denominator of the ratio
     advantages: Tensor  # [B, L]
     mask: Tensor  # [B, L] 1 on action tokens
-    rollout_logp: Tensor | None = None  # [B, L] of the rollout engine
-    chosen: Tensor | None = None  # bool [B, L], tokens selected by the loss's `choose`
+    rollout_logp: Tensor | None = None  # [B, L] log-probs of the rollout engine
+    chosen: Tensor | None = None  # bool [B, L], tokens selected by PolicyLoss.choose
 
 
 @dataclass(frozen=True)
 class PolicyLossOutput:
-    """Loss to minimize, before aggregation.
+    """Loss to minimize, before aggregation, and metrics.
 
-    Metrics are scalars summed over action tokens (token level) or non-empty rows (sequence level). The logger divides
-    them by the global count. Every registered loss also gets `old_policy_kl`.
+    Metrics are scalars: sums over action tokens (token level) or non-empty rows (sequence level). The logger divides
+    the sums by the global count. Every registered loss also gets `old_policy_kl`.
     """
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values off the mask and in empty rows are ignored
@@ -53,26 +53,24 @@ class PolicyLossOutput:
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
 TokenSelector = Callable[[Tensor, Tensor, Actor], Tensor]
-"""(log-probs, advantages, config) of the n action tokens of a mini-batch, in random order -> bool [n]. The log-probs
-are those of the policy before its first step on the batch."""
+"""Function (log-probs [n], advantages [n], config) -> bool [n] over the n action tokens of a mini-batch, in random
+order. The log-probs are computed by the policy before its first step on the batch."""
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A registered loss. Calling it checks the shape of the result and adds the metric old_policy_kl.
+    """Registered policy loss that checks its result and adds the metric old_policy_kl when called.
 
-    trainer/setup/combinations.py uses these declarations to reject invalid combinations when a run starts.
+    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts.
     """
 
     name: str
     fn: PolicyLossFn
     level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
-    on_policy: bool = False  # has no importance ratio: valid for one optimizer step per iteration
-    reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
-    needs_full_sequence: bool = (
-        False  # a token's loss depends on the other tokens of its sequence; always at sequence level
-    )
-    choose: TokenSelector | None = None  # selects tokens over the whole mini-batch, for inputs.chosen
+    on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
+    reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
+    needs_full_sequence: bool = False  # token loss depends on other tokens of the sequence; implied by level=sequence
+    choose: TokenSelector | None = None  # selects tokens of a mini-batch, which are passed as inputs.chosen
 
     @property
     def needs_full_trajectories(self) -> bool:
@@ -97,10 +95,10 @@ policy_loss_names = _policy_losses.names
 
 
 def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
-    policy_loss.loss_mode=name.
+    """Return a decorator that registers a loss under policy_loss.loss_mode=name.
 
-    `declarations`: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect.
+    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`.
+    declarations: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect.
     """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
@@ -111,8 +109,13 @@ def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLoss
 
 
 def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Clip fractions, in total and per bound. `clipped`: bool, or the fraction of a row; `above`: bool, whether the
-    upper bound applies. [B, L], or [B] for a sequence-level loss."""
+    """Compute the clip fractions, in total and for each bound, as sums.
+
+    Args:
+        clipped: bool, or share of clipped tokens in the row. [B, L], or [B] for a sequence-level loss.
+        above: bool, True where the upper bound applies, False where the lower bound applies. Same shape.
+        mask: [B, L].
+    """
     total = row_sum if clipped.ndim == 1 else token_sum
     zeros = torch.zeros_like(clipped)
     return {
@@ -123,11 +126,11 @@ def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor) -> dict[str, Tens
 
 
 CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
-"""The fields that a loss reads for its clip range."""
+"""Fields of Actor that clip_range reads."""
 
 
 def clip_range(config: Actor, low: L, high: float) -> tuple[float | L, float]:
-    """(below, above) of the clip: clip_ratio_low/high, else clip_ratio for both, else the loss's own."""
+    """Return the clip radii (below 1, above 1): clip_ratio_low/high, else clip_ratio, else the defaults low/high."""
     return (
         _first_not_none(config.clip_ratio_low, config.clip_ratio, low),
         _first_not_none(config.clip_ratio_high, config.clip_ratio, high),
@@ -151,8 +154,10 @@ def row_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def old_policy_kl(inputs: PolicyLossInputs, per_row: bool) -> Tensor:
-    """k3 estimate of KL(old||pi) on the old policy's samples, summed as a metric over tokens, or over rows of token
-    means."""
+    """Compute the metric sum of the k3 estimate of KL(old||pi) on samples of the old policy.
+
+    The sum is over tokens, or with per_row over the token means of rows.
+    """
     d = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask)
     kl = torch.expm1(d) - d
     return row_sum(row_mean(kl, inputs.mask), inputs.mask) if per_row else token_sum(kl, inputs.mask)

@@ -29,11 +29,11 @@ def cispo(
     mask_low: float | None,
     mask_high: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """-sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5); low=None: no lower bound, as the paper.
+    """Compute -sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5). All [B, L].
 
-    mask_low/high: the unified form (Eq. 6-7), which also drops tokens with A > 0, r > 1 + mask_high or A < 0,
-    r < 1 - mask_low; both dropped from the loss, not from its denominator. All [B, L].
-    Returns the loss and a bool matrix: weight clipped or token dropped.
+    low=None means no lower bound, as in the paper. mask_low and mask_high enable the unified form (Eq. 6-7): tokens
+    with A > 0 and r > 1 + mask_high, or A < 0 and r < 1 - mask_low, have loss 0 but still count in the denominator.
+    Returns the loss and a bool matrix that is True where the weight is clipped or the token is dropped.
     """
     ratio = ratio.detach()
     weight = ratio.clamp(None if low is None else 1.0 - low, 1.0 + high)
@@ -45,7 +45,7 @@ def cispo(
 
 @register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
 def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Default bounds: no lower one, 0.28 above. clip_ratio or clip_ratio_low set a lower one."""
+    """Compute the CISPO loss. By default there is no lower bound and the upper bound is 1.28."""
     low, high = clip_range(config, None, 0.28)
     mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
     ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()

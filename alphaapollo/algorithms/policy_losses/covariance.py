@@ -1,8 +1,7 @@
-"""Clip-Cov and KL-Cov: preserve entropy by restricting the few tokens with a high covariance of log-prob and advantage
-(arXiv 2505.22617).
+"""Clip-Cov and KL-Cov: preserve entropy by restricting tokens with a high covariance of log-prob and advantage.
 
-The covariance is over the tokens of a mini-batch (section 4.2), with the log-probs of the policy before its first step
-on the batch: the policy that generated the samples. The authors' code uses micro-batches.
+Source: arXiv 2505.22617. The covariance is over the tokens of a mini-batch (section 4.2); the authors' code uses
+micro-batches. Log-probs are computed by the policy before its first step on the batch, which generated the samples.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from alphaapollo.config.schema import Actor
 
 
 def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean A)(log pi - mean log pi) over action tokens, a constant; zero off the mask. [B, L] -> [B, L]."""
+    """Compute (A - mean A)(log pi - mean log pi) without gradient; zero off the mask. [B, L] -> [B, L]."""
     logp = logp.detach()
     return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
 
@@ -32,14 +31,17 @@ def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 def clip_cov_candidates(
     covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
 ) -> tuple[Tensor, int]:
-    """Tokens with low < cov < high that PPO has not clipped already, and how many of them are drawn uniformly:
-    `ratio` of all action tokens, at least one. All [B, L] -> bool [B, L], count."""
+    """Return the candidates of Clip-Cov (bool [B, L]) and the number of candidates to draw. All [B, L].
+
+    Candidates are tokens with low < cov < high that PPO has not clipped. The number to draw is the share `ratio` of all
+    action tokens, at least one.
+    """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
     return candidates, min(_token_count(ratio, mask), int(candidates.sum()))
 
 
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
-    """The `ratio` share of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
+    """Select the share `ratio` of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
     cells = mask.bool().flatten().nonzero().squeeze(1)
     order = covariance.flatten()[cells].argsort(descending=True, stable=True)[: _token_count(ratio, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
@@ -48,7 +50,7 @@ def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
 
 
 def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float) -> Tensor:
-    """-r A everywhere, unclipped, plus coef |log pi - log old| on the selected tokens. All [B, L]."""
+    """Compute -r A (unclipped), plus coef |log pi - log old| on the selected tokens. All [B, L]."""
     return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
@@ -57,7 +59,7 @@ def _token_count(ratio: float, mask: Tensor) -> int:
 
 
 def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Tokens of Clip-Cov: the first candidates, a uniform draw because tokens are in random order. [n] -> bool [n]."""
+    """Select the first candidates of Clip-Cov: a uniform draw, because tokens are in random order. [n] -> bool [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
         token_covariance(logp, advantages, mask),
@@ -76,7 +78,7 @@ def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -
     choose=_select_random_candidates,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """PPO's clip, with zero loss on the drawn candidates; they still count in the denominator."""
+    """Compute PPO's clipped loss, with zero loss on the drawn candidates, which still count in the denominator."""
     assert inputs.chosen is not None
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
@@ -86,7 +88,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 
 def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Tokens of KL-Cov: those with the largest covariance. [n] -> bool [n]."""
+    """Select the tokens with the largest covariance for KL-Cov. [n] -> bool [n]."""
     mask = torch.ones_like(logp)
     return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
 

@@ -26,10 +26,10 @@ def gmpo_ratio(
     high: float,
     limit: float | None = MAX_LOG_RATIO,
 ) -> tuple[Tensor, Tensor]:
-    """g_i = exp(1/|o_i| sum_t c_it), c = min(d, high) if A_i >= 0, max(d, -low) if A_i < 0 (arXiv 2507.20673).
+    """Compute g_i = exp(1/|o_i| sum_t c_it), the mean of token ratios clipped in log space (arXiv 2507.20673).
 
-    The radius is in log space, the clip is before the mean. logp, old_logp, mask [B, L], advantages [B] -> [B], and a
-    bool [B, L]: where the clip is active. 1 for an empty row.
+    c = min(d, high) if A_i >= 0, max(d, -low) if A_i < 0, with the log-ratio d. logp, old_logp, mask [B, L],
+    advantages [B]. Returns g [B] (1 for an empty row), and a bool [B, L] that is True where the clip is active.
     """
     d = log_ratio(logp, old_logp, mask, limit)
     rising = (advantages >= 0).unsqueeze(1)
@@ -39,7 +39,7 @@ def gmpo_ratio(
 
 @register_policy_loss("gmpo", level="sequence", reads=CLIP)
 def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """-A_i g_i per sequence; clip_ratio* are log-space radii (the paper's: 0.4). A is the mean over the row."""
+    """Compute -A_i g_i per sequence, with the mean advantage A_i of the row; clip_ratio* are radii in log space."""
     low, high = clip_range(config, 0.4, 0.4)
     advantages = row_mean(inputs.advantages, inputs.mask)
     ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)

@@ -16,34 +16,34 @@ from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate
 from alphaapollo.config.schema import Actor
 
 PAPER_CLIP = (3e-4, 4e-4)
-"""The bounds of arXiv 2507.18071, section 5.1. A mean of log-ratios varies much less than a single one."""
+"""Clip radii of arXiv 2507.18071, section 5.1. A mean of log-ratios varies much less than a single log-ratio."""
 
 
 def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """s_i = exp(1/|o_i| sum_t (log pi - log old)) (arXiv 2507.18071, Eq. 7); 1 for an empty row. [B, L] -> [B]."""
+    """Compute s_i = exp(1/|o_i| sum_t (log pi - log old)) (arXiv 2507.18071, Eq. 7). [B, L] -> [B]; empty row: 1."""
     return clamp_symmetric(row_mean(log_ratio(logp, old_logp, mask, limit=None), mask), limit).exp()
 
 
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """prod_t pi/old: the ratio of the completion as one action; 1 for an empty row. [B, L] -> [B]."""
+    """Compute prod_t pi/old, the ratio of the completion as one action; 1 for an empty row. [B, L] -> [B]."""
     return clamp_symmetric(log_ratio(logp, old_logp, mask, limit=None).sum(dim=1), limit).exp()
 
 
 def gspo_token_ratio(
     logp: Tensor, old_logp: Tensor, mask: Tensor, logp_sg: Tensor | None = None, limit: float | None = MAX_LOG_RATIO
 ) -> Tensor:
-    """s_it = sg[s_i] pi / sg[pi]: the sequence's ratio in value, each token's own gradient (Eq. 14). [B, L] -> [B, L].
+    """Compute s_it = sg[s_i] pi / sg[pi]: value of the sequence ratio, gradient of the token ratio (Eq. 14).
 
-    logp_sg: the stop-gradient copy of logp, by default its own.
+    [B, L] -> [B, L]. logp_sg: log-probs in place of sg[logp].
     """
-    held = logp.detach() if logp_sg is None else logp_sg
-    sequence = geometric_ratio(held, old_logp, mask, limit)
-    return sequence.unsqueeze(1) * apply_mask(logp - held, mask).exp()
+    constant_logp = logp.detach() if logp_sg is None else logp_sg
+    sequence = geometric_ratio(constant_logp, old_logp, mask, limit)
+    return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 
 
 @register_policy_loss("gspo", level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages, which should be equal."""
+    """Compute -min(s A, clip(s) A) per sequence (Eq. 5), where A is the mean advantage of the row."""
     ratio = geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     advantages = row_mean(inputs.advantages, inputs.mask)
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
@@ -51,15 +51,17 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 @register_policy_loss("gspo_token", reads=CLIP, needs_full_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
-    aggregation is seq-mean-token-mean."""
+    """Compute GSPO with one advantage per token (Eq. 13).
+
+    Equals gspo if the advantages of a row are equal and the aggregation is seq-mean-token-mean.
+    """
     ratio = gspo_token_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     return clipped_surrogate(ratio, inputs.advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
 @register_policy_loss("sequence_ppo", level="sequence", reads=CLIP)
 def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """PPO's clip on the whole completion's ratio: RLOO with the completion as one action (arXiv 2402.14740)."""
+    """Compute PPO's clipped loss with the completion as one action, as in RLOO (arXiv 2402.14740)."""
     ratio = product_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     advantages = row_mean(inputs.advantages, inputs.mask)
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, 0.2, 0.2))

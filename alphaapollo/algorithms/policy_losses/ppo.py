@@ -19,9 +19,9 @@ from alphaapollo.config.schema import Actor
 
 
 def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
+    """Compute -min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
 
-    dual_clip c > 1: where A < 0 the loss is at most -c A (arXiv 1912.09729, Eq. 5).
+    With dual_clip c > 1, the loss is at most -c A where A < 0 (arXiv 1912.09729, Eq. 5).
     """
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages)
     if dual_clip is None:
@@ -30,7 +30,7 @@ def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_cl
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Where the clip is active: outside the range, in the direction of A. Bool, any equal shapes."""
+    """Return where the clip is active: r is outside the range, in the direction of A. Bool, any equal shapes."""
     return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
 
 
@@ -48,6 +48,6 @@ def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLossOutput:
-    """PPO's clip with its metrics. ratio, advantages: [B, L], or [B] for a sequence-level loss; mask [B, L]."""
+    """Compute PPO's clipped loss and its metrics. ratio, advantages [B, L] or [B] (sequence level), mask [B, L]."""
     metrics = clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)

@@ -9,7 +9,7 @@ from alphaapollo.config.schema import Actor
 
 
 def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
-    """-A log pi: REINFORCE, and GPG's J (arXiv 2504.02546, Eq. 5; its alpha is part of the advantage). Equal shapes."""
+    """Compute -A log pi: REINFORCE, and GPG (arXiv 2504.02546, Eq. 5, with alpha in A). Equal shapes."""
     return -advantages * logp
 
 

@@ -15,7 +15,7 @@ def test_statistics_by_group():
     assert groups.sum(SCORES).tolist() == [8.0, 4.0, 10.0]
     assert groups.mean(SCORES).tolist() == [8.0, 2.0, 5.0]
     assert groups.max(SCORES).tolist() == [8.0, 3.0, 5.0]
-    assert groups.equal(SCORES).tolist() == [True, False, True]
+    assert groups.is_constant(SCORES).tolist() == [True, False, True]
     assert groups.std(SCORES, ddof=1).tolist() == pytest.approx([0.0, math.sqrt(2.0), 0.0])
     assert groups.std(SCORES, ddof=0).tolist() == [0.0, 1.0, 0.0]
 

@@ -50,7 +50,7 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     for one in pair.rows:
         assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
     assert (pair.good, pair.data_source, pair.margin, pair.unrelated) == ([True, False], "sums", 0.0, None)
-    assert pair.longest == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
+    assert pair.max_length == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
 
 
 def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):
@@ -71,30 +71,30 @@ def test_texts_end_with_eos(tmp_path, renderer):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'chosen' and 'rejected' are the same"),
+        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'chosen' and 'rejected' are equal"),
         ({"prompt": [USER], "chosen": "4", "rejected": " "}, "'rejected' is empty"),
         ({"prompt": [USER], "chosen": [], "rejected": "5"}, "'chosen'"),
-        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "one of 'chosen' and 'rejected' is a text"),
-        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is a text, and its answers are messages"),
+        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "'chosen' and 'rejected' must both be text"),
+        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, but its answers are messages"),
         ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
         ({"chosen": "4", "rejected": "5"}, "'prompt' is empty"),
         ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant message"),
         ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
         ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
-        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "has to begin and to end with a message of the ass"),
+        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "must start and end with an assistant message"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": -1}, "'margin' is -1"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": "much"}, "'margin' is 'much'"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, renderer, row, says):
     good = {"prompt": [USER], "chosen": "4", "rejected": "5"}
-    with pytest.raises(ValueError, match="1 of 2 rows are bad") as error:
+    with pytest.raises(ValueError, match="1 of 2 rows are invalid") as error:
         pairs(tmp_path, renderer, [good, row])
     assert "row 1: " in str(error.value) and says in str(error.value)
 
 
 def test_other_columns_are_reported(tmp_path, renderer):
-    with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'; it has answer, prompt"):
+    with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'. It has answer, prompt"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
     with pytest.raises(ValueError, match=r"need preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "response": "4", "label": True}])
@@ -109,7 +109,7 @@ def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
         pairs(tmp_path, renderer, rows, max_length=60)
     read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
     assert len(read.examples) == 1 and read.sizes == [1]
-    assert read.notices == ["1 of 2 pairs are over data.max_length: left out."]
+    assert read.notices == ["1 of 2 pairs are longer than data.max_length and were dropped."]
 
 
 def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
@@ -137,7 +137,7 @@ def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
         labelled(tmp_path, renderer, [row, row])
     with pytest.raises(ValueError, match="row 1: 'label' is 'good'"):
         labelled(tmp_path, renderer, [row, row | {"label": "good"}])
-    with pytest.raises(ValueError, match="all prompts of the data are the same"):
+    with pytest.raises(ValueError, match="all prompts of the data are equal"):
         labelled(tmp_path, renderer, [row, row | {"label": False}])
 
 

@@ -71,7 +71,7 @@ def test_unicode_survives(tmp_path):
 
 def test_a_missing_column_lists_those_there_are(tmp_path):
     path = write(tmp_path / "data.parquet", [{"question": "q", "answer": "a"}])
-    with pytest.raises(ValueError, match=r"no column 'prompt'; it has question, answer.*data\.prompt_key"):
+    with pytest.raises(ValueError, match=r"no column 'prompt'\. It has question, answer.*data\.prompt_key"):
         load_prompts(path, "prompt")
 
 
@@ -88,7 +88,7 @@ BAD = [
 @pytest.mark.parametrize(("value", "what"), BAD)
 def test_invalid_text_is_reported_with_its_row(tmp_path, value, what):
     path = write(tmp_path / "data.jsonl", [{"prompt": "good"}, {"prompt": value}])
-    with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 rows are bad.*\n  row 1: 'prompt' {what}"):
+    with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 rows are invalid.*\n  row 1: 'prompt' {what}"):
         load_prompts(path, "prompt")
 
 
@@ -119,7 +119,7 @@ def test_files_of_different_kinds_do_not_mix(tmp_path):
 
 def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
     path = write(tmp_path / "data.jsonl", [{"prompt": ""}] * 9)
-    with pytest.raises(ValueError, match="9 of 9 rows are bad") as error:
+    with pytest.raises(ValueError, match="9 of 9 rows are invalid") as error:
         load_prompts(path, "prompt")
     assert "row 4" in str(error.value) and "row 5" not in str(error.value) and "and 4 more" in str(error.value)
 
@@ -131,7 +131,7 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
         ("extra_info", "text", "'extra_info' is a str; it must be a struct"),
         ("reward_model", ["4"], "'reward_model' is a list"),
         ("data_source", 3, "data_source is not text: 3"),
-        ("reward_model", {"ground_truth": math.nan}, "ground_truth is not a number: nan. Write it as text"),
+        ("reward_model", {"ground_truth": math.nan}, "ground_truth=nan is not a number. Write it as text"),
     ],
 )
 def test_other_bad_columns_are_named(tmp_path, column, value, what):
@@ -145,12 +145,12 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
     [
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", "has no rows"),
-        ("data.txt", b"x", r"ends in '\.txt'; give a file that ends in one of \.parquet"),
+        ("data.txt", b"x", r"ends in '\.txt'. Use a file that ends in one of \.parquet"),
         ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
         ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
         ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
-        ("object.json", b'{"a": 1}', "must hold a list of objects"),
-        ("latin.jsonl", b'{"prompt": "\xe9"}', "not a readable UTF-8 text file"),
+        ("object.json", b'{"a": 1}', "must contain a list of objects"),
+        ("latin.jsonl", b'{"prompt": "\xe9"}', "not readable UTF-8 text"),
         (
             "half.jsonl",
             b'{"prompt": "whole \\ud83d\\ude42"}\n{"prompt": "a \\ud83d b"}',
@@ -184,7 +184,7 @@ def test_a_parquet_file_without_rows(tmp_path):
 
 def test_a_ground_truth_of_bytes_is_refused(tmp_path):
     path = write(tmp_path / "data.parquet", [{"prompt": "p", "reward_model": {"ground_truth": b"14"}}])
-    with pytest.raises(ValueError, match=r"row 0: ground_truth is bytes: b'14'\. Write it as text"):
+    with pytest.raises(ValueError, match=r"row 0: ground_truth=b'14' is bytes\. Write it as text"):
         load_prompts(path, "prompt")
 
 
@@ -194,13 +194,13 @@ def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
 
     texts = pyarrow.array([b"good", b"\xff"]).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "data.parquet")
-    with pytest.raises(ValueError, match=r"data\.parquet: not a readable parquet file .*0xff"):
+    with pytest.raises(ValueError, match=r"data\.parquet: the file is not a readable parquet file .*0xff"):
         load_prompts(str(tmp_path / "data.parquet"), "prompt")
 
 
 def test_error_for_raw_problems_names_the_conversion_script(tmp_path):
     path = tmp_path / "gsm8k_train.jsonl"
     path.write_text('{"question": "2+2?", "answer": "#### 4"}')
-    says = rf"no column 'prompt'; it has question, answer\. .*prepare_informal_math --data_source {path} \(docs/data"
+    says = rf"no column 'prompt'\. It has question, answer\. .*prepare_informal_math --data_source {path} \(docs/data"
     with pytest.raises(ValueError, match=says):
         load_prompts(str(path), "prompt")

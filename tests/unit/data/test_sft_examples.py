@@ -84,7 +84,7 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
     assert read.sizes == [3, 5] and [len(own) for own in read.split_by_source()] == [3, 5]
-    assert read.notices == ["2 of 10 examples are over data.max_length: left out."]
+    assert read.notices == ["2 of 10 examples are longer than data.max_length and were dropped."]
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
 
 
@@ -102,7 +102,7 @@ def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, fo
         ({"messages": [USER]}, "the chat has no assistant message"),
         ({"messages": []}, "'messages' is empty"),
         ({"messages": "text"}, "'messages' is a str; it must be a chat"),
-        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the assistant's message 1 is empty"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the assistant message 1 is empty"),
         ({"prompt": "p", "response": ""}, "'response' is empty"),
         ({"prompt": "p", "response": 4}, "'response' is a int; it must be text"),
         ({"prompt": None, "response": "r"}, "'prompt' is empty"),
@@ -115,13 +115,13 @@ def test_bad_rows_are_named(tmp_path, renderer, row, what):
         if "messages" in row
         else {"prompt": "p", "response": "r"}
     )
-    with pytest.raises(ValueError, match=rf"1 of 2 rows are bad.*\n  row 1: {what}"):
+    with pytest.raises(ValueError, match=rf"1 of 2 rows are invalid.*\n  row 1: {what}"):
         load(tmp_path, renderer, [good, row])
 
 
 def test_missing_columns_list_those_there_are(tmp_path, renderer):
     with pytest.raises(
-        ValueError, match="needs a column 'messages', or 'prompt' and 'response'; it has prompt, answer"
+        ValueError, match="needs a column 'messages', or 'prompt' and 'response'. It has prompt, answer"
     ):
         load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
 
@@ -142,7 +142,7 @@ def test_a_long_example_is_an_error_by_default(tmp_path, renderer):
 def test_long_examples_are_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="drop"))
     assert [len(row.token_ids) for row in read.examples] == [3]
-    assert read.notices == ["1 of 2 examples are over data.max_length: left out."]
+    assert read.notices == ["1 of 2 examples are longer than data.max_length and were dropped."]
 
 
 def test_a_cut_start_keeps_the_response(tmp_path, renderer):
@@ -159,7 +159,7 @@ def test_a_first_token_is_never_trained(tmp_path, renderer):
 
 def test_truncated_example_without_trained_tokens_is_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="right"))
-    assert len(read.examples) == 1 and read.notices == ["1 of 2 examples are over data.max_length: cut (right)."]
+    assert len(read.examples) == 1 and read.notices == ["1 of 2 examples are longer than data.max_length and were truncated (right)."]
     row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
     assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
     assert row.turn_ends == []

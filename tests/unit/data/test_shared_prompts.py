@@ -154,7 +154,7 @@ def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_t
             seen += order[one.positions].tolist()
             for micro in one.micro_batches:
                 stood = [set(micro) <= set(other) for other in before.micro_batches]
-                assert any(stood) or rank.rows.cost(micro, padded=True) <= max_tokens
+                assert any(stood) or rank.rows.count_tokens(micro, padded=True) <= max_tokens
     assert sorted(seen) == np.flatnonzero(keep).tolist()
     for ranks in zip(*steps, strict=True):
         assert len({len(one.micro_batches) for one in ranks}) == 1 and ranks[0].micro_batches

@@ -10,7 +10,7 @@ def test_they_reach_the_template_at_every_rendering():
     tokenizer = tokenizer_of(HERMES + THINKING)
     silent = Renderer(tokenizer, {"enable_thinking": False})
     assert silent.render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT) + "<think></think>"
-    assert Renderer(tokenizer, {"enable_thinking": True}).text(CHAT) == Renderer(tokenizer).text(CHAT)
+    assert Renderer(tokenizer, {"enable_thinking": True}).render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT)
     end = silent.encode(["<think></think>"])[0]
     assert silent.prompt_ids(CHAT)[-len(end) :] == silent.delta_ids(CHAT)[-len(end) :] == end
 

@@ -231,7 +231,7 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
 @pytest.mark.parametrize(
     ("options", "components", "said"),
     [
-        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "named rewards: speed; the reward function gives accuracy, format"),
+        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "named rewards: speed; the reward function returns accuracy, format"),
         ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
         ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
         (
@@ -239,7 +239,7 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
             COMPONENTS | {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])},
             "format is missing or not finite",
         ),
-        ({}, {}, "the reward function gives none"),
+        ({}, {}, "the reward function returns none"),
         ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "format is missing or not finite"),
     ],
 )
@@ -257,7 +257,7 @@ def test_passk_analytic_by_hand():
 
 def test_passk_analytic_bad_inputs():
     estimator = get_estimator("grpo_passk_analytic")
-    with pytest.raises(ValueError, match="needs groups of at least 3 samples, got 2"):
+    with pytest.raises(ValueError, match="needs a group of at least 3 samples, but the largest has 2"):
         estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
     with pytest.raises(ValueError, match="rewards of 0 or 1"):
         estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))
@@ -377,7 +377,7 @@ def test_unknown_estimators_suggest_similar_names():
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="only values, greedy_rewards, components, turns, mini_batches"):
+    with pytest.raises(ValueError, match="available inputs are values, greedy_rewards, components, turns, mini_batches"):
         register_estimator("with_logits", needs=("logits",))
 
 

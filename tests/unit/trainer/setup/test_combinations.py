@@ -256,7 +256,7 @@ def test_critic_keys_have_no_effect_without_a_critic():
 def test_critic_warmup_needs_a_critic():
     assert notices("gae", trainer__critic_warmup=3) == []
     assert problem("grpo", trainer__critic_warmup=3) == (
-        "trainer.critic_warmup=3 trains only the critic, but algorithm.adv_estimator=grpo has no critic. Set "
+        "trainer.critic_warmup=3 needs a critic, but algorithm.adv_estimator=grpo has none. Set "
         "trainer.critic_warmup=0."
     )
 
