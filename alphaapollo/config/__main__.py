@@ -1,6 +1,6 @@
 """python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
-                                              print a command of verl's (a shell script) as ours; docs/verl.md
+                                              convert a shell script that runs verl (docs/verl.md)
 python -m alphaapollo.config docs             write docs/config/ and docs/verl_keys.md (in a clone)
 """
 
@@ -22,10 +22,10 @@ def main(argv: list[str]) -> int:
         case ["explain", *names] if {"-h", "--help"} & set(names):
             print(__doc__)
         case ["explain", *names] if names:
-            print("\n".join(explain(name) for name in names))
-        case ["port", script, *given]:
+            print("\n".join(explain_key(name) for name in names))
+        case ["port", script, *words]:
             try:
-                print(port_script(Path(script).read_text(encoding="utf-8"), script, given), end="")
+                print(port_script(Path(script).read_text(encoding="utf-8"), script, words), end="")
             except (OSError, ValueError) as error:
                 return report_error(error, EXIT_CODE)
         case ["docs"]:
@@ -40,27 +40,29 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def explain(name: str) -> str:
-    """One line: accepted, renamed, dropped, not supported, or unknown with the nearest keys."""
+def explain_key(name: str) -> str:
+    """Return one line about a key: accepted, renamed, dropped, not supported, or unknown with similar keys."""
     name = name.lstrip("+~").split("=")[0]
     found = {command: list_keys(schema)[name] for command, schema in COMMANDS.items() if name in list_keys(schema)}
     if found:
-        first, *others = found
+        first, *other_commands = found
         key = found[first]
         defaults = format_value(key.default) if first == "main_ppo" else f"{format_value(key.default)} in {first}"
         defaults += "".join(
-            f", {format_value(found[o].default)} in {o}" for o in others if found[o].default != key.default
+            f", {format_value(found[command].default)} in {command}"
+            for command in other_commands
+            if found[command].default != key.default
         )
-        other = find_verl_differences(COMMANDS[first]).get(name)
-        in_verl = f"; against verl: {other}" if other else ""
+        difference = find_verl_differences(COMMANDS[first]).get(name)
+        in_verl = f"; difference from verl: {difference}" if difference else ""
         return f"{name}: accepted (default {defaults}, {key.meaning.removesuffix('.')}{in_verl})"
     for schema in COMMANDS.values():
         if name in list_sections(schema):
             return f"{name}: accepted (a section with {', '.join(list_sections(schema)[name])})"
     for schema in COMMANDS.values():
-        if (whole := find_containing_map(name, schema)) is not None:
-            meaning = list_keys(schema)[whole].meaning.removesuffix(".")
-            return f"{name}: accepted (a name in the map {whole}: {meaning})"
+        if (map_key := find_containing_map(name, schema)) is not None:
+            meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
+            return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
     if (verdict := find_verl_verdict(name, *COMMANDS.values())) is not None:
         return f"{name}: {verdict}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})

@@ -14,24 +14,25 @@ from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Se
 
 @dataclass(frozen=True)
 class Change:
-    """A key with another value."""
+    """Changed key of a resumed run."""
 
     key: str
     old: Any
     new: Any
     verdict: Verdict
-    why: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         """`trainer.seed: 0 -> 1: applied`"""
-        why = f" ({self.why})" if self.why else ""
-        return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{why}"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{reason}"
 
 
 def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
-    """Every key of `config` with another value than in `saved`, the plain values of a config.yaml.
+    """Return the keys whose value in `config` differs from `saved`, the parsed config.yaml of the earlier run.
 
-    A key that `saved` lacks had its default; a key that only `saved` has is ignored: another version wrote it.
+    A key that is missing in `saved` counts as its default. A key that is only in `saved` is ignored, because another
+    version wrote it.
     """
     now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
     found = []
@@ -40,12 +41,12 @@ def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
         new = _look_up(now, key.name, None)
         old = _look_up(saved, key.name, _look_up(defaults, key.name, None))
         if rule.verdict != "ignored" and _normalize_paths(key, old) != _normalize_paths(key, new):
-            found.append(Change(key.name, old, new, rule.verdict, rule.why))
+            found.append(Change(key.name, old, new, rule.verdict, rule.reason))
     return found
 
 
 def find_resume_rule(config: Section, key: Key) -> OnResume:
-    """What happens when a run resumes with another value of the key."""
+    """Return the rule for a run that resumes with another value of the key."""
     if any(rule.verdict == "ignored" for _, rule in get_markers(key, OnResume)):
         return ONLY_AT_START
     parts = key.name.split(".")
@@ -59,7 +60,7 @@ def find_resume_rule(config: Section, key: Key) -> OnResume:
 
 
 def find_command(saved: Mapping[str, Any]) -> str | None:
-    """The command that wrote a configuration, by its sections: `main_sft`; None = another version's."""
+    """Return the command that wrote a configuration, e.g. `main_sft`; None = its sections match no command."""
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved.keys()), None)
 
 
@@ -72,7 +73,7 @@ def _look_up(values: Any, key: str, default: Any) -> Any:
 
 
 def _normalize_paths(key: Key, value: Any) -> Any:
-    """Different spellings of the same files are equal: `./a.parquet`, `[a.parquet]`."""
+    """Return the value with absolute paths, so that `./a.parquet` and `[a.parquet]` compare equal."""
     if not value or not get_markers(key, FilePath):
         return value
-    return [os.path.abspath(os.path.expanduser(one)) for one in (value if isinstance(value, list) else [value])]
+    return [os.path.abspath(os.path.expanduser(path)) for path in (value if isinstance(value, list) else [value])]

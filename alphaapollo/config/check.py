@@ -25,24 +25,25 @@ def check_config(
     config: Section,
     num_gpus: int = 0,
     num_cores: int = 1,
-    given: Set[str] = frozenset(),
-    problems: Iterable[str] = (),
+    user_keys: Set[str] = frozenset(),
+    errors: Iterable[str] = (),
     ineffective: Iterable[tuple[str, str]] = (),
 ) -> list[str]:
-    """Lines about keys without effect and about surprising settings.
+    """Return warnings about keys without effect and about surprising settings.
 
     Args:
-        num_gpus, num_cores: of one node.
-        given: keys that the user set, for those with another meaning in verl.
-        problems: further problems, found by the caller.
-        ineffective: further keys without effect, with the reason.
+        num_gpus: GPUs of one node.
+        num_cores: CPU cores of one node.
+        user_keys: Keys that the user set. Keys with another meaning in verl cause a warning.
+        errors: Further errors, found by the caller.
+        ineffective: Further (key, reason) pairs of keys without effect.
 
     Raises:
-        ConfigError: naming every problem of files, folders and sizes.
+        ConfigError: Files, folders or sizes are wrong. The error lists all of them.
     """
     trainer = getattr(config, "trainer", None)
     device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)
-    found = [*find_path_errors(config), *problems]
+    found = [*find_path_errors(config), *errors]
     if device is not None:
         found += find_machine_errors(config, device, num_gpus, num_cores)
     if found:
@@ -51,11 +52,11 @@ def check_config(
     lines += collect_section_warnings(config)
     if device is not None:
         lines += find_machine_warnings(config, device, num_cores)
-    return [*lines, *find_verl_warnings(config, given)] if isinstance(config, Config) else lines
+    return [*lines, *find_verl_warnings(config, user_keys)] if isinstance(config, Config) else lines
 
 
 def collect_section_warnings(config: Section) -> Iterator[str]:
-    """`Section.warnings` of the configuration and of its sections, with full keys."""
+    """Yield `Section.warnings` of the configuration and of its sections, with full keys."""
     yield from config.warnings()
     for name in list_sections(type(config)):
         section = get_value(config, name)
@@ -64,24 +65,22 @@ def collect_section_warnings(config: Section) -> Iterator[str]:
 
 
 def find_path_errors(config: Section) -> Iterator[str]:
-    """Required paths that are missing, and files and folders that do not exist."""
+    """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in list_keys(type(config)).values():
         for _, path in get_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive(config, key) is None
             if not value and path.required and is_active:
-                yield f"{key.name}: required, got nothing. Set {key.name}=..."
+                yield f"{key.name} is required, but it is empty. Set {key.name}=..."
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
-                yield from (
-                    f"{key.name}: {problem}" for file in files if (problem := _find_path_error(path.kind, file))
-                )
+                yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
     if isinstance(config, EvolvingConfig):
         for name, model in config.models.items():
-            if problem := _find_path_error("model", model.path):
-                yield f"models.{name}.path: {problem}"
+            if error := _find_path_error("model", model.path):
+                yield f"models.{name}.path: {error}"
         if not config.models:
-            yield "models: required, got none. Set models.policy.path=MODEL, or base_url and name of a server's model."
+            yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
     if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
         patience = config.algorithm.reference_reset.patience
         if patience is not None:
@@ -91,7 +90,7 @@ def find_path_errors(config: Section) -> Iterator[str]:
 
 
 def _find_path_error(kind: str, path: str) -> str:
-    """What is wrong with one path; empty: nothing."""
+    """Return the error for one path; empty = the path is valid."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
     if not path or (kind in ("data", "code") and os.path.isfile(local)) or (kind == "folder" and is_folder):
@@ -101,9 +100,9 @@ def _find_path_error(kind: str, path: str) -> str:
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
     if kind == "tokenizer" or (kind == "model" and not is_local_path(path)):
         return ""
-    what = "folder" if kind in ("folder", "model") else "file"
+    noun = "folder" if kind in ("folder", "model") else "file"
     fix = "Set another folder, or a hub id OWNER/NAME." if kind == "model" else "Set another path."
-    return f"no such {what}: {path} (searched in {Path.cwd()}). {fix}"
+    return f"no such {noun}: {path} (searched in {Path.cwd()}). {fix}"
 
 
 def _find_run_folder_errors(trainer: RunFolder) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The pages about keys, generated from the schema and from verl_keys.yaml.
+"""Generate the documentation pages of all keys from the schema and from verl_keys.yaml.
 
-docs/config/shared.md lists the keys that several commands share, docs/config/<command>.md the other keys of a command,
-and docs/verl_keys.md verl's keys.
+docs/config/shared.md lists the keys that several commands share. docs/config/<command>.md lists the other keys of a
+command, and docs/verl_keys.md lists verl's keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERL_INTRO = f"""# verl's keys
 {GENERATED}
 
 Keys of verl that are accepted here with another meaning or default, and keys that are not accepted. `*` matches
-anything; of several matching entries the longest is valid. [verl.md](verl.md) explains how to convert a command.
+any text. If several entries match a key, the longest one applies. [verl.md](verl.md) explains how to convert a command.
 """
 
 SHARED_INTRO = f"""# Shared sections
@@ -36,18 +36,18 @@ HEAD = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
 
 class SectionLocation(NamedTuple):
-    """A section of a command: `Place("main_sft", "model")`."""
+    """Location of a section in the configuration of a command, e.g. ("main_sft", "model")."""
 
     command: str
     section: str
 
 
 KeysByLocation = dict[SectionLocation, list[Key]]
-"""Keys that one schema class declares, at each place that has them."""
+"""Keys that one schema class declares, by the location of the sections that have them."""
 
 
 def render_pages() -> dict[str, str]:
-    """Every generated page, by its path in docs/."""
+    """Return the text of each generated page by its path in docs/."""
     groups: dict[type[BaseModel], KeysByLocation] = {}
     for command, schema in COMMANDS.items():
         for key in list_keys(schema).values():
@@ -75,7 +75,7 @@ def _render_shared_section(title: str, places: KeysByLocation) -> str:
 
 
 def _render_shared_rows(places: KeysByLocation) -> Iterator[str]:
-    """One row per key, with the places that have another default than the first one."""
+    """Yield one table row per key. Defaults that differ from the first location's are listed with their location."""
     by_name: dict[str, dict[SectionLocation, Key]] = {}
     for place, keys in places.items():
         for key in keys:
@@ -130,7 +130,7 @@ def _render_table(title: str, column: str, texts: dict[str, str]) -> str:
 
 
 def _escape_code(text: str) -> str:
-    """Text in backticks in a cell, on one line; the beginning of a long one."""
+    """Return a text for backticks in a table cell: on one line, and truncated if it is long."""
     line = text.replace("|", "\\|").replace("\n", " ")
     return line if len(line) <= LONGEST_DEFAULT else f"{line[:LONGEST_DEFAULT]}..."
 

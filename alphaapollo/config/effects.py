@@ -1,4 +1,4 @@
-"""Keys that are set but have no effect in a run, by the ActiveWhen markers of the schema (schema/base.py)."""
+"""Find keys that are set but have no effect, by the ActiveWhen markers of the schema (schema/base.py)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
 def describe_ineffective_keys(config: Section, reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each (key, reason) where the value is not the default and requests something."""
+    """Return one line for each (key, reason) whose value is not the default and not the marker's silent value."""
     keys = list_keys(type(config))
     lines = []
-    for name, because in reasons:
+    for name, reason in reasons:
         value = get_value(config, name)
-        requests_nothing = any(marker.quiet == value for _, marker in get_markers(keys[name], ActiveWhen))
-        if value != keys[name].default and not requests_nothing:
-            lines.append(f"{name}={format_value(value)} has no effect: {because}.")
+        is_silent = any(marker.silent_value == value for _, marker in get_markers(keys[name], ActiveWhen))
+        if value != keys[name].default and not is_silent:
+            lines.append(f"{name}={format_value(value)} has no effect: {reason}.")
     return lines
 
 
 def find_inactive_keys(config: Section, device: Device | None = None) -> Iterator[tuple[str, str]]:
-    """(key, reason) of every key that the configuration itself makes inactive.
+    """Yield (key, reason) for every key that the other values of the configuration make inactive.
 
-    device: device of the run, for keys of one device; None = such keys are not reported.
+    device: Device of the run; None = keys that need a particular device are not reported.
     """
     for key in list_keys(type(config)).values():
-        if because := _find_unread_reason(config, key) or explain_inactive(config, key, device):
-            yield key.name, because
+        if reason := _find_unread_reason(config, key) or explain_inactive(config, key, device):
+            yield key.name, reason
 
 
 def explain_inactive(config: Section, key: Key, device: Device | None = None) -> str | None:
-    """Describe the first condition of the key that is not met; None if all are."""
+    """Return the first condition of the key that is not met; None if all conditions are met."""
     for section, marker in get_markers(key, ActiveWhen):
         try:
             value = device if marker.key == "@device" else get_value(config, resolve_key(section, marker.key))
@@ -39,8 +39,8 @@ def explain_inactive(config: Section, key: Key, device: Device | None = None) ->
             continue
         if (marker.key == "@device" and device is None) or marker.is_met(value):
             continue
-        shown = resolve_key(section, marker.shown)
-        return marker.because or f"{shown} is {_format_shown_value(get_value(config, shown))}"
+        shown = resolve_key(section, marker.shown_key)
+        return marker.reason or f"{shown} is {_format_shown_value(get_value(config, shown))}"
     return None
 
 
@@ -51,7 +51,7 @@ def _find_unread_reason(config: Section, key: Key) -> str | None:
 
 
 def resolve_key(section: str, key: str) -> str:
-    """The dotted key of a marker's key; section: prefix of the section that declares it (`algorithm.`)."""
+    """Return the full dotted key of a marker's key. section: prefix of the declaring section, e.g. `algorithm.`"""
     return key[1:] if key.startswith("/") else section + key
 
 

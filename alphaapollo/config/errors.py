@@ -1,4 +1,4 @@
-"""ConfigError, and how commands report errors."""
+"""ConfigError, and functions that report errors of commands."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ EXIT_CODE = 2
 
 
 class ConfigError(ValueError):
-    """Problems of a configuration, one line each: what is wrong, the value, and a fix."""
+    """Errors of a configuration, one line each: key and value, what is wrong, and a fix."""
 
-    def __init__(self, problems: str | Sequence[str]):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, errors: str | Sequence[str]):
+        self.errors = [errors] if isinstance(errors, str) else list(errors)
+        super().__init__("\n".join(self.errors))
 
 
 def report_error(error: Exception, exit_code: int) -> int:
-    """Print the error that ended a command, and return the exit code."""
+    """Print the error that ended a command on stderr, and return `exit_code`."""
     with suppress(OSError):  # a full disk or a closed pipe
-        print(end="", flush=True)  # so that the error comes last where both streams go to one file
+        print(end="", flush=True)  # flush stdout, so that the error is last if both streams go to one file
     print(redact(f"error: {error}"), file=sys.stderr)
     return exit_code
 
 
 @contextmanager
 def exit_on_config_error() -> Iterator[None]:
-    """Print a ConfigError of the block on stderr, without a traceback, and exit with 2."""
+    """Context manager that prints a ConfigError of its block on stderr, without a traceback, and exits with 2."""
     try:
         yield
     except ConfigError as error:
-        count = len(error.problems)
+        count = len(error.errors)
         head = "error in the configuration:" if count == 1 else f"{count} errors in the configuration:"
         print(
-            redact("\n".join([head, *(f"  {problem}" for problem in error.problems)])),
+            redact("\n".join([head, *(f"  {line}" for line in error.errors)])),
             file=sys.stderr,
         )
         raise SystemExit(EXIT_CODE) from None

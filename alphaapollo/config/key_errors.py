@@ -1,4 +1,4 @@
-"""Error lines for unknown keys and for values that a key does not accept."""
+"""Format error lines for unknown keys and for values that a key does not accept."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from alphaapollo.config.verl import find_verl_verdict
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 
-def describe_unknown_key(name: str, schema: type[BaseModel], got: Any) -> str:
-    """Error line for a key that is not in the schema."""
-    shown = f"{name} (got {format_value(got)})"
+def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
+    """Return the error line for a key that is not in the schema."""
+    shown = f"{name} (got {format_value(value)})"
     if verdict := find_verl_verdict(name, schema):
         return f"{shown}: a key of verl, {verdict}."
     hint = (
@@ -27,8 +27,11 @@ def describe_unknown_key(name: str, schema: type[BaseModel], got: Any) -> str:
 
 
 def find_similar_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The most similar known keys. Those with the same last part come first (`lr`: `actor_rollout_ref.actor.optim.lr`),
-    those with a similar one last."""
+    """Return the most similar known keys, best first.
+
+    Keys with the same last part are first, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. Keys with a similar last
+    part are last.
+    """
     ends = {key: key.rpartition(".")[2] for key in known}
     last = name.rpartition(".")[2]
     if same_end := [key for key, end in ends.items() if end == last]:
@@ -42,7 +45,7 @@ def find_similar_keys(name: str, known: Iterable[str], count: int = 3) -> list[s
 def describe_validation_error(
     schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]
 ) -> Iterator[str]:
-    """One line per problem of one of pydantic's errors: key, expected, got."""
+    """Yield the error lines of one entry of pydantic's `errors()`: key, expected type and value."""
     parts = [str(part) for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":
         yield describe_unknown_key(".".join(parts), schema, reduce(getitem, parts, values))
@@ -52,15 +55,15 @@ def describe_validation_error(
     while (
         parts and not (rule and find_containing_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups
     ):
-        parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
+        parts.pop()  # parts that pydantic adds: the branch of a union, the index in a list
     name, got = ".".join(parts), reduce(getitem, parts, values)
-    if rule and name in keys:  # of a field's type
+    if rule and name in keys:  # rule of one field's type
         yield f"{name}={format_value(got)}: {rule}"
-    elif rule:  # of a section's fields (Section.problems)
+    elif rule:  # rule of several fields (Section.problems)
         yield from (f"{name}.{line}".removeprefix(".") for line in rule.splitlines())
     elif name in groups:
         yield f"{name}: expected a section with the keys {', '.join(groups[name])}, got {format_value(got)}."
     else:
-        expected, written = keys[name].type, json.dumps(got, ensure_ascii=False)  # text in quotes
+        expected, written = keys[name].type, json.dumps(got, ensure_ascii=False)  # JSON shows text in quotes
         hint = suggest_similar(str(got).lower(), expected.split(" | "), count=3) if " | " in expected else ""
         yield f"{name}: expected {expected}, got {written}.{hint}"

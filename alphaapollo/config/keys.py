@@ -1,4 +1,4 @@
-"""The accepted keys as data, read from the schema."""
+"""List the accepted keys with type, default and meaning, read from the schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MarkerT = TypeVar("MarkerT")
 SchemaClass = type[BaseModel]
 
 VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
-"""verl's name of env.rollout.n. Both are accepted; a value above the default 1 wins."""
+"""verl's name of env.rollout.n. Both names are accepted; a value above the default 1 takes precedence."""
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -46,44 +46,43 @@ COMMANDS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """An accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of rollouts, ...")`."""
+    """Accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of rollouts, ...")`."""
 
     name: str
     type: str
     default: Any
     meaning: str
     declared_by: SchemaClass = BaseModel
-    """Class of the section, or the base class of it that declares the field."""
+    """Schema class that declares the field: the class of the section, or one of its base classes."""
     markers: tuple[tuple[str, object], ...] = ()
-    """Rules of the field and of the sections around it, from the outside in, each with the prefix of the section that
-    declares it (`algorithm.`)."""
+    """(prefix of the declaring section, marker) of the field and of its enclosing sections, outermost first."""
 
 
 def get_markers(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
-    """The key's markers of one kind."""
+    """Return the (prefix, marker) pairs of the key whose marker has this class."""
     return [(section, marker) for section, marker in key.markers if isinstance(marker, kind)]
 
 
 @cache
 def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
-    """Every key of the schema by its dotted name, in the order of the schema."""
+    """Return every key of the schema by its dotted name, in the order of the schema."""
     return {key.name: key for key in _walk_keys(schema(), "")}
 
 
 @cache
 def list_sections(schema: type[BaseModel]) -> dict[str, list[str]]:
-    """Every section by its dotted name, with the names of the keys and sections directly in it."""
+    """Return every section by its dotted name, with the names of its direct keys and sections."""
     return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
 
 
 @cache
 def list_map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    """The keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
+    """Return the keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
     return tuple(key.name for key in list_keys(schema).values() if key.type.startswith("map of"))
 
 
 def find_containing_map(name: str, schema: type[BaseModel]) -> str | None:
-    """The key of the map that has an entry of this name: `reward.components` for `reward.components.format`."""
+    """Return the map key that contains the name: `reward.components` for `reward.components.format`; None = no map."""
     return next((key for key in list_map_keys(schema) if name.startswith(f"{key}.")), None)
 
 
@@ -94,7 +93,7 @@ def _walk_keys(section: BaseModel, prefix: str, inherited: tuple[tuple[str, obje
             yield from _walk_keys(value, f"{prefix}{name}.", markers)
         else:
             meaning = " ".join((field.description or "").split())
-            owner = next(one for one in type(section).__mro__ if name in get_annotations(one))
+            owner = next(cls for cls in type(section).__mro__ if name in get_annotations(cls))
             yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, owner, markers)
 
 
@@ -107,7 +106,7 @@ def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseM
 
 
 def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Describe a type: `integer >= 1`, `a | b`, `text or list of text`."""
+    """Return a type in words: `integer >= 1`, `a | b`, `text or list of text`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe_type(args[0], args[1:])
@@ -143,19 +142,19 @@ def _describe_bounds(metadata: Iterable[Any]) -> str:
 
 
 def get_value(config: BaseModel, key: str) -> object:
-    """The value of a dotted key. Raises AttributeError if there is no such key."""
+    """Return the value of a dotted key. Raises AttributeError if there is no such key."""
     return attrgetter(key)(config)
 
 
 def replace_value(config: C, key: str, value: object) -> C:
-    """A copy of the configuration with another value of a dotted key; it is not validated."""
+    """Return a copy of the configuration with another value of a dotted key, without validation."""
     name, _, rest = key.partition(".")
     inner = replace_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: inner})
 
 
 def format_value(value: Any, quote: Callable[[str], str] = str) -> str:
-    """A value as written on the command line: null, true, [console], ''. quote: applied to text."""
+    """Format a value as on the command line: null, true, [console], ''. quote: function that quotes text."""
     if isinstance(value, list | tuple):
         return f"[{','.join(format_value(item, quote) for item in value)}]"
     if isinstance(value, Mapping):
@@ -175,7 +174,7 @@ def format_override(key: str, value: Any) -> str:
 
 
 def _quote_text(text: str) -> str:
-    """Quote a text; Hydra treats backslashes literally except before a quote."""
+    """Quote a text for Hydra, which treats backslashes literally except before a quote."""
     parts = text.split("'")
     doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]
     return "'" + "\\'".join(doubled) + "'"

@@ -1,8 +1,8 @@
-"""Load a configuration: command line and YAML -> one checked object.
+"""Load a configuration from the command line and YAML into one checked object.
 
-schema defaults -> shipped or own YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
+schema defaults -> shipped or user's YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
                                                              |
-                                   one strict conversion into the schema's classes (pydantic)
+                                   strict conversion to the schema's classes (pydantic)
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from alphaapollo.utils.redaction import find_secret_keys
 from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
-USER_FILE = "_own"  # Hydra's name of the user's file
+USER_FILE = "_own"  # name of the user's YAML file in Hydra
 
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
 def find_module(name: str) -> str:
-    """The module that runs with the configuration of this name: `trainer.main_ppo`."""
+    """Return the module that runs a configuration: `trainer.main_ppo` for `ppo`."""
     return {"evolving": "evolving.main"}.get(name, f"trainer.main_{name}")
 
 
 def find_shipped_configs() -> Path:
-    """Folder of the shipped YAML files: inside an installed package, at the root of a clone."""
+    """Return the folder of the shipped YAML files: in an installed package, or at the root of a clone."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -69,23 +69,23 @@ NO_ORIGIN = Origin()
 
 
 def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
-    """Load a configuration; see load_with_origin."""
+    """Load a configuration as load_with_origin does, and return only the configuration."""
     return load_with_origin(schema, config_name, argv)[0]
 
 
 def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> tuple[SchemaT, Origin]:
-    """Load a configuration and what the user set in it. `--help` and `--cfg` print and exit with 0.
+    """Load a configuration, with the presets and keys that the user set. `--help` and `--cfg` print and exit with 0.
 
     Args:
-        config_name: the YAML to start from, unless argv selects another one (--config, --config-name).
+        config_name: Name of the YAML file to start from, unless argv sets --config or --config-name.
 
     Raises:
-        ConfigError: for every mistake in arguments, files, keys and values.
+        ConfigError: Arguments, files, keys or values are wrong.
     """
     shipped = find_shipped_configs()
     options = _parse_options(argv, find_module(config_name), _list_presets([shipped]) if schema is Config else [])
     name = (options.config_name or config_name).removesuffix(".yaml")
-    own = read_user_file(options.config) if options.config else None
+    user_values = read_user_file(options.config) if options.config else None
     folders = [shipped]
     if options.config_dir is not None:
         folders.insert(0, Path(options.config_dir).expanduser().resolve())
@@ -93,15 +93,15 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
-    values = _compose(schema, name if own is None else USER_FILE, folders, overrides, own)
+    values = _compose(schema, name if user_values is None else USER_FILE, folders, overrides, user_values)
     _check_secrets(values)
     config = convert_values(schema, values)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    if own is None and options.config_dir and (file := folders[0] / f"{name}.yaml").is_file():
-        own = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return config, _make_origin(overrides, folders, own or {})
+    if user_values is None and options.config_dir and (file := folders[0] / f"{name}.yaml").is_file():
+        user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return config, _make_origin(overrides, folders, user_values or {})
 
 
 def read_user_file(file: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def read_user_file(file: str) -> dict[str, Any]:
 
 
 def convert_values(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """Convert plain values strictly; the dict may be changed. Raises ConfigError with every problem found."""
+    """Convert plain values strictly to the schema. May change `values`. Raises ConfigError with all errors."""
     if schema is Config:
         merge_group_size(values)
     for key in list_keys(schema).values():
@@ -130,12 +130,12 @@ def convert_values(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     try:
         return schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        problems = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
-        raise ConfigError(list(dict.fromkeys(problems))) from None
+        lines = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
+        raise ConfigError(list(dict.fromkeys(lines))) from None
 
 
 def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a saved configuration, without keys that only another version has."""
+    """Return the values of a saved configuration, without keys that this version does not have."""
     found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
     for name, value in found.items():
         section = schema.model_fields[name].annotation
@@ -145,14 +145,14 @@ def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dic
 
 
 def _check_secrets(values: dict[str, Any]) -> None:
-    """Raise ConfigError for secrets, before any value is shown or written to the run folder."""
-    problems = [
-        f"{key} contains {why}, but configurations are written to config.yaml. Remove it, and set an environment "
+    """Raise ConfigError if a value contains a secret, before values are shown or written to the run folder."""
+    errors = [
+        f"{key} contains {reason}, but configurations are written to config.yaml. Remove it, and set an environment "
         "variable instead."
-        for key, why in find_secret_keys(values)
+        for key, reason in find_secret_keys(values)
     ]
-    if problems:
-        raise ConfigError(problems)
+    if errors:
+        raise ConfigError(errors)
 
 
 def check_override(schema: type[BaseModel], word: str) -> None:
@@ -174,7 +174,7 @@ def _convert_number_to_text(values: Any, path: Sequence[str]) -> None:
 
 
 def dump_yaml(config: BaseModel) -> str:
-    """The complete configuration as YAML that can be loaded again."""
+    """Return the complete configuration as YAML that load_config can read."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -204,12 +204,14 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
             f"unknown option {unknown[0]}. Options are --config, --config-name, --config-dir, --cfg and --help."
         )
     if options.config and options.config_name:
-        raise ConfigError(f"--config {options.config} and --config-name {options.config_name}: give one of them.")
+        raise ConfigError(
+            f"--config {options.config} and --config-name {options.config_name} exclude each other. Remove one of them."
+        )
     return options
 
 
 def _list_presets(folders: Sequence[Path]) -> list[str]:
-    """GROUP=PRESET of all folders."""
+    """Return the presets of all folders, as GROUP=PRESET."""
     return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
 
 
@@ -223,12 +225,12 @@ def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _make_origin(overrides: Sequence[Override], folders: Sequence[Path], own: Mapping[str, Any]) -> Origin:
-    """own: values of the user's YAML file."""
+def _make_origin(overrides: Sequence[Override], folders: Sequence[Path], user_values: Mapping[str, Any]) -> Origin:
+    """Collect the presets and keys that the user set. user_values: values of the user's YAML file."""
     named = {override.key_or_group: override.value() for override in overrides}
     presets = tuple(f"{key}={format_value(value)}" for key, value in named.items() if _is_group(key, folders))
     inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten_maps(value)]
-    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(own)]
+    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(user_values)]
     return Origin(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
 
 
@@ -238,34 +240,34 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
     for word in words:
         try:
             override = parser.parse_override(word)
-        except (HydraException, ValueError) as error:  # a number of 5,000 digits is the latter
-            why = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
+        except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
+            reason = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
             raise ConfigError(
-                f"{word}: not of the form KEY=VALUE ({why}). Quote values with special characters twice: "
+                f"{word}: not of the form KEY=VALUE ({reason}). Quote values with special characters twice: "
                 f"""'KEY="a value"'."""
             ) from None
         if not override.key_or_group:
             raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
         if override.is_sweep_override():
             key, _, value = word.partition("=")
-            raise ConfigError(f"{word}: several values for one key. For a list write '{key}=[{value}]'.")
+            raise ConfigError(f"{word}: these are several values for one key. Write a list as '{key}=[{value}]'.")
         overrides.append(override)
     return overrides
 
 
 def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
     known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
-    problems = []
+    errors = []
     for override in overrides:
         name, got = override.key_or_group, override.value()
         if _is_group(name, folders):
             if isinstance(got, str) and f"{name}={got}" not in _list_presets(folders):
                 presets = [preset for preset in _list_presets(folders) if preset.startswith(f"{name}=")]
-                problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
+                errors.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
         elif name not in known and not find_containing_map(name, schema):
-            problems.append(describe_unknown_key(name, schema, got))
-    if problems:
-        raise ConfigError(problems)
+            errors.append(describe_unknown_key(name, schema, got))
+    if errors:
+        raise ConfigError(errors)
 
 
 def _is_group(name: str, folders: Sequence[Path]) -> bool:
@@ -277,10 +279,10 @@ def _compose(
     name: str,
     folders: Sequence[Path],
     overrides: Sequence[Override],
-    own: dict[str, Any] | None,
+    user_values: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The composed values as plain containers. The schema's defaults are below the YAML, so no key needs a `+`."""
-    if own is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
+    """Compose the values with Hydra. The schema's defaults are the base, so no key needs a `+`."""
+    if user_values is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
         where, hint = ", ".join(map(str, folders)), suggest_similar(name, names)
         raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
@@ -289,8 +291,8 @@ def _compose(
     store.store(name="_composed", node={"defaults": ["_schema", name, "_self_"]})
     search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
     try:
-        if own is not None:
-            store.store(name=USER_FILE, node=own)
+        if user_values is not None:
+            store.store(name=USER_FILE, node=user_values)
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
             words = [_format_hydra_override(override, set(chosen), folders) for override in overrides]
@@ -302,11 +304,11 @@ def _compose(
 
 
 def _format_hydra_override(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
-    """The override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets or adds a key."""
+    """Return the override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets a key."""
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
-    if override.value() == {}:  # Hydra would add nothing
+    if override.value() == {}:  # Hydra ignores an empty map, so remove the key
         return f"~{override.key_or_group}"
     word = override.input_line.lstrip("+")
     if _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list):

@@ -1,4 +1,4 @@
-"""Whether the sizes of a configuration fit the machine."""
+"""Check whether the sizes of a configuration fit the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def find_machine_errors(config: Section, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
-    """One line per problem. num_gpus, num_cores: of one node."""
+    """Yield one error line per size that does not fit. num_gpus, num_cores: GPUs and CPU cores of one node."""
     assert isinstance(config, Config | TuningConfig | GenerationConfig | EvolvingConfig)
     if isinstance(config, EvolvingConfig) and not any(model.path for model in config.models.values()):
         return
@@ -37,27 +37,27 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
 
 
 def find_machine_warnings(config: Section, device: Device, num_cores: int) -> Iterator[str]:
-    """One line per setting that works on this machine, but badly."""
+    """Yield one warning per setting that works on this machine, but slowly."""
     if not isinstance(config, Config) or device != "cpu":
         return
     if config.actor_rollout_ref.rollout.router_replay:
         yield f"{ROLLOUT}.router_replay=true: without a GPU the engine is many times slower with it."
     if config.trainer.n_gpus_per_node > num_cores:
         ranks = f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
-        yield f"{ranks} on {num_cores} cores: the ranks share them and slow each other down."
+        yield f"{ranks} on {num_cores} cores: the ranks share the cores and slow each other down."
 
 
 def _find_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
-        yield f"{section}.tensor_model_parallel_size={size} needs a core each, but there are {num_cores}. Lower it."
+        yield f"{section}.tensor_model_parallel_size={size} needs as many cores, but there are {num_cores}. Lower it."
 
 
 def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node, nodes = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node, trainer.nnodes
     if rollout.colocate and per_node % size and (rollout.num_engines is None or nodes > 1):
-        divisors = ", ".join(str(one) for one in range(1, per_node + 1) if per_node % one == 0)
+        divisors = ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
         key = f"{ROLLOUT}.tensor_model_parallel_size={size}"
         yield f"{key} does not divide trainer.n_gpus_per_node={per_node}. Set one of {divisors}."
         return
@@ -73,7 +73,7 @@ def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
 
 
 def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> Iterator[str]:
-    """Engines that run at the same time as the trainer or the reference need their own GPUs or cores."""
+    """Yield errors for engines that run at the same time as training, but have no GPUs or cores of their own."""
     trainer, role = config.trainer, config.actor_rollout_ref
     rollout, is_separate = role.rollout, trainer.async_mode == "separate"
     if device == "cuda" and rollout.colocate:
@@ -103,7 +103,7 @@ def _find_generation_errors(config: GenerationConfig, device: Device) -> Iterato
     elif device == "cuda" and not 0 < engines <= fit:
         machine = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}"
         key = f"rollout.tensor_model_parallel_size={size}"
-        yield f"{key}: {fit} such engines fit {machine}, but rollout.num_engines={engines}. Lower either."
+        yield f"{key}: only {fit} engines of this size fit {machine}, but rollout.num_engines={engines}. Lower either."
 
 
 def _find_shared_gpu_errors(config: EvolvingConfig) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Resolve `auto` on this machine: device, dtype, attention and the number of engines.
+"""Resolve the value `auto` on this machine: device, dtype, attention and the number of engines.
 
-This happens once, before a worker starts; workers get resolved sections only, which contain no `auto`.
+The driver resolves sections once, before workers start. Workers receive resolved sections, which contain no `auto`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Dev
 
 
 def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Literal["ray", "local"]:
-    """Resolve whether workers are Ray actors or objects of this process: `auto` is local for one rank, unless
-    RAY_ADDRESS is set."""
+    """Resolve the controller: `ray` = workers are Ray actors, `local` = workers are objects of this process.
+
+    `auto` is local for one rank, unless RAY_ADDRESS is set.
+    """
     if trainer.controller != "auto":
         return trainer.controller
     return "ray" if trainer.n_gpus_per_node * trainer.nnodes > 1 or os.environ.get("RAY_ADDRESS") else "local"
 
 
 def resolve_model(model: Model, device: Device) -> Model:
-    """Resolve dtype, attention and kernels of training. Raises ValueError for what the device cannot run.
+    """Resolve dtype, attention and kernels of training. Raises ValueError for a value that the device cannot run.
 
     `enable_gradient_checkpointing=auto` becomes false here; the memory plan (launch/memory/plan.py) may enable it.
-    launch/input_checks.py checks whether the kernels support the architecture.
+    launch/input_checks.py checks later whether the kernels support the architecture.
     """
     dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
@@ -45,11 +47,11 @@ def resolve_model(model: Model, device: Device) -> Model:
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
-    """Resolve dtype and number of engines, and whether they compile.
+    """Resolve the engines' dtype, their number, and whether they compile.
 
     Args:
-        model: its dtype is the engines' default.
-        training_gpus: on all nodes; engines share them by default.
+        model: Section whose dtype is the default of the engines.
+        training_gpus: Number of training GPUs of all nodes, which engines share by default.
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
@@ -62,21 +64,21 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
 def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
-    """Like resolve_rollout, with the engines' threads, for a run without trainer: engines never sleep."""
+    """Resolve dtype, number and CPU threads of engines, for a run without trainer: engines never sleep."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
-    threads = count_engine_threads(rollout, num_cores, nnodes, own_cores=False)
+    threads = count_engine_threads(rollout, num_cores, nnodes, is_concurrent=False)
     alone = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=alone | {"cpu_threads": threads})
 
 
 def get_attention(model: Model) -> Attention:
-    """The attention kernel of a resolved section."""
+    """Return the attention kernel of a resolved section."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
 
 
 def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """Number of engines: as configured, else on GPUs as many as fit; at least one."""
+    """Return the number of engines: as configured, else as many as fit the GPUs; at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
     fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
@@ -84,15 +86,17 @@ def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
 
 
 def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
-    """Engine processes per node, of a resolved section."""
+    """Return the number of engine processes per node, from a resolved section."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
 
-def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, own_cores: bool) -> int:
-    """Threads per engine process on a CPU, of a resolved section: as configured, else a share of the node's cores, or
-    one if the trainer runs at the same time (own_cores)."""
-    share = 1 if own_cores else num_cores // count_engine_processes(rollout, nnodes)
+def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, is_concurrent: bool) -> int:
+    """Return the threads per engine process on a CPU, from a resolved section.
+
+    The default is an equal share of the node's cores, or one if the trainer runs at the same time (is_concurrent).
+    """
+    share = 1 if is_concurrent else num_cores // count_engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
 
 
@@ -101,7 +105,7 @@ def _choose_dtype(device: Device) -> Dtype:
 
 
 def explain_dtype(requested: str, device: Device, units: str) -> str:
-    """Explain a dtype on a CPU, for the plan. units: the processor's bfloat16 instructions; "" = none."""
+    """Explain the dtype on a CPU, for the plan. units: bfloat16 instructions of the processor; "" = none."""
     if device == "cuda":
         return ""
     if requested == "auto":
@@ -122,8 +126,8 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
     if device == "cpu" and requested in ("varlen", "flex", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
-        why = "computes in half precision only, but model.dtype=float32"
-        raise ValueError(f"model.attention={requested} {why}. Set attention=sdpa or flex, or dtype=bfloat16.")
+        fact = "computes in half precision only, but model.dtype=float32"
+        raise ValueError(f"model.attention={requested} {fact}. Set attention=sdpa or flex, or dtype=bfloat16.")
     if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
         raise ValueError(f"model.attention=flash, but flash-attn 2 is not installed. {fix}")
@@ -146,5 +150,5 @@ def _choose_liger(model: Model, dtype: Dtype, device: Device) -> bool:
 
 
 def has_flash_attn() -> bool:
-    """Whether flash-attn 2 is installed, by its compiled part: version 4 also has a module `flash_attn`."""
+    """Return whether flash-attn 2 is installed. Its compiled part tells it from version 4, also named `flash_attn`."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None

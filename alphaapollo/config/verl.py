@@ -21,7 +21,7 @@ Tables = dict[str, dict[str, Any]]
 
 @cache
 def load_verl_tables() -> dict[str, Tables]:
-    """verl_keys.yaml: command -> table -> its entries, which the file describes."""
+    """Load verl_keys.yaml: {command: {table: entries}}. The file describes its tables."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
     found: dict[str, Tables] = yaml.safe_load(text)
     return found
@@ -29,7 +29,7 @@ def load_verl_tables() -> dict[str, Tables]:
 
 @cache
 def list_verl_keys() -> dict[str, dict[str, str]]:
-    """Keys that are not accepted: command -> key, or pattern with `*` -> `renamed to ...` and the like."""
+    """Return verl's keys that are not accepted: {command: {key or pattern with `*`: verdict}}, e.g. `renamed to ...`"""
     return {command: _make_verdicts(tables) for command, tables in load_verl_tables().items()}
 
 
@@ -41,9 +41,9 @@ def _make_verdicts(tables: Tables) -> dict[str, str]:
 
 
 def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
-    """Verdict on a key of verl, None if it is not verl's: from its own entry, or from the longest pattern that matches.
+    """Return the verdict on a key of verl, from its entry or from the longest matching pattern; None = not verl's.
 
-    Of several schemas, those with the section of the key come first.
+    Schemas that have the key's section take precedence.
     """
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
@@ -59,7 +59,7 @@ def _find_command(schema: type[BaseModel]) -> str:
 
 
 def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
-    """Accepted keys with another meaning or another default in verl: key -> the difference."""
+    """Return the accepted keys with another meaning or default in verl: {key: difference}."""
     tables = load_verl_tables()[_find_command(schema)]
     meanings = tables.get("meaning", {})
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in tables.get("default", {}).items()}
@@ -69,25 +69,25 @@ def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def find_verl_warnings(config: Config, given: Set[str]) -> Iterator[str]:
-    """Warnings about keys with another meaning in verl that are set as one would set them there.
+def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
+    """Yield warnings about keys with another meaning in verl whose value looks like a value for verl.
 
-    given: keys that the user set, not the shipped files.
+    user_keys: Keys that the user set, without those of the shipped files.
     """
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
-    if MINI_BATCH in given and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
+    if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
         yield (
             f"{MINI_BATCH}={size} counts trajectories, but prompts in verl: {config.optimizer_steps} optimizer steps "
             f"per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
         )
     key, control = "algorithm.kl_ctrl.target_kl", config.algorithm.kl_ctrl
-    if key in given and config.algorithm.use_kl_in_reward and control.type != "fixed" and control.target_kl < 1:
+    if key in user_keys and config.algorithm.use_kl_in_reward and control.type != "fixed" and control.target_kl < 1:
         fix = "Multiply verl's value by the mean response length."
         yield f"{key}={control.target_kl:g} is in nats per sequence, but per token in verl. {fix}"
     key, groups = "algorithm.filter_groups.max_num_gen_batches", config.algorithm.filter_groups
-    if key in given and groups.enable:
-        yield f"{key}={groups.max_num_gen_batches}: then a run trains on the groups it has; verl's ends with an error."
+    if key in user_keys and groups.enable:
+        yield f"{key}={groups.max_num_gen_batches}: a run then trains on the groups that it has; in verl, it fails."
     key, sampling = f"{VALIDATION}.temperature", config.actor_rollout_ref.rollout.val_kwargs
-    others = given & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
-    if config.data.val_files and others and key not in given and sampling.temperature == 1 and not sampling.greedy:
+    others = user_keys & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
+    if config.data.val_files and others and key not in user_keys and sampling.temperature == 1 and not sampling.greedy:
         yield f"{key}=1.0 samples, but verl's default is 0, greedy. {min(others)} is set without it: set both."

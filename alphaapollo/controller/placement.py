@@ -152,6 +152,6 @@ def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
     async_mode=separate, cores that are reserved for engines are not shared."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
-        threads = count_engine_threads(rollout, cores, trainer.nnodes, own_cores=True)
+        threads = count_engine_threads(rollout, cores, trainer.nnodes, is_concurrent=True)
         cores -= threads * count_engine_processes(rollout, trainer.nnodes)
     return max(1, cores // trainer.n_gpus_per_node)

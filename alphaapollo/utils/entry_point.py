@@ -1,4 +1,4 @@
-"""Entry point decorator: a command's `main` may be called from the shell, a script or a notebook.
+"""Decorator for the `main` of a command, so that the shell, scripts and notebooks can call it.
 
 from alphaapollo.trainer.main_ppo import main
 main(["algorithm.adv_estimator=grpo", ...])  # in a script: no `if __name__ == "__main__":` is needed
@@ -21,7 +21,7 @@ from alphaapollo.utils.watchdog import stop_on_signals
 
 
 class MainFunction(Protocol):
-    """Function of command-line arguments (None: sys.argv) that returns an exit code."""
+    """Protocol of a `main` function: takes command-line arguments (None: sys.argv) and returns an exit code."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -29,9 +29,9 @@ class MainFunction(Protocol):
 def command(main: MainFunction) -> MainFunction:
     """Decorate a `main` so that it can be called from anywhere except a running event loop (exit code 2).
 
-    Processes spawned by multiprocessing import the file of `__main__` again, and a script without a guard would start
-    its run in each of them, so `__file__` is hidden while `main` runs. Temporary files are removed at the end
-    (temp_folder.py). SIGINT, SIGTERM and SIGHUP end it with exit code 130.
+    Processes spawned by multiprocessing import the file of `__main__` again. A script without a guard would start its
+    run in each of them, so `__file__` is hidden while `main` runs. Temporary files are removed at the end
+    (temp_folder.py). SIGINT, SIGTERM and SIGHUP end the command with exit code 130.
     """
 
     @wraps(main)
@@ -39,13 +39,13 @@ def command(main: MainFunction) -> MainFunction:
         if _is_in_event_loop():
             words = shlex.join([sys.executable, "-m", main.__module__, *(argv or [])])
             print(
-                "error: a run needs its own event loop, but one is already running here (a notebook?). Run it as a "
-                f"process: !{words}",
+                "error: a run needs its own event loop, but one is already running in this process (a notebook?). "
+                f"Run the command as a separate process: !{words}",
                 file=sys.stderr,
             )
             return 2
         script = sys.modules["__main__"].__dict__
-        file = script.pop("__file__", None) if script.get("__spec__") is None else None  # has a spec if started with -m
+        file = script.pop("__file__", None) if script.get("__spec__") is None else None  # `python -m` sets __spec__
         try:
             if sys.excepthook is sys.__excepthook__:
                 sys.excepthook = print_redacted_traceback

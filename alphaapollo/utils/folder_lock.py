@@ -1,8 +1,8 @@
-"""Lock of a run's folder: two processes that write into one folder would damage each other's files.
+"""Lock of a run folder: two processes that write to the same folder would damage each other's files.
 
-The lock is a file beside the folder, `.<name>.lock`, with the process that holds it. The kernel releases it when the
-process ends, so a leftover file is harmless. A folder that is a link has two names, and both are locked, because
-starting from scratch moves the link only.
+The lock is a file beside the folder, `.<name>.lock`, that names the process holding it. The kernel releases the lock
+when that process ends, so a leftover file is harmless. If the folder is a symbolic link, both its path and its target
+are locked, because a start from scratch moves only the link.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # errors of file systems without locks
-TIMEOUT = 0.2  # seconds; a holder that is ending removes its file, and then the lock is tried again
+TIMEOUT = 0.2  # seconds to retry, because a process that is ending removes its lock file
 
 
 class FolderInUseError(ValueError):
-    """Another process works in the folder. The message names it."""
+    """Error for a folder that another process is using. The message names that process."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder for the block.
+    """Lock the folder inside a `with` block.
 
     Raises:
-        FolderInUseError: another process holds the lock; names the process and its machine.
-        OSError: the lock file cannot be written.
+        FolderInUseError: Another process holds the lock. The message names the process and its machine.
+        OSError: The lock file cannot be written.
     """
     with ExitStack() as stack:
         for path in _list_lock_files(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_hold_lock(path, folder))
-            stack.callback(path.unlink, missing_ok=True)  # while it is locked
+            stack.callback(path.unlink, missing_ok=True)  # runs before the lock is released
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
         yield
 
 
 def check_not_in_use(folder: Path) -> None:
-    """Raise FolderInUseError if another process works in the folder, before its files are read. Locks nothing."""
+    """Raise FolderInUseError if another process is using the folder. Does not lock the folder."""
     for path in _list_lock_files(folder):
         if path.exists():
-            with suppress(OSError), _hold_lock(path, folder):  # another user's lock file: the run itself reports it
+            with suppress(OSError), _hold_lock(path, folder):  # OSError: lock_folder reports it
                 pass
 
 
@@ -82,9 +82,9 @@ def _format_in_use_message(path: Path, folder: Path) -> str:
     try:
         owner = json.loads(path.read_text())
         process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is being written
+    except (OSError, ValueError, KeyError, TypeError):  # the lock file is incomplete, because its owner is writing it
         process = "another process"
     return (
-        f"{folder} is in use: {process}. Wait for it or end it, or set another trainer.experiment_name: two runs would "
-        "damage each other's files."
+        f"{folder} is in use by {process}. Wait until that run has ended, stop it, or set another "
+        "trainer.experiment_name: two runs in the same folder would damage each other's files."
     )

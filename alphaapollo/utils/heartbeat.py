@@ -1,8 +1,8 @@
-"""Activity of this process: the calls that it is in, a count that grows as it makes progress, and its subprocesses.
+"""Heartbeat of this process: its active calls, a progress counter, and its subprocesses.
 
-    with HEARTBEAT.call("grade", limit=10):    # anything that others may wait for
+    with HEARTBEAT.call("grade", limit=10):    # an operation that another process may wait for
         ...
-    HEARTBEAT.tick()                           # one more micro-batch, token, bucket of weights
+    HEARTBEAT.tick()                           # progress: one micro-batch, token or bucket of weights is done
 
 The controller asks for a report when nothing has made progress for a while (controller/health/stall_monitor.py).
 """
@@ -21,25 +21,25 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """Calls of one name that are running at the same time."""
+    """Active calls with the same name and worker."""
 
     name: str  # generate, environment.step, update
-    worker: str  # the worker that was called, e.g. policy 1; empty: this process itself
+    worker: str  # called worker, e.g. policy 1; empty: this process
     count: int
-    seconds: float  # for which the oldest has been running
-    limit: float | None  # timeout of the call in seconds, the longest; None: no timeout
+    seconds: float  # running time of the oldest of these calls
+    limit: float | None  # longest timeout of these calls in seconds; None: no timeout
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """State of a process of this machine."""
+    """State of one process on this machine."""
 
     pid: int
     name: str
-    state: str  # psutil's: running, sleeping, disk-sleep, stopped, ...
+    state: str  # psutil's status: running, sleeping, disk-sleep, stopped, ...
     cpu_seconds: float
-    disk_bytes: int  # read and written; 0 without permission
-    is_required: bool = True  # False: it can be replaced (a grader), or belongs to a tool
+    disk_bytes: int  # bytes read and written; 0 without permission
+    is_required: bool = True  # False: the run continues without it (a grader, a tool's process)
 
     @property
     def is_stopped(self) -> bool:
@@ -48,15 +48,15 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """Activity of one process and of the processes that work for it."""
+    """Heartbeat report: activity of one process and of its subprocesses."""
 
-    ticks: int  # a sum of counts; only a change of it means anything
-    calls: tuple[ActiveCall, ...]  # the oldest first
-    processes: tuple[ProcessInfo, ...]  # the process itself first
+    ticks: int  # progress counter; only its changes are meaningful
+    calls: tuple[ActiveCall, ...]  # sorted by age, oldest first
+    processes: tuple[ProcessInfo, ...]  # the reporting process first
 
 
 class Heartbeat:
-    """Activity of one process, for any of its threads. Counting costs next to nothing, a report some milliseconds."""
+    """Thread-safe activity tracker of one process. A tick costs almost nothing; a report takes a few milliseconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -67,6 +67,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
+        """Progress counter of this process and its sources of progress."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
@@ -74,20 +75,20 @@ class Heartbeat:
         self._ticks += 1
 
     def begin(self, name: str, worker: str = "", limit: float | None = None) -> object:
-        """Begin a call, which `end` of the returned key ends. Counts as progress."""
+        """Record the start of a call and return its key for `end`. Counts as progress."""
         key = object()
         self._open[key] = (name, worker, self._clock(), limit)
         self._ticks += 1
         return key
 
     def end(self, key: object) -> None:
-        """End a call. Counts as progress."""
+        """Record the end of the call with this key. Counts as progress."""
         self._open.pop(key, None)
         self._ticks += 1
 
     @contextmanager
     def call(self, name: str, worker: str = "", limit: float | None = None) -> Iterator[None]:
-        """Run the block as a call. Calls may overlap."""
+        """Context manager that records its block as a call. Calls may overlap."""
         key = self.begin(name, worker, limit)
         try:
             yield
@@ -95,18 +96,19 @@ class Heartbeat:
             self.end(key)
 
     def watch(self, progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
-        """Set further sources of progress; the last call counts.
+        """Set further sources of progress, replacing the earlier ones.
 
         Args:
-            progress: a count that changes with progress elsewhere.
-            helpers: name by pid of processes that this one depends on.
+            progress: Function that returns a counter of progress outside this class.
+            helpers: Function that returns {pid: name} of the processes that this process depends on.
         """
         self._progress, self._helpers = progress, helpers
 
     def report(self) -> ProcessReport:
-        own, helpers = os.getpid(), self._helpers()
-        others = [pid for pid in list_descendants(own, *helpers) if pid not in helpers]
-        found = [read_process(own)]
+        """Return the progress counter, the active calls and the state of this process and its subprocesses."""
+        this_pid, helpers = os.getpid(), self._helpers()
+        others = [pid for pid in list_descendants(this_pid, *helpers) if pid not in helpers]
+        found = [read_process(this_pid)]
         found += [read_process(pid, name) for pid, name in helpers.items()]
         found += [read_process(pid, is_required=False) for pid in others]
         return ProcessReport(self.ticks, self._active_calls(), tuple(process for process in found if process))
@@ -127,7 +129,7 @@ HEARTBEAT = Heartbeat()
 
 
 def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessInfo | None:
-    """A process of this machine, by default named by its command; None: it has ended."""
+    """Return the state of a process on this machine, or None if it has ended. Default name: its command."""
     disk = 0
     try:
         process = psutil.Process(pid)
@@ -143,7 +145,7 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessI
 
 
 def _shorten_command(process: psutil.Process) -> str:
-    """The module of `python -m`, or the program."""
+    """Return the module of `python -m`, or the name of the program."""
     words = process.cmdline()
     if "-m" in words[:-1]:
         return words[words.index("-m") + 1]
@@ -151,7 +153,7 @@ def _shorten_command(process: psutil.Process) -> str:
 
 
 def list_descendants(*roots: int) -> list[int]:
-    """pids of the processes that these have started, directly or not, without the roots."""
+    """Return the pids of all direct and indirect child processes of the roots, without the roots."""
     found: dict[int, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):

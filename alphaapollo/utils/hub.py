@@ -6,6 +6,8 @@ from pathlib import Path
 
 
 def is_local_path(path: str) -> bool:
-    """Whether a model path is local: not OWNER/NAME, or starting with an existing folder (a misspelled
-    `outputs/modle`)."""
+    """Return whether a model path is local rather than a hub id OWNER/NAME.
+
+    OWNER/NAME counts as local if OWNER is an existing folder, so that a misspelled `outputs/modle` is not downloaded.
+    """
     return path.startswith(("/", ".", "~")) or path.count("/") != 1 or Path(path.split("/")[0]).is_dir()

@@ -9,8 +9,10 @@ import psutil
 
 
 def listen_on_loopback_only() -> None:
-    """Make vLLM, gloo and NCCL in child processes listen on the loopback interface, for single-machine runs. Values set
-    by the user are kept."""
+    """Make vLLM, gloo and NCCL in child processes listen on the loopback interface, for single-machine runs.
+
+    Environment variables that the user has set keep their values.
+    """
     for name, value in {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}.items():
         os.environ.setdefault(name, value)
 
@@ -26,7 +28,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def reserve_port(host: str) -> int:
-    """Listen on a free TCP port of `host` (empty: all addresses), which reserves it until `take_reserved_port`."""
+    """Listen on a free TCP port of `host` (empty: all addresses) to reserve it until `take_reserved_port`."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
@@ -36,17 +38,17 @@ def reserve_port(host: str) -> int:
 
 
 def take_reserved_port(port: int) -> int:
-    """Return the listening socket of a held port as a file descriptor, which the caller must close."""
+    """Return the listening socket of a reserved port as a file descriptor, which the caller must close."""
     return _reserved.pop(port).detach()
 
 
 def find_interface(host: str) -> str | None:
-    """Return the network interface, e.g. eth0, used to reach `host`; None if it has no IPv4 address."""
+    """Return the network interface, e.g. eth0, used to reach `host`; None if `host` has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # sends nothing; selects the route
+            probe.connect((host, 9))  # connecting a UDP socket selects the route and sends nothing
         except OSError:
             return None
-        own = probe.getsockname()[0]
+        local_address = probe.getsockname()[0]
     addresses = psutil.net_if_addrs()
-    return next((name for name, found in addresses.items() if own in (one.address for one in found)), None)
+    return next((name for name, entries in addresses.items() if local_address in [e.address for e in entries]), None)

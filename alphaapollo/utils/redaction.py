@@ -18,7 +18,7 @@ URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@ho
 
 
 def find_secrets() -> dict[str, str]:
-    """Return {value: name} of environment variables with a secret's name. Paths are not secrets."""
+    """Return {value: name} of the environment variables whose name denotes a secret. Paths are not secrets."""
     found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
     return {
         value: name
@@ -28,14 +28,14 @@ def find_secrets() -> dict[str, str]:
 
 
 def redact(text: str, known: Mapping[str, str] | None = None) -> str:
-    """Replace each secret by the name of its variable. known: result of `secrets`, to redact many texts."""
+    """Replace each secret by `$NAME` of its variable. known: result of `find_secrets`, to redact many texts."""
     for value, name in (find_secrets() if known is None else known).items():
         text = text.replace(value, f"${name}")
     return text
 
 
 def find_secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of each nested entry that contains a secret, without its value."""
+    """Yield (key, reason) for each nested entry that contains a secret. The reason does not show the secret."""
     known = find_secrets()
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -15,7 +15,7 @@ def find_similar(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
-    """Sentence for an error message about an unknown name; empty if no known name is similar.
+    """Return a sentence for an error about an unknown name; empty if no known name is similar.
 
     >>> suggest_similar("add_", ["add", "sleep"])
     " Did you mean 'add'?"
@@ -24,7 +24,7 @@ def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def format_suggestion(names: Sequence[str]) -> str:
-    """Sentence that suggests names; empty without names."""
+    """Return a sentence that suggests names; empty without names."""
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
@@ -36,23 +36,26 @@ class Registry(Generic[T]):
     ... def ppo(): ...
     """
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, kind: str):
+        self.kind = kind  # e.g. policy loss, for messages
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds an entry. Raises ValueError if the name is taken."""
+
         def add(entry: T) -> T:
             if name in self._entries:
-                raise ValueError(f"{self.what} {name!r} is registered twice. Choose another name.")
+                raise ValueError(f"{self.kind} {name!r} is registered twice. Choose another name.")
             self._entries[name] = entry
             return entry
 
         return add
 
     def get(self, name: str) -> T:
+        """Return an entry. Raises ValueError with similar names if there is none."""
         if name not in self._entries:
             hint = suggest_similar(name, self._entries, count=3)
-            raise ValueError(f"unknown {self.what} {name!r}.{hint} Known: {', '.join(self.names())}.")
+            raise ValueError(f"unknown {self.kind} {name!r}.{hint} Known: {', '.join(self.names())}.")
         return self._entries[name]
 
     def names(self) -> list[str]:

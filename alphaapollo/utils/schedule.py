@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def is_due(step: int, frequency: int, is_last: bool) -> bool:
-    """Return whether work is due: every `frequency` iterations and at the end; -1 = never."""
+    """Return whether periodic work is due at `step`: every `frequency` iterations and at the end; -1 = never."""
     return frequency > 0 and (step % frequency == 0 or is_last)

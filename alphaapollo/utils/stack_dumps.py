@@ -1,4 +1,4 @@
-"""Python stacks of processes: by py-spy, which can read stopped processes, or by faulthandler for this process."""
+"""Dump Python stacks of processes with py-spy, which also reads stopped processes, or with faulthandler."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-TIMEOUT = 20.0  # seconds of py-spy, per process
+TIMEOUT = 20.0  # seconds per process, for py-spy
 
 
 def dump_stacks(pids: Iterable[int]) -> str:
-    """Stacks of processes of this machine, or the reason why there are none."""
+    """Return the Python stacks of processes on this machine, or for each the reason why it has none."""
     return "\n".join(f"--- process {pid}\n{_dump_stack(pid).strip()}\n" for pid in pids)
 
 
@@ -27,12 +27,12 @@ def _dump_stack(pid: int) -> str:
 
 
 def _dump_with_py_spy(pid: int) -> str:
-    """Stacks of a process. OSError or SubprocessError: there are none."""
-    beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    """Return the stacks of a process. Raises OSError or SubprocessError if py-spy cannot read them."""
+    local = Path(sys.executable).with_name("py-spy")  # in the same virtual environment
+    program = str(local) if local.exists() else shutil.which("py-spy")
     if program is None:
         raise OSError("py-spy is not installed (pip install py-spy)")
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]  # blocking, it would wait for a stopped process
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]  # otherwise hangs on stopped processes
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
         output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -41,7 +41,7 @@ def _dump_with_py_spy(pid: int) -> str:
 
 
 def dump_own_stacks() -> str:
-    """Stacks of all threads of this process, by faulthandler."""
+    """Return the stacks of all threads of this process, by faulthandler."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -1,11 +1,11 @@
-"""Temporary folder of a command, removed with everything that the command and its libraries leave in it.
+"""Temporary folder of a command. It is removed with all files that the command and its libraries leave in it.
 
-<temp>/alphaapollo-x7k2q9lm/   lock       locked as long as the command runs
-                               elsewhere  paths in shared memory to remove with the folder
+<temp>/alphaapollo-x7k2q9lm/   lock       file that is locked while the command runs
+                               elsewhere  file with the paths in shared memory that are removed with the folder
                                ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
 
-A command removes its folder at its end, unless it has failed and Ray's logs in the folder may explain the error. The
-next command removes the folders of failed and killed commands, i.e. those with a free lock.
+A command removes its folder at its end. A failed command keeps a folder with Ray's logs, which may explain the error.
+The next command removes the folders of failed and killed commands, which are those with a free lock.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from filelock import FileLock
 from alphaapollo.utils.watchdog import remove_paths
 
 NAME = re.compile(r"alphaapollo-[a-z0-9_]{8}")
-LOCK, ELSEWHERE = "lock", "elsewhere"
+LOCK, CLEANUP_LIST = "lock", "elsewhere"  # file names
 SHARED_MEMORY = Path("/dev/shm")
-SOCKETS, RAY_SOCKETS = 70, 38  # bytes of the longest folder path for sockets: a socket's path has at most 107
-CLEAN_EXITS = (0, 130)  # exit codes: done, interrupted
+MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path: paths of the sockets in it have at most 107
+CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
 
 _active: list[Path] = []
 
 
 def run_in_temp_folder(command: Callable[[], int]) -> int:
-    """Call the command and return its exit code. The command and its processes get a temporary folder of their own,
-    unless its path would be too long for sockets."""
+    """Call the command with its own temporary folder and return its exit code.
+
+    If the folder's path would be too long for sockets, the command uses the system's temporary folder.
+    """
     base = Path(tempfile.gettempdir())
     remove_stale_folders(base)
     folder, lock = _make_folder(base)
-    if len(os.fsencode(folder)) > SOCKETS:
+    if len(os.fsencode(folder)) > MAX_PATH:
         _remove_folder(folder)
         lock.release()
         return command()
@@ -58,52 +60,55 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
 def register_cleanup(paths: Iterable[str | Path]) -> None:
     """Register paths in shared memory to be removed when the command's temporary folder is removed."""
     for folder in _active[-1:]:
-        with (folder / ELSEWHERE).open("a") as file:
+        with (folder / CLEANUP_LIST).open("a") as file:
             file.writelines(f"{path}\n" for path in paths)
 
 
 def remove_stale_folders(base: Path) -> None:
-    """Remove the folders of this user's dead commands in `base`, and the paths registered in them."""
+    """Remove the folders that this user's ended commands left in `base`, and the paths registered in them."""
     for folder in base.glob("alphaapollo-*"):
         with suppress(OSError):  # locked (Timeout), or removed by another command
             if NAME.fullmatch(folder.name) and folder.lstat().st_uid == os.getuid() and (folder / LOCK).exists():
                 with FileLock(folder / LOCK, timeout=0):
-                    elsewhere = folder / ELSEWHERE
-                    paths = map(Path, elsewhere.read_text().splitlines() if elsewhere.exists() else [])
+                    cleanup_list = folder / CLEANUP_LIST
+                    paths = map(Path, cleanup_list.read_text().splitlines() if cleanup_list.exists() else [])
                     remove_paths(path for path in paths if path.parent == SHARED_MEMORY)
                     _remove_folder(folder)
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove the folder. If a process that is ending still writes there, the next command tries again."""
+    """Remove the folder. If an ending process still writes to it, the folder stays for the next command to remove."""
     remove_paths([folder])
     if folder.exists():
         (folder / LOCK).touch()
 
 
 def _make_folder(base: Path) -> tuple[Path, FileLock]:
-    """A locked folder. It has a temporary name until it is locked, so that no other command removes it."""
+    """Create a locked folder. Its name is hidden until it is locked, so that no other command removes it."""
     new = Path(tempfile.mkdtemp(prefix=".alphaapollo-", dir=base))
     lock = FileLock(new / LOCK)
     lock.acquire()
     folder = new.rename(new.with_name(new.name.removeprefix(".")))
-    folder.chmod(0o711)  # sandboxed code may run as another user, in a folder of its own
+    folder.chmod(0o711)  # sandboxed code may run as another user in a subfolder
     return folder, lock
 
 
 @contextmanager
 def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
-    """Redirect tempfile, multiprocessing, Ray and everything that reads TMPDIR. torch keeps its compilation cache where
-    later commands find it, and Ray stays in `base` if its sockets' paths would be too long."""
-    own = {"TMPDIR": str(folder)}
-    own |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
-    own |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > RAY_SOCKETS else {}
-    own = {name: value for name, value in own.items() if name == "TMPDIR" or name not in os.environ}
-    before, cached = {name: os.environ.get(name) for name in own}, tempfile.tempdir
+    """Context manager that redirects tempfile, multiprocessing, Ray and readers of TMPDIR to the folder.
+
+    torch's compilation cache stays in `base`, where later commands find it. Ray stays in `base` if its sockets' paths
+    would be too long.
+    """
+    variables = {"TMPDIR": str(folder)}
+    variables |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
+    variables |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > MAX_RAY_PATH else {}
+    variables = {name: value for name, value in variables.items() if name == "TMPDIR" or name not in os.environ}
+    before, cached = {name: os.environ.get(name) for name in variables}, tempfile.tempdir
     multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     sockets = multiprocessing_config.get("tempdir")
     _active.append(folder)
-    os.environ.update(own)
+    os.environ.update(variables)
     tempfile.tempdir = multiprocessing_config["tempdir"] = str(folder)
     try:
         yield
@@ -115,4 +120,4 @@ def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
         server: Any = multiprocessing.forkserver._forkserver
-        server._stop()  # it has this command's environment
+        server._stop()  # its environment has this command's TMPDIR

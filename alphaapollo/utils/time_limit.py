@@ -1,11 +1,11 @@
 """Time limit that excludes waiting for shared resources (a grader, a tool, a thread).
 
     limit = TimeLimit(seconds)
-    async with limit.count_time():     # TimeoutError once all such blocks together took longer
-        with exclude_waiting():     # in any function or task started inside the block: not counted
+    async with limit.count_time():     # TimeoutError once the total time of these blocks exceeds the limit
+        with exclude_waiting():     # waiting in a function or task of the block is not counted
             await semaphore.acquire()
 
-pause_time_limits and resume_time_limits apply to all limits of the process, e.g. while the GPU is used by the trainer.
+pause_time_limits and resume_time_limits apply to all limits of the process, e.g. while the trainer uses the GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def pause_time_limits() -> None:
 
 
 def resume_time_limits() -> None:
+    """Continue counting time in all limits after pause_time_limits."""
     global _paused
     _paused = False
     for limit in _running:
@@ -36,17 +37,17 @@ def resume_time_limits() -> None:
 
 
 class TimeLimit:
-    """`left`: seconds until the limit. Bound to one event loop; its blocks do not nest."""
+    """Time limit of one event loop. `left`: seconds until the limit. Its blocks must not be nested."""
 
     def __init__(self, seconds: float):
         self.left = seconds
-        self._scope: asyncio.Timeout | None = None  # of the current block
-        self._since: float | None = None  # start of the counted time; None: not counting
+        self._scope: asyncio.Timeout | None = None  # timeout of the current block
+        self._since: float | None = None  # event loop time at which counting started; None: paused
         self._waits = 0
 
     @asynccontextmanager
     async def count_time(self) -> AsyncIterator[None]:
-        """Count the time of this block. Raises TimeoutError when the limit is exceeded."""
+        """Context manager that counts the time of its block. Raises TimeoutError when the limit is exceeded."""
         token = _current.set(self)
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -61,7 +62,7 @@ class TimeLimit:
             _current.reset(token)
 
     def _update(self, ended: bool = False) -> None:
-        """Subtract the time that has passed, then continue or stop counting."""
+        """Subtract the counted time from `left`, then continue or pause counting."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
             self.left -= now - self._since
@@ -77,7 +78,7 @@ class TimeLimit:
 
 @contextmanager
 def exclude_waiting() -> Iterator[None]:
-    """Do not count the time of this block in the enclosing limit, if there is one."""
+    """Context manager that excludes the time of its block from the enclosing limit, if there is one."""
     limit = _current.get()
     if limit is None:
         yield

@@ -1,4 +1,4 @@
-"""Import user files: estimators and losses, environments, tools, reward functions, components."""
+"""Import Python files of the user, with estimators, losses, environments, tools or reward functions."""
 
 from __future__ import annotations
 
@@ -14,52 +14,57 @@ from typing import Any
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
-_importing = RLock()  # a second thread waits until the module is complete
+_import_lock = RLock()  # a second thread waits until the import is complete
 
 
 def load_user_module(path: str, key: str) -> ModuleType:
     """Import the Python file that the configuration names under `key`. A second call returns the same module.
 
-    Decorators of the file register their functions in this process only, so call this in each process that looks up a
-    name. The file may import other files of its folder. No bytecode is cached.
+    Decorators in the file register their functions in this process only, so each process that looks up a registered
+    name must call this function. The file may import other files of its folder. No bytecode is cached.
 
     Raises:
-        ValueError: the file does not exist, is not a Python file, or its import failed (with the line).
+        ValueError: The file does not exist, is not a Python file, or its import failed. The message has the line.
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
-        raise ValueError(f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file.")
+        raise ValueError(f"{key}={path}: no such file in {Path.cwd()}. Set the path of a Python file.")
     if file.suffix != ".py":
-        raise ValueError(f"{key}: {path} is not a Python file. Its name must end in .py.")
+        raise ValueError(f"{key}={path} is not a Python file. Set a file whose name ends in .py.")
     name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
-    with _importing:
+    with _import_lock:
         if name not in sys.modules:
             _import_file(file, name, key, path)
         return sys.modules[name]
 
 
 def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
-    """Return the object `name` (the value of `name_key`) of the file that `key` names.
+    """Return an object of a user module.
+
+    Args:
+        path: Python file, the value of the configuration key `key`.
+        name: Name of the object in the file, the value of the configuration key `name_key`.
 
     Raises:
-        ValueError: as load_user_module, or the object does not exist (lists the functions and classes that do).
+        ValueError: load_user_module failed, or the file has no such object. The message lists its functions and
+            classes.
     """
     module = load_user_module(path, key)
     if not hasattr(module, name):
         defined = [
-            one
-            for one, value in vars(module).items()
+            candidate
+            for candidate, value in vars(module).items()
             if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
         ]
         hint = suggest_similar(name, defined)
         raise ValueError(
-            f"{name_key}: {path} has no {name!r}.{hint} It defines {', '.join(defined) or 'nothing'}. Set {name_key}."
+            f"{name_key}={name}: {path} has no such object.{hint} It defines {', '.join(defined) or 'nothing'}."
         )
     return getattr(module, name)
 
 
 def format_error(error: BaseException, path: Path | None = None) -> str:
-    """Format an error in one line, with its last position in the file `path`, or else in any file."""
+    """Format an error in one line with its source line: the last one in the file `path`, or else in any file."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""
@@ -72,7 +77,7 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
 def _import_file(file: Path, name: str, key: str, path: str) -> None:
     sys.path += [
         folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
-    ]  # appended: shadows nothing
+    ]  # at the end, so that they shadow no installed module
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -83,7 +88,7 @@ def _import_file(file: Path, name: str, key: str, path: str) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
-        fix = "Install what it imports" if isinstance(error, ImportError) else "Fix the file"
-        raise ValueError(f"{key}: {path} does not import: {format_error(error, file)}. {fix}.") from error
+        fix = "Install the missing package" if isinstance(error, ImportError) else "Fix the file"
+        raise ValueError(f"{key}: {path} cannot be imported: {format_error(error, file)}. {fix}.") from error
     finally:
         sys.dont_write_bytecode = before

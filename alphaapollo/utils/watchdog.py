@@ -1,8 +1,8 @@
-"""Clean-up after the driver of a run was killed: no process and no shared memory of the run remains.
+"""Clean up after the driver of a run was killed, so that no process and no shared memory of the run remains.
 
-Signals to process groups do not reach every process of a run. Each worker therefore watches the process that it works
-for and exits with it (exit_with_process), and a small separate process watches the driver and ends everything else that
-the run has started on this machine, e.g. Ray's agents (start_reaper).
+Signals to process groups do not reach every process of a run. Each worker therefore watches its parent process and
+exits with it (exit_with_process). A small separate process, the reaper, watches the driver and kills all other
+processes that the run has started on this machine, e.g. Ray's agents (start_reaper).
 """
 
 from __future__ import annotations
@@ -22,49 +22,53 @@ from pathlib import Path
 
 import psutil
 
-RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, in all processes that a run starts
+RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, set in every process of a run
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 2.0  # for processes that end by themselves
-_REAP_SECONDS = 10.0
+_GRACE_SECONDS = 2.0  # for processes that end on their own
+_REAP_SECONDS = 10.0  # maximum time to kill the processes of a run
 
 
 def new_run_id() -> str:
-    """Create the id of a new run and put it into the environment, which the run's processes inherit."""
+    """Return the id of a new run, and put it into the environment, which the run's processes inherit."""
     run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id
-    os.environ["SPT_NOENV"] = "1"  # Ray's process titles would overwrite the environment that the reaper reads
+    os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads
     return run_id
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Within the block, handle SIGTERM and SIGHUP (unless under nohup) as Ctrl-C. SIGINT is handled even in background
-    jobs of shell scripts, which start with it ignored."""
+    """Context manager that treats SIGTERM and SIGHUP (unless under nohup) as Ctrl-C.
+
+    SIGINT is also handled in background jobs of shell scripts, which start with SIGINT ignored.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    if before[signal.SIGHUP] is not signal.SIG_IGN:  # the terminal was closed
+    if before[signal.SIGHUP] is not signal.SIG_IGN:  # not under nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 def exit_with_process(
     pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False
 ) -> threading.Thread:
-    """End this process as soon as process `pid` of this machine has ended. Returns at once; a daemon thread waits, and
-    ends the process by `os._exit(1)`.
+    """End this process as soon as process `pid` of this machine has ended.
+
+    Returns the daemon thread that waits for `pid` and then calls `os._exit(1)`.
 
     Args:
-        cleanup_paths: files and folders to remove.
-        own_shared_memory: also remove the shared memory that this process has mapped and shares with no other.
+        cleanup_paths: Files and folders to remove before the exit.
+        own_shared_memory: Also remove the shared memory files that this process has mapped. Set it only if no other
+            process uses these files.
     """
     paths = [Path(path) for path in cleanup_paths]
     arguments = (pid, paths, own_shared_memory)
-    thread = threading.Thread(target=_wait_and_exit, args=arguments, name=f"die-with-{pid}", daemon=True)
+    thread = threading.Thread(target=_wait_and_exit, args=arguments, name=f"exit-with-{pid}", daemon=True)
     thread.start()
     return thread
 
@@ -79,7 +83,7 @@ def remove_paths(paths: Iterable[Path]) -> None:
 
 
 def list_mapped_shared_memory() -> list[Path]:
-    """Shared-memory files that this process has mapped and that still exist."""
+    """Return the shared-memory files that this process has mapped and that still exist."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {Path(field[5]) for field in fields if len(field) == 6}
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
@@ -108,25 +112,27 @@ def wait_for_exit(pid: int) -> None:
 
 
 def start_reaper(run: str, cleanup_paths: Iterable[str | Path]) -> None:
-    """Start a process that waits for the end of this one, kills every process on this machine with `RUN` set to `run`,
-    and removes `cleanup_paths`."""
+    """Start the reaper, a process that cleans up after this process has ended.
+
+    The reaper kills every process on this machine with `RUN` set to `run`, and removes `cleanup_paths`.
+    """
     command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def list_run_processes(run: str) -> list[int]:
-    """pids of the processes of this user with `RUN` set to `run`."""
+    """Return the pids of this user's processes with `RUN` set to `run`."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or belongs to another user
+        with suppress(psutil.Error):  # the process has ended, or belongs to another user
             if process.environ().get(RUN) == run:
                 found.append(process.pid)
     return found
 
 
 def kill_run_processes(run: str) -> None:
-    """Kill every process on this machine with `RUN` set to `run`. Returns when none is left."""
+    """Kill every process on this machine with `RUN` set to `run`. Returns when none is left, or after 10 s."""
     end = time.monotonic() + _REAP_SECONDS
     while (left := list_run_processes(run)) and time.monotonic() < end:
         for pid in left:

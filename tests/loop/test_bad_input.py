@@ -119,6 +119,6 @@ def test_reward_function_that_fails_on_every_completion_stops_the_run(ppo: Runne
 def test_folder_in_use_is_refused_with_its_process(ppo: Runner, tmp_path: Path) -> None:
     with lock_folder(tmp_path / "test" / "run"):
         done = ppo.refuse()
-        assert f"is in use: process {os.getpid()} on " in done.output, done.output
+        assert f"is in use by process {os.getpid()} on " in done.output, done.output
         assert not done.folder.exists(), "nothing is written"
         assert ppo.finish(ppo.start("trainer.dry_run=True", warm=True)).code == 0

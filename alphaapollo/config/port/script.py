@@ -1,4 +1,4 @@
-"""Find the commands of a shell script: bash runs it in a sandbox after stubs.sh, where no program can start."""
+"""Record the commands of a shell script: bash runs it in a sandbox with stubs.sh, where no program can start."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import subprocess
 import sys
 from importlib import resources
 
-Command = tuple[int, list[str]]  # line and words
+Command = tuple[int, list[str]]  # (line number, words)
 UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
 QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
 KEPT = rf"""{QUOTED}|(?<!\S)\#.*|\(\(.*?\)\)|\[\[.*?\]\]|<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.*?)\n\s*(?P=end)\n"""
 TARGET = rf"""(?:{QUOTED}|>\([^()]*\)|\$\([^()]*\)|[^\s;&|()<>"'])+"""
 REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
-    r"(?:\d|&)?>>?[ \t]*/dev/null": "",  # this and the next: a redirection fails, and with it the command
+    r"(?:\d|&)?>>?[ \t]*/dev/null": "",  # in the sandbox, a redirection and its command would fail
     rf"(?P<keep>{KEPT})|(?<![\w$<>=-])(?:\d|&)?>>?[ \t]*{TARGET}": r"\g<keep>",
     r"""(["']?)(?:[$~./\w][\w./${}~-]*)?/(python[\d.]*|torchrun)\1(?=[\s"'};)])""": r"\2",
     r"\[\[ (!? ?-[defrswx] \S+) \]\]": r"[ \1 ]",
@@ -25,16 +25,16 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 
 
 def read_script(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
-    """Commands that the script would run if its environment set only `variables`, and what bash reported.
+    """Return the commands that the script would run with only `variables` set, and the messages of bash.
 
-    Values that depend on the machine are their own text between the characters 2 and 3: `\\2${HOME}\\3/data`.
-    ValueError: bash cannot read the script, or this machine has no sandbox.
+    A value that depends on the machine stays as text between the characters 2 and 3: `\\2${HOME}\\3/data`.
+    Raises ValueError if bash cannot parse the script, or if this machine has no sandbox.
     """
     defaulted = re.findall(r"\$\{(\w+):?[-=+]", re.sub(r"(?<!\S)#.*", "", source))
     for pattern, replacement in REWRITES.items():
         source = re.sub(pattern, replacement, source)
     source = re.sub(r"\[\[? .*? \]", lambda test: re.sub(r"\$(\w+)|\$\{(\w+)\}", r"${\1\2-}", test[0]), source)
-    for name in variables:  # the script's own assignments do not change them
+    for name in variables:  # the script's assignments must not change them
         source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)(\s*){name}(\+?=)", r"\1\2_\3", source)
     known, unset = dict(variables), {""}
     while unset:
@@ -48,7 +48,7 @@ def read_script(source: str, path: str, variables: dict[str, str]) -> tuple[list
 
 
 def _run_bash(source: str, path: str, known: dict[str, str]) -> tuple[list[Command], str]:
-    """The commands, and the error messages with the line numbers of the script."""
+    """Run bash. Returns the commands, and the error messages with line numbers of the script."""
     stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
     stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in known.items() if not name.isdigit())
     last = max((int(name) for name in known if name.isdigit()), default=0)

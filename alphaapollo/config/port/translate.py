@@ -1,6 +1,6 @@
-"""Write the verl commands of a shell script as alphaapollo commands, with a comment at each difference.
+"""Convert the verl commands of a shell script to alphaapollo commands, with a comment at each difference.
 
-RULES has the keys whose values are written differently here. A rule gets the value and all keys of the command.
+RULES lists the keys whose values need a conversion. A rule receives the value and all keys of the command.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from alphaapollo.config.load import check_override, flatten_maps
 from alphaapollo.config.port.script import UNKNOWN, Command, read_script
 from alphaapollo.config.verl import find_verl_verdict, load_verl_tables
 
-Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or nothing, comment)
+Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
 Values = Mapping[str, str]
-Converted = tuple[dict[str, str], str]  # our keys with their values, and a remark
+Converted = tuple[dict[str, str], str]  # alphaapollo's keys with values, and a remark
 
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
@@ -31,12 +31,12 @@ HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with traine
 OFFLINE = "\n# To send to wandb, log in and remove the next line.\nexport WANDB_MODE=${WANDB_MODE:-offline}\n"
 
 
-def port_script(source: str, path: str, given: Iterable[str] = ()) -> str:
-    """Shell script with our commands for verl's. Raises ValueError if the script starts no program of verl.
+def port_script(source: str, path: str, words: Iterable[str] = ()) -> str:
+    """Return a shell script with alphaapollo commands. Raises ValueError if `source` starts no program of verl.
 
-    given: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
+    words: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
     """
-    pairs = {match[1]: match[2] for word in given if (match := WORD.fullmatch(word))}
+    pairs = {match[1]: match[2] for word in words if (match := WORD.fullmatch(word))}
     commands, notes = read_script(source, path, {name: value for name, value in pairs.items() if "." not in name})
     added = {key: value for key, value in pairs.items() if "." in key}
     ported = "".join(line + "\n" for command in commands for line in _port_command(command, added, Path(path)))
@@ -50,7 +50,7 @@ def port_script(source: str, path: str, given: Iterable[str] = ()) -> str:
 
 
 def _port_command(command: Command, added: dict[str, str], script: Path) -> Iterator[str]:
-    """The lines of our command; none if it starts no program of verl."""
+    """Yield the lines of the alphaapollo command; no lines if the command starts no program of verl."""
     line, words = command
     modules = [word for last, word in pairwise(words) if last == "-m" or word.endswith(".py")]
     if not (module := next(filter(PROGRAM.fullmatch, modules), "")):
@@ -61,9 +61,9 @@ def _port_command(command: Command, added: dict[str, str], script: Path) -> Iter
     options = {name.replace("-", "_"): text for name, text in pairs}
     yield f"\n# line {line}: {module}"
     if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
-        own = _read_yaml_keys(options.get("config_path", ""), f"{name}.yaml", script)
-        yield f"# --config-name={name}: {'its keys are below' if own else 'not found; add its keys as KEY=VALUE'}"
-        values = own | values
+        yaml_keys = _read_yaml_keys(options.get("config_path", ""), f"{name}.yaml", script)
+        yield f"# --config-name={name}: {'its keys are below' if yaml_keys else 'not found; add its keys as KEY=VALUE'}"
+        values = yaml_keys | values
     for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
         if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
             values[key] = text
@@ -78,7 +78,7 @@ def _port_command(command: Command, added: dict[str, str], script: Path) -> Iter
 
 
 def _read_yaml_keys(folder: str, name: str, script: Path) -> dict[str, str]:
-    """Keys of the YAML file that the command starts from, if it is below this folder or a folder above the script."""
+    """Read the YAML file that the command starts from, from the working directory or a folder above the script."""
     folder = UNKNOWN.split(folder)[-1].strip("/") if UNKNOWN.search(folder) else folder
     files = (root / folder / name for root in (Path(), *script.resolve().parents))
     file = next(filter(Path.is_file, files), None)
@@ -87,7 +87,7 @@ def _read_yaml_keys(folder: str, name: str, script: Path) -> dict[str, str]:
 
 
 def translate_keys(values: Values, program: str) -> Lines:
-    """Our keys and values for verl's, and verl's defaults where ours differ."""
+    """Return alphaapollo's keys and values for verl's, with verl's defaults if alphaapollo's differ."""
     schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
         words, remark = _convert_key(key, value, values, program)
@@ -124,18 +124,18 @@ def _convert_key(key: str, value: str, values: Values, program: str) -> Converte
 
 
 def _check_value(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
-    """The line, or only a comment if our key does not take a value of this type."""
+    """Return the argument and its comment, or only a comment if the key does not accept a value of this type."""
     try:
         if not UNKNOWN.search(value):
             check_override(schema, f"{key}={value}")
     except ConfigError as error:
-        if wrong := [problem for problem in error.problems if problem.startswith(f"{key}: expected")]:
+        if wrong := [line for line in error.errors if line.startswith(f"{key}: expected")]:
             return "", f"{key}={value}: left out. {wrong[0]}"
     return f"{key}={value}", remark
 
 
 def _quote_word(word: str) -> str:
-    """A word for the shell, which fills in the unknown parts."""
+    """Quote a word for the shell, which expands its unknown parts."""
     parts = UNKNOWN.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
     return f'"{"".join(parts)}"' if len(parts) > 1 else shlex.quote(word) if word else ""

@@ -1,8 +1,8 @@
-"""Every key of the project: name, type, default, meaning and rules. Defaults are defined only here.
+"""Schema of all keys: name, type, default, meaning and rules. Defaults are defined only here.
 
 One file per section (`data.py` is `data.*`) and one per command (`ppo.py` is main_ppo's configuration). The docstring
-under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the fields: see
-base.py. Key names follow verl where the meaning is the same. No torch, Ray or Hydra here.
+under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the
+fields (base.py). Key names follow verl if the meaning is the same. This package does not import torch, Ray or Hydra.
 """
 
 from alphaapollo.config.schema.actor import Actor, AggregationMode, PolicyLossOptions, Reference

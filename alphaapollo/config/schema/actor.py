@@ -27,27 +27,27 @@ class PolicyLossOptions(Section):
     loss_mode: Annotated[str, ANOTHER_ALGORITHM] = "ppo"
     """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
-    """cispo, unified form: mask tokens with A < 0 and a ratio below 1 - this; null = none."""
+    """cispo, unified form: mask tokens with A < 0 and a ratio below 1 - cispo_mask_low; null = none."""
     cispo_mask_high: PositiveFloat | None = None
-    """cispo, unified form: mask tokens with A > 0 and a ratio above 1 + this; null = none."""
+    """cispo, unified form: mask tokens with A > 0 and a ratio above 1 + cispo_mask_high; null = none."""
     clip_cov_ratio: Ratio = 2e-4
-    """clip_cov: share of tokens with dropped loss."""
+    """clip_cov: share of tokens whose loss is dropped, drawn at random between the bounds of the covariance."""
     clip_cov_lb: float = 1.0
-    """clip_cov: lower bound of the covariances they are drawn from."""
+    """clip_cov: lower bound of the covariances of these tokens."""
     clip_cov_ub: float = 5.0
-    """clip_cov: upper bound of the covariances they are drawn from."""
+    """clip_cov: upper bound of the covariances of these tokens."""
     kl_cov_ratio: Ratio = 2e-4
-    """kl_cov: share of tokens, those of largest covariance, with a KL penalty."""
+    """kl_cov: share of tokens with a KL penalty: the tokens with the largest covariance."""
     ppo_kl_coef: NonNegativeFloat = 1.0
-    """kl_cov: coefficient of that penalty."""
+    """kl_cov: coefficient of the KL penalty."""
 
 
 class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows or turns) per optimizer step, over all ranks."""
     ppo_max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
-    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer row is a micro-batch of
-    its own, and so are the rows of one trajectory for losses with one ratio per trajectory (gspo, gmpo)."""
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer row forms a
+    micro-batch alone. Losses with one ratio per trajectory (gspo, gmpo) keep the rows of a trajectory together."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
@@ -57,7 +57,7 @@ class Actor(Section):
     """Maximum gradient norm."""
     clip_ratio: Annotated[
         PositiveFloat | None,
-        ActiveWhen("has_open_clip_bound", because="clip_ratio_low and clip_ratio_high are both set"),
+        ActiveWhen("has_open_clip_bound", reason="clip_ratio_low and clip_ratio_high are both set"),
     ] = None
     """Clip range on both sides; null = the default of the loss (ppo 0.2)."""
     clip_ratio_low: PositiveFloat | None = None
@@ -79,15 +79,17 @@ class Actor(Section):
     """Coefficient of the entropy bonus."""
     use_kl_loss: bool = False
     """Add the KL to the reference model to the loss."""
-    kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", quiet=0.0)] = 0.001
+    kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", silent_value=0.0)] = 0.001
     """Coefficient of the KL loss."""
     kl_loss_type: Annotated[KLKind, WHEN_KL_LOSS] = "low_var_kl"
     """KL estimator; a trailing + uses the gradient of k2. k2 and the + forms have the gradient of KL(policy||ref),
     low_var_kl (k3, GRPO's) the gradient of KL(ref||policy). full = over the whole vocabulary."""
     use_invalid_action_penalty: bool = False
     """Subtract a penalty from the reward of an invalid turn, on its last token."""
-    invalid_action_penalty_coef: Annotated[NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", quiet=0.0)] = 0.1
-    """The penalty."""
+    invalid_action_penalty_coef: Annotated[
+        NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", silent_value=0.0)
+    ] = 0.1
+    """Penalty per invalid turn."""
     ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
     """Ranks that share every sequence (Ulysses sequence parallelism), for rows that do not fit one rank. Must divide
     the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
@@ -99,12 +101,12 @@ class Actor(Section):
 
     @property
     def has_open_clip_bound(self) -> bool:
-        """At least one clip range is taken from clip_ratio."""
+        """Whether clip_ratio sets at least one of the clip bounds."""
         return self.clip_ratio_low is None or self.clip_ratio_high is None
 
     @property
     def full_kl(self) -> bool:
-        """The KL loss compares whole distributions inside the update, not log-probs of the sampled tokens."""
+        """Whether the KL loss compares full distributions in the update, not log-probs of the sampled tokens."""
         return self.use_kl_loss and self.kl_loss_type == "full"
 
     def problems(self) -> Iterator[str]:
@@ -123,7 +125,7 @@ class Reference(Section):
     log_probs_ahead: Annotated[
         bool | Literal["auto"],
         ROUNDING,
-        ActiveWhen("/needs_ref_columns", because="no KL compares log-probs with the reference's"),
+        ActiveWhen("/needs_ref_columns", reason="no KL compares log-probs with the reference's"),
     ] = "auto"
     """In the synchronous loop, compute the reference's log-probs of finished groups while others are still generating,
     each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused
@@ -132,6 +134,6 @@ class Reference(Section):
         FrozenFsdp,
         ActiveUnless(
             "/actor_rollout_ref.model.lora_rank",
-            because="with LoRA the reference is the policy without its adapters",
+            reason="with LoRA the reference is the policy without its adapters",
         ),
     ] = FrozenFsdp()

@@ -29,10 +29,10 @@ class KLControl(Section):
     """Controller of kl_coef: fixed, adaptive (arXiv 1909.08593), doubling (PPO's), or dual ascent."""
     kl_coef: Annotated[
         NonNegativeFloat,
-        ActiveWhen("/algorithm.use_kl_in_reward", quiet=0.0),
+        ActiveWhen("/algorithm.use_kl_in_reward", silent_value=0.0),
         OnResume("kept", "the controller continues from the coefficient in the checkpoint", when=WHEN_CONTROLLED),
     ] = 0.001
-    """Coefficient of the KL in the reward; the initial one if a controller changes it."""
+    """Coefficient of the KL in the reward; the initial value if a controller changes it."""
     target_kl: Annotated[PositiveFloat, WHEN_CONTROLLED] = 6.0
     """Target KL per sequence, in nats."""
     horizon: Annotated[PositiveFloat, ActiveWhen("type", "adaptive")] = 10000.0
@@ -46,7 +46,7 @@ class FilterGroups(Section):
     metric: Annotated[str, WHEN_ENABLED] = "accuracy"
     """Reward component to compare, or `reward`."""
     max_num_gen_batches: Annotated[PositiveInt, WHEN_ENABLED] = 10
-    """Maximum generation rounds per iteration; then it trains on the groups it has."""
+    """Maximum generation rounds per iteration. After them, the iteration trains on the groups that it has."""
 
 
 class RolloutCorrection(Section):
@@ -60,7 +60,7 @@ class RolloutCorrection(Section):
     high: Annotated[PositiveFloat | None, WHEN_CORRECTED] = 2.0
     """Upper bound of rho; null = none."""
     bypass: bool = False
-    """Use the engine's log-probs as the old ones, so that the ratio of the loss corrects by itself."""
+    """Use the engine's log-probs as the old log-probs, so that the ratio of the loss includes the correction."""
 
     def problems(self) -> Iterator[str]:
         if not self.method:
@@ -83,7 +83,7 @@ class OverlongPenalty(Section):
     enable: bool = False
     """DAPO's soft penalty for responses near data.max_response_length (arXiv 2503.14476, Eq. 13)."""
     cache: Annotated[PositiveInt | None, WHEN_ENABLED] = None
-    """Tokens before data.max_response_length where it begins; null = a fifth of it, as in the paper."""
+    """Tokens before data.max_response_length at which the penalty begins; null = a fifth of it, as in the paper."""
     factor: Annotated[PositiveFloat, WHEN_ENABLED] = 1.0
     """Largest penalty."""
 
@@ -98,8 +98,8 @@ class LengthBudget(Section):
 
 class Filtration(Section):
     method: Literal["best", "best_random", "best_worst"] | None = None
-    """PF-PPO (arXiv 2409.06957): train on a group's best sample, on it and random others, or on best and worst; null =
-    off."""
+    """PF-PPO (arXiv 2409.06957): train on a group's best sample, on the best and random samples, or on best and
+    worst; null = off."""
 
 
 class ReferenceReset(Section):
@@ -107,7 +107,7 @@ class ReferenceReset(Section):
     """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
     null = never."""
     patience: PositiveInt | None = None
-    """The same after so many validations without a better val/accuracy; null = never."""
+    """Reset also after so many validations without a better val/accuracy; null = never."""
 
 
 class Algorithm(Section):
@@ -127,7 +127,7 @@ class Algorithm(Section):
     gdpo_weights: list[float] = []
     """gdpo: weights in the order of gdpo_rewards; empty = 1 each."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}
-    """gdpo: count a component only if another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
+    """gdpo: count a component only if another component reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
     gigpo_step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the per-turn advantages (the paper's omega)."""
     passk_k: PositiveInt = 4

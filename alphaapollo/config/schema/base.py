@@ -1,10 +1,10 @@
 """Base class of all sections, and the types and markers that their fields use.
 
-Three kinds of rules are declared beside the field they are about:
+A field declares three kinds of rules:
 
-* what a value may be: its type, and `Section.problems` for several fields of one section;
-* when a field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports the others);
-* what happens when it has changed on resume: `Annotated[str, refuse_on_resume("another model")]` (config/changes.py).
+* valid values: the type of the field, and `Section.problems` for combinations of fields of one section;
+* when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
+* whether a resumed run may change it: `Annotated[str, refuse_on_resume("another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
 """
@@ -24,57 +24,58 @@ Verdict = Literal["applied", "kept", "refused", "ignored"]
 
 
 class ActiveWhen:
-    """The field has an effect only if another field has one of some values.
+    """Marker: the field has an effect only if the field `key` has one of `values`.
 
     Args:
-        key: a field or property of the same section (`enable`); with a leading slash, of the complete configuration
-            (`/trainer.save_freq`); `@device` is the device of the run. A key that a command does not have is ignored.
-        values: the values of `key`; none given = any value but false, null, 0 and empty.
-        because: the reason shown; "" = `KEY is VALUE`.
-        shown: the key in the reason, where `key` is a property.
-        quiet: a value of the field that requests nothing, so it is not reported.
+        key: Field or property of the same section (`enable`) or, with a leading slash, of the complete configuration
+            (`/trainer.save_freq`). `@device` is the device of the run. A key that a command does not have is ignored.
+        values: Values of `key`; without values, any value except false, null, 0 and empty.
+        reason: Reason in the warning; "" = `KEY is VALUE`.
+        shown_key: Key in the reason, if `key` is a property.
+        silent_value: Value of the marked field that switches nothing on, so no warning is needed.
     """
 
     expected = True
 
-    def __init__(self, key: str, *values: object, because: str = "", shown: str = "", quiet: object = ...):
-        self.key, self.values, self.because, self.shown, self.quiet = key, values, because, shown or key, quiet
+    def __init__(self, key: str, *values: object, reason: str = "", shown_key: str = "", silent_value: object = ...):
+        self.key, self.values, self.reason = key, values, reason
+        self.shown_key, self.silent_value = shown_key or key, silent_value
 
     def is_met(self, value: object) -> bool:
-        """Whether the field has an effect where `key` has this value."""
+        """Return whether the field has an effect if `key` has this value."""
         return (value in self.values if self.values else bool(value)) is self.expected
 
 
 class ActiveUnless(ActiveWhen):
-    """The opposite of ActiveWhen."""
+    """Marker: the field has no effect if the field `key` has one of `values`; arguments as in ActiveWhen."""
 
     expected = False
 
 
-NEEDS_GPU = ActiveWhen("@device", "cuda", because="it needs a GPU")
-CPU_ONLY = ActiveWhen("@device", "cpu", because="it is for machines without GPUs")
+NEEDS_GPU = ActiveWhen("@device", "cuda", reason="it needs a GPU")
+CPU_ONLY = ActiveWhen("@device", "cpu", reason="it is for machines without GPUs")
 
 
 @dataclass(frozen=True)
 class OnResume:
-    """What happens when a run resumes with another value of the field, and why.
+    """Marker: what happens if a run resumes with another value of the field.
 
-    `when`: the condition of the rule; without it, the new value is applied.
+    when: Condition of the rule; if it is not met, the new value is applied. None = no condition.
     """
 
     verdict: Verdict
-    why: str = ""
+    reason: str = ""
     when: ActiveWhen | None = None
 
 
-def refuse_on_resume(why: str) -> OnResume:
-    """Part of what a run is: a change is refused."""
-    return OnResume("refused", why)
+def refuse_on_resume(reason: str) -> OnResume:
+    """Return the rule that a resume with another value is refused."""
+    return OnResume("refused", reason)
 
 
-def apply_on_resume(why: str = "") -> OnResume:
-    """The new value is used from the resume on; `why`: what follows."""
-    return OnResume("applied", why)
+def apply_on_resume(reason: str = "") -> OnResume:
+    """Return the rule that a resume uses the new value. reason: consequence of the change, for the console."""
+    return OnResume("applied", reason)
 
 
 ONLY_AT_START = OnResume("ignored")
@@ -100,9 +101,9 @@ OTHER_LOSS = apply_on_resume("losses before and after are not comparable")
 
 @dataclass(frozen=True)
 class FilePath:
-    """The field names files of the user; config/check.py checks that they exist.
+    """Marker: the field is a path of a file or folder; config/check.py checks that it exists.
 
-    `required`: it must not be empty, where the field has an effect.
+    required: The field must not be empty if it has an effect.
     """
 
     kind: Literal["data", "model", "tokenizer", "code", "folder"]
@@ -115,8 +116,8 @@ CODE = FilePath("code")
 def _check_path(value: str) -> str:
     if "\0" in value:
         raise ValueError("a path cannot contain a zero byte. Remove it.")
-    if long := next((part for part in Path(value).parts if len(part.encode(errors="surrogateescape")) > 200), ""):
-        raise ValueError(f"{long[:20]}... is longer than 200 bytes. Use a shorter name.")
+    if long_name := next((part for part in Path(value).parts if len(part.encode(errors="surrogateescape")) > 200), ""):
+        raise ValueError(f"{long_name[:20]}... is longer than 200 bytes. Use a shorter name.")
     return value
 
 
@@ -153,21 +154,21 @@ TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_
 
 
 class Section(BaseModel):
-    """A part of the configuration: strict, without unknown keys, immutable."""
+    """Base class of all sections: immutable, with strict types, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     unread: ClassVar[Mapping[str, str]] = {}
-    """In the class of a command: keys and sections that the command does not read, and why."""
+    """{key or section: reason} of what a command does not read; set in the configuration class of the command."""
     on_resume: ClassVar[Mapping[str, OnResume]] = {}
-    """In the class of a command: rules that replace those of the fields, by key or section; "" = all others."""
+    """{key or section: rule} that replaces the rules of the fields, "" = all other keys; set by a command."""
 
     def problems(self) -> Iterator[str]:
-        """Combinations of this section's fields that cannot work: `KEY=VALUE ...`, with a fix; keys are relative."""
+        """Yield an error `KEY=VALUE ...` with a fix for each invalid combination of fields; keys are relative."""
         return iter(())
 
     def warnings(self) -> Iterator[str]:
-        """Combinations that work, but perhaps not as intended; as `problems`."""
+        """Yield a warning, in the form of `problems`, for each combination that works, but perhaps not as intended."""
         return iter(())
 
     @model_validator(mode="after")

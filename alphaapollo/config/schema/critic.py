@@ -23,5 +23,5 @@ class Critic(Section):
     grad_clip: PositiveFloat = 1.0
     """Maximum gradient norm."""
     cliprange_value: PositiveFloat | None = 0.5
-    """Clip range of values around the old ones; null = off."""
+    """Clip range of values around the old values; null = off."""
     fsdp_config: RoleFsdp = RoleFsdp()

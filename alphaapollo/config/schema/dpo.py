@@ -1,4 +1,4 @@
-"""Configuration of main_dpo, and the data of pairs that main_rm reads as well."""
+"""Configuration of main_dpo, and the section of preference pairs that main_rm also reads."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PairData(TuningData):
     rejected_key: Annotated[str, OTHER_DATA] = "rejected"
     """Column of the worse answer."""
     use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
-    """Compute the common prefix of a pair once (docs/shared_prompts.md). auto = if the model supports it, where it
-    saves enough."""
+    """Compute the common prefix of a pair once (docs/shared_prompts.md). auto = if the model supports it
+    and enough tokens are saved."""
 
 
 class PreferenceData(PairData):

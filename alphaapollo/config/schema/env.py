@@ -17,14 +17,14 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 
-WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", because="env.env_name is single_turn, which has one turn")
+WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", reason="env.env_name is single_turn, which has one turn")
 PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "guessing_game", "grid_world", "openenv")
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
 def _require_environment(name: str) -> ActiveWhen:
-    """A section that one environment reads; an environment of the user's may read all of them."""
-    return ActiveWhen("section_read", name, None, shown="env_name")
+    """Return the marker of a section that only this environment reads; a user's environment may read all sections."""
+    return ActiveWhen("section_read", name, None, shown_key="env_name")
 
 
 class EnvRollout(Section):
@@ -34,7 +34,7 @@ class EnvRollout(Section):
 
 class GuessingGame(Section):
     numbers: PositiveInt = 100
-    """The number to guess is between 1 and this."""
+    """Upper bound of the number to guess; the lower bound is 1."""
 
 
 class GridWorld(Section):
@@ -59,16 +59,16 @@ class Verifiers(Section):
     name: Annotated[str, ANOTHER_ENVIRONMENT] = ""
     """Argument of `verifiers.load_environment`: the name of an installed environment."""
     args: dict[str, Scalar | list[Scalar]] = {}
-    """Its keyword arguments."""
+    """Keyword arguments of `verifiers.load_environment`."""
 
 
 class OpenEnv(Section):
     url: str = ""
     """URL of the environment server, e.g. http://localhost:8000."""
     action_field: str = "message"
-    """Field of the action that receives the model's answer; an answer that is a JSON object is the whole action."""
+    """Field of the action that receives the model's answer; an answer that is a JSON object is the complete action."""
     observation_field: str = ""
-    """Field of the observation that the model sees; empty = all of it as JSON."""
+    """Field of the observation that the model sees; empty = the complete observation as JSON."""
 
 
 class InformalMath(Section):
@@ -77,7 +77,7 @@ class InformalMath(Section):
     enable_local_rag: bool = False
     """Let the model search the index env.tool_settings.local_rag.index."""
     python_code_timeout: Annotated[
-        PositiveFloat, ActiveWhen("/env.runs_python", because="env.informal_math.enable_python_code is false")
+        PositiveFloat, ActiveWhen("/env.runs_python", reason="env.informal_math.enable_python_code is false")
     ] = 10.0
     """Seconds per piece of code, at most env.tool_limits.timeout."""
 
@@ -88,7 +88,7 @@ class ToolLimits(Section):
     max_concurrent: PositiveInt = 32
     """Concurrent calls of one tool, per rollout worker."""
     max_output: PositiveInt = 8192
-    """Maximum characters of a tool's output; more are cut from its middle."""
+    """Maximum characters of a tool's output; longer output is cut in the middle."""
 
 
 class McpServer(Section):
@@ -107,7 +107,7 @@ class Env(Section):
     """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""
-    prompt: Annotated[str, ActiveWhen("section_read", *PROMPT_ENVIRONMENTS, None, shown="env_name")] = ""
+    prompt: Annotated[str, ActiveWhen("section_read", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
     guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
     `{observation}`."""
@@ -116,13 +116,13 @@ class Env(Section):
     max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1
     """Maximum turns per episode."""
     max_tokens_per_turn: PositiveInt | None = None
-    """Maximum tokens sampled per turn; null = what is left of data.max_response_length."""
+    """Maximum tokens sampled per turn; null = the remaining tokens of data.max_response_length."""
     context: Annotated[Literal["append", "memory"], WHEN_MULTI_TURN] = "append"
     """Prompt of a turn: append = one growing sequence; memory = a fresh prompt from remembered steps."""
     history_length: Annotated[PositiveInt, WHEN_MEMORY] = 2
     """memory: number of steps in a fresh prompt, including the newest."""
     memory_type: Annotated[Literal["simple", "score", "ndimensional"], WHEN_MEMORY] = "simple"
-    """memory: which steps: the last ones, those with the best score, or the best rank by score and brevity."""
+    """memory: steps in a fresh prompt: simple = newest, score = best score, ndimensional = score and brevity."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
     counted."""
@@ -148,7 +148,7 @@ class Env(Section):
 
     @property
     def section_read(self) -> str | None:
-        """Name of the section that the environment reads; None: it may read all of them."""
+        """Name of the section that the environment reads; None: a user's environment may read all sections."""
         return None if self.custom_module else self.env_name
 
     @property

@@ -38,7 +38,7 @@ class EvolvingData(GenerationData):
 
 
 class ServedModel(Section):
-    """A model: served by this run (`path`), or by an existing server (`base_url` and `name`)."""
+    """Model of an evolution, served by this run (`path`) or by an existing server (`base_url` and `name`)."""
 
     path: Annotated[str, FilePath("model")] = ""
     """Hugging Face hub id or local folder, served by an engine of this run."""
@@ -67,11 +67,11 @@ class ServedModel(Section):
         if bool(self.path) == bool(self.base_url or self.name):
             yield "path or base_url: set either path (served by this run) or base_url and name (an existing server)."
         elif self.base_url and not self.name:
-            yield "name: required with base_url. Set the name of the model on that server."
+            yield "name is required with base_url. Set the name of the model on the server."
 
 
 class EvolvingRole(Section):
-    """One role of the evolution, and its sampling."""
+    """Role of an evolution, and its sampling."""
 
     plugin: str = ""
     """Implementation of the role, by its registered name; empty = the role is skipped."""
@@ -110,7 +110,7 @@ class Evolving(Section):
     asks: NonNegativeInt = 2
     """Repeated requests when a reply lacks a required part, e.g. the report."""
     memory_type: Literal["simple", "score", "ndimensional"] = "ndimensional"
-    """Past solutions in the proposer's prompt: the last ones, those with most votes, or by votes and brevity."""
+    """Past solutions in the proposer's prompt: simple = newest, score = most votes, ndimensional = also brevity."""
     memory_size: NonNegativeInt = 3
     """Number of past solutions in the proposer's prompt; 0 = the rounds are independent."""
     select: Literal["vote", "tournament"] = "vote"
@@ -125,7 +125,7 @@ class Evolving(Section):
 
 
 class EvolvingBudget(Section):
-    """Limits of a run, over all its processes."""
+    """Budget of a run, over all its processes."""
 
     tokens: PositiveInt | None = None
     """Prompt and generated tokens of all models."""
@@ -174,7 +174,7 @@ class EvolvingConfig(Section):
         **dict.fromkeys(("reward.timeout", "reward.num_workers"), apply_on_resume()),
         "evolving.rounds": apply_on_resume("the new total"),
         **dict.fromkeys(("evolving.select", "evolving.finalists"), NEW_CHOICE),
-        "models": apply_on_resume("existing replies stay; the new model answers the remaining requests"),
+        "models": apply_on_resume("existing replies are reused; the new model answers the remaining requests"),
     }
 
     data: EvolvingData = EvolvingData()
@@ -213,6 +213,8 @@ class EvolvingConfig(Section):
         for name, role in self.all_roles.items():
             if role.max_tokens and role.max_tokens > longest:
                 key = f"roles.{name}.max_tokens={role.max_tokens}"
-                yield f"{key} exceeds data.max_response_length={longest}. Raise that, or lower this."
-        if self.budget.money is not None and not any(one.price_in or one.price_out for one in self.models.values()):
+                yield f"{key} exceeds data.max_response_length={longest}. Lower max_tokens."
+        if self.budget.money is not None and not any(
+            model.price_in or model.price_out for model in self.models.values()
+        ):
             yield f"budget.money={self.budget.money:g} needs prices. Set price_in and price_out of a model in `models`."

@@ -22,8 +22,8 @@ from alphaapollo.config.schema.base import (
 )
 
 LoraForm = Literal["merged", "adapter"]
-"""What leaves the trainer: full weights with the adapters merged in, or the adapters alone."""
-WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, because="there is one training rank")
+"""Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
+WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
 UNLESS_OFFLOAD_POLICY = ActiveUnless("offload_policy")
 
 
@@ -49,7 +49,7 @@ class Lora(Section):
 
     def problems(self) -> Iterator[str]:
         if self.target_modules == []:
-            yield "target_modules=[] gives no layer an adapter. Name some layers, or set all-linear."
+            yield "target_modules=[] selects no layer for an adapter. Set names of layers, or all-linear."
         elif not self.lora_rank and (self.lora_alpha is not None or self.target_modules != "all-linear"):
             name = "target_modules" if self.lora_alpha is None else "lora_alpha"
             yield f"{name} is set, but lora_rank=0 means there are no adapters. Set lora_rank=16, or remove {name}."
@@ -99,7 +99,7 @@ class Optimizer(Section):
     lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1)] = 0.0
     """Linear warmup as a share of all optimizer steps."""
     warmup_style: Literal["constant", "cosine"] = "constant"
-    """Schedule after the warmup."""
+    """Learning-rate schedule after the warmup."""
     min_lr_ratio: Annotated[Ratio, ActiveWhen("warmup_style", "cosine")] = 0.0
     """Final learning rate of the cosine schedule, as a share of lr."""
 

@@ -66,21 +66,21 @@ class Config(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """A KL compares the policy with a reference model."""
+        """Whether a KL compares the policy with a reference model."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
 
     @property
     def needs_ref_columns(self) -> bool:
-        """A KL compares log-probs of sampled tokens with the reference's."""
+        """Whether a KL needs the reference's log-probs of the sampled tokens."""
         actor = self.actor_rollout_ref.actor
         return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.full_kl)
 
     def policy_steps(self, iterations: int) -> int:
-        """The policy's optimizer steps in so many iterations, without those that train the critic alone."""
+        """Return the policy's optimizer steps in a number of iterations, without the critic warmup."""
         return max(0, iterations - self.trainer.critic_warmup) * self.optimizer_steps
 
     def critic_steps(self, iterations: int) -> int:
-        """The critic's optimizer steps in so many iterations."""
+        """Return the critic's optimizer steps in a number of iterations."""
         return iterations * self.mini_batches * self.critic.ppo_epochs
 
     def problems(self) -> Iterator[str]:
@@ -93,8 +93,8 @@ class Config(Section):
     def _batch_problems(self) -> Iterator[str]:
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
         if self.trajectories > MAX_TRAJECTORIES:
-            given = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
-            yield f"{given}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower either."
+            sizes = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
+            yield f"{sizes}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower either."
         elif size < self.trajectories and self.trajectories % size:
             divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
             yield (

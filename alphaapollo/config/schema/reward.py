@@ -16,14 +16,14 @@ class CustomRewardFunction(Section):
     path: Annotated[str, OTHER_REWARDS, CODE] = ""
     """Python file with your reward function; empty = chosen by data_source."""
     name: Annotated[str, OTHER_REWARDS, ActiveWhen("path")] = "compute_score"
-    """The function: `(prompt, completion or trajectory) -> float | dict of floats`."""
+    """Name of the reward function in the file: `(prompt, completion or trajectory) -> float | dict of floats`."""
 
 
 class Judge(Section):
     model: Annotated[str, OTHER_REWARDS] = ""
     """Model that scores rows with a data_source that is `judge` or starts with `judge/`."""
     base_url: str = ""
-    """Its OpenAI-compatible server, e.g. http://localhost:8000/v1 (docs/rewards.md); empty = OpenAI's."""
+    """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1 (docs/rewards.md); empty = OpenAI."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable with the API key; if unset, no key is sent."""
     prompt: Annotated[str, OTHER_REWARDS] = (
@@ -37,14 +37,14 @@ class Judge(Section):
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of the judge."""
     max_tokens: PositiveInt = 1024
-    """Maximum tokens of its reply, including reasoning."""
+    """Maximum tokens of the judge's reply, including reasoning."""
     timeout: PositiveFloat = 60.0
     """Seconds per request."""
 
 
 class Reward(Section):
     timeout: PositiveFloat = 10.0
-    """Seconds a grader may take for one completion; then it is killed and counted as a failure."""
+    """Timeout of one completion in seconds. After it, the grader is killed and a failure is counted."""
     num_workers: PositiveInt = 1
     """Grader processes beside each engine."""
     components: Annotated[dict[str, float], OTHER_REWARDS] = {}
@@ -70,9 +70,9 @@ class RewardModel(Section):
     enable: Annotated[bool, OTHER_REWARDS] = False
     """Also score every trajectory with a trained reward model."""
     weight: Annotated[float, WHEN_REWARD_MODEL, OTHER_REWARDS] = 1.0
-    """Weight of its score in the reward; 0 = metrics only."""
+    """Weight of the reward model's score in the reward; 0 = metrics only."""
     max_length: Annotated[PositiveInt | None, WHEN_REWARD_MODEL, OTHER_REWARDS] = None
-    """Maximum tokens it reads, from the end; null = as many as its config allows."""
+    """Maximum tokens that the reward model reads, from the end of a trajectory; null = the maximum of its config."""
     forward_max_token_len_per_gpu: Annotated[PositiveInt, WHEN_REWARD_MODEL] = 16384
     """Maximum tokens of a micro-batch per rank."""
     model: Annotated[RewardModelPath, WHEN_REWARD_MODEL] = RewardModelPath()

@@ -79,7 +79,9 @@ class Rollout(Section):
     router_replay: bool = False
     """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
     docs/moe.md)."""
-    free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", because=NEEDS_GPU.because, quiet=False)] = True
+    free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", reason=NEEDS_GPU.reason, silent_value=False)] = (
+        True
+    )
     """Put engines to sleep while training (only engines that share the training GPUs)."""
     val_kwargs: Annotated[ValSampling, OTHER_VALIDATION] = ValSampling()
     engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), ROUNDING] = EngineKwargs()

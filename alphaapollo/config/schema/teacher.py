@@ -28,19 +28,19 @@ class Teacher(Section):
     the full vocabulary: reverse KL(policy||teacher), forward KL(teacher||policy), or jsd, the generalized
     Jensen-Shannon divergence (arXiv 2306.13649)."""
     coef: Annotated[PositiveFloat, WHEN_TEACHER] = 1.0
-    """Weight beside the other terms of the loss: advantages, KL and entropy."""
+    """Weight of the divergence in the loss, which also has terms for advantages, KL and entropy."""
     beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), OTHER_TEACHER] = 0.5
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
     model: Annotated[TeacherModel, WHEN_TEACHER] = TeacherModel()
 
     @property
     def sampled(self) -> bool:
-        """The loss needs the log-probs of the sampled tokens only."""
+        """Whether the loss needs only the log-probs of the sampled tokens."""
         return self.divergence == "sampled"
 
     @property
     def full_vocabulary(self) -> bool:
-        """The update compares distributions over the vocabulary."""
+        """Whether the update compares distributions over the full vocabulary."""
         return self.divergence not in (None, "sampled")
 
 

@@ -75,7 +75,7 @@ class Training(WatchedRun):
     total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), NEW_LENGTH] = 1
     """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
     prompts."""
-    max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, quiet=None)] = 2
+    max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
     """Number of newest checkpoints to keep; null = all."""
     keep_best: Annotated[str | None, ActiveUnless("save_freq", -1), ActiveUnless("max_ckpt_to_keep", None)] = None
     """Validation metric, e.g. val/accuracy: the best checkpoint by it is kept besides the newest max_ckpt_to_keep. A
@@ -93,12 +93,12 @@ class Training(WatchedRun):
     export_lora: Annotated[LoraForm, ActiveWhen("export_hf")] = "merged"
     """With LoRA: write full weights with the adapters merged in, or the adapters alone (peft's format)."""
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (actor/steps_skipped,
-    train/steps_skipped), unless many follow each other. In main_ppo, non-finite log-probs or values skip all steps of
-    the iteration (batch/left_out)."""
+    """For an optimizer step with a non-finite gradient: stop = end the run; skip = skip the step (counted in
+    actor/steps_skipped or train/steps_skipped), but end the run after many in a row. In main_ppo, non-finite log-probs
+    or values skip all steps of the iteration (batch/left_out)."""
     save_on_signal: bool = False
     """On SIGTERM or Ctrl-C, write a checkpoint of the last complete iteration before the run ends; an update in
-    progress is finished first. A second signal ends the run at once. false = the first signal does."""
+    progress is finished first. A second signal ends the run at once. false = the first signal ends it."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
     hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. The same number of
@@ -130,7 +130,9 @@ class Training(WatchedRun):
 class Trainer(Training):
     save_freq: Frequency = 20
     """Write a checkpoint every so many iterations, and at the end; -1 = never."""
-    test_freq: Annotated[Frequency, ActiveWhen("/data.val_files", because="data.val_files is empty", quiet=-1)] = 20
+    test_freq: Annotated[
+        Frequency, ActiveWhen("/data.val_files", reason="data.val_files is empty", silent_value=-1)
+    ] = 20
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, OnResume("kept", "the run has begun")] = True
     """Validate before the first iteration."""

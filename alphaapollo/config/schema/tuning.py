@@ -1,4 +1,4 @@
-"""Sections that all kinds of fine-tuning share."""
+"""Sections that main_sft, main_dpo and main_rm share."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TuningData(TrainingFiles):
     def problems(self) -> Iterator[str]:
         files = [self.train_files] if isinstance(self.train_files, str) else self.train_files
         if self.source_weights is not None and len(self.source_weights) != len(files):
-            given = f"source_weights has {len(self.source_weights)} weights"
-            yield f"{given}, but train_files has {len(files)} files. Set one weight per file."
+            weights = f"source_weights has {len(self.source_weights)} weights"
+            yield f"{weights}, but train_files has {len(files)} files. Set one weight per file."
 
 
 class TuningTrainer(Training):

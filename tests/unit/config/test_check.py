@@ -43,7 +43,7 @@ def outcome(*argv: str, command: str = "ppo", num_gpus: int = 0, num_cores: int 
 def problem(*argv: str, **machine: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         outcome(*argv, **machine)
-    (text,) = caught.value.problems
+    (text,) = caught.value.errors
     assert text.endswith(".")
     return text
 
@@ -55,13 +55,13 @@ def test_defaults_with_model_and_data_are_fine(command: str):
 
 
 def test_model_and_data_are_required():
-    with pytest.raises(ConfigError, match="models: required, got none"):
+    with pytest.raises(ConfigError, match="models is required, but it is empty"):
         check_config(EvolvingConfig())
     with pytest.raises(ConfigError) as caught:
         check_config(Config())
-    assert caught.value.problems == [
-        "data.train_files: required, got nothing. Set data.train_files=...",
-        f"{MODEL}.path: required, got nothing. Set {MODEL}.path=...",
+    assert caught.value.errors == [
+        "data.train_files is required, but it is empty. Set data.train_files=...",
+        f"{MODEL}.path is required, but it is empty. Set {MODEL}.path=...",
     ]
 
 
@@ -73,14 +73,14 @@ def test_model_and_data_are_required():
         ("ppo", f"{MODEL}.path=.", ". has no config.json"),
         ("ppo", f"{MODEL}.path=outputs/modle", f"{MODEL}.path: no such folder: outputs/modle"),
         ("ppo", "critic.model.path=/gone", "critic.model.path: no such folder: /gone"),
-        ("ppo", "reward_model.enable=True", "reward_model.model.path: required, got nothing"),
+        ("ppo", "reward_model.enable=True", "reward_model.model.path is required, but it is empty"),
         ("ppo", "reward_model={enable: true, model: {path: /gone}}", "reward_model.model.path: no such folder: /gone"),
-        ("ppo", "teacher.divergence=reverse", "teacher.model.path: required, got nothing"),
+        ("ppo", "teacher.divergence=reverse", "teacher.model.path is required, but it is empty"),
         ("ppo", "custom_reward_function.path=gone.py", "custom_reward_function.path: no such file: gone.py"),
         ("ppo", "algorithm.custom_module=gone.py", "algorithm.custom_module: no such file: gone.py"),
         ("ppo", f"data.train_files={'x' * 300}", "data.train_files: no such file: xxx"),  # longer than names may be
         ("ppo", f"custom_reward_function.path={'x' * 300}", "custom_reward_function.path: no such file: xxx"),
-        ("ppo", "trainer.resume_mode=resume_path", "trainer.resume_from_path: required, got nothing"),
+        ("ppo", "trainer.resume_mode=resume_path", "trainer.resume_from_path is required, but it is empty"),
         ("ppo", "trainer={resume_mode: resume_path, resume_from_path: gone}", "no such folder: gone"),
         (
             "ppo",
@@ -111,7 +111,7 @@ def test_a_machine_without_gpus():
         error = problem("trainer.device=cuda", command=command)
         assert error.startswith("trainer.device=cuda, but this machine has no GPU")
     assert outcome("trainer.n_gpus_per_node=9") == [
-        "trainer.n_gpus_per_node=9 on 8 cores: the ranks share them and slow each other down."
+        "trainer.n_gpus_per_node=9 on 8 cores: the ranks share the cores and slow each other down."
     ]
     assert "many times slower" in outcome(f"{ROLLOUT}.router_replay=true")[0]
 
@@ -142,7 +142,7 @@ def test_engines_of_a_generation_fit_into_nodes():
     two = ["trainer.nnodes=2", "trainer.n_gpus_per_node=6", "rollout.tensor_model_parallel_size=4"]
     assert outcome(*two, "rollout.num_engines=2", command="generation", num_gpus=8) == []
     error = problem(*two, command="generation", num_gpus=8)  # three by default
-    assert "2 such engines fit trainer.n_gpus_per_node=6 x trainer.nnodes=2" in error
+    assert "only 2 engines of this size fit trainer.n_gpus_per_node=6 x trainer.nnodes=2" in error
     assert "one engine, not 2" in problem("trainer.controller=local", "rollout.num_engines=2", command="generation")
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import alphaapollo
-from alphaapollo.config.__main__ import explain
+from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.docs import render_pages
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
@@ -82,21 +82,21 @@ def test_no_key_is_listed_twice():
     ],
 )
 def test_explain_is_one_line(key: str, line: str):
-    assert explain(key) == line
+    assert explain_key(key) == line
 
 
 def test_explain_knows_names_in_maps():
     expected = "reward.components.format: accepted (a name in the map reward.components: Extra reward components"
-    assert explain("reward.components.format").startswith(expected)
+    assert explain_key("reward.components.format").startswith(expected)
 
 
 def test_explain_names_the_nearest_keys():
-    assert explain("algorithm.gama").startswith("algorithm.gama: unknown (nearest algorithm.gamma, ")
+    assert explain_key("algorithm.gama").startswith("algorithm.gama: unknown (nearest algorithm.gamma, ")
 
 
 def test_prefix_applies_to_all_keys_below():
-    assert explain("reward_model.rollout.name").startswith("reward_model.rollout.name: not supported (")
-    assert explain("reward_model.rollout").startswith("reward_model.rollout: not supported (")
+    assert explain_key("reward_model.rollout.name").startswith("reward_model.rollout.name: not supported (")
+    assert explain_key("reward_model.rollout").startswith("reward_model.rollout: not supported (")
 
 
 @pytest.mark.timeout(60)

@@ -224,7 +224,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
 
 def test_missing_file_and_two_files(tmp_path: Path):
     assert "it cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
-    assert "give one of them" in problem("--config", "a.yaml", "--config-name", "ppo")
+    assert "exclude each other" in problem("--config", "a.yaml", "--config-name", "ppo")
 
 
 def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
@@ -257,7 +257,7 @@ def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[s
 def test_convert_reports_every_problem():
     with pytest.raises(ConfigError) as caught:
         convert_values(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.errors) == 2
 
 
 @pytest.mark.timeout(60)

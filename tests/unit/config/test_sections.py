@@ -36,7 +36,7 @@ SCHEMAS: dict[str, type[Section]] = {
 def problem(command: str, *argv: str) -> str:
     with pytest.raises(ConfigError) as caught:
         from_overrides(SCHEMAS[command], *argv)
-    (text,) = caught.value.problems
+    (text,) = caught.value.errors
     assert text.endswith(".")
     return text
 
@@ -93,13 +93,13 @@ def problem(command: str, *argv: str) -> str:
         ([f"{MODEL}.lora_alpha=32"], f"{MODEL}.lora_alpha is set, but lora_rank=0 means there are no adapters"),
         ([f"{MODEL}.target_modules=[q_proj]"], f"{MODEL}.target_modules is set, but lora_rank=0"),
         (["critic.model.lora_alpha=8"], "critic.model.lora_alpha is set, but lora_rank=0"),
-        ([RANK, f"{MODEL}.target_modules=[]"], f"{MODEL}.target_modules=[] gives no layer an adapter"),
+        ([RANK, f"{MODEL}.target_modules=[]"], f"{MODEL}.target_modules=[] selects no layer for an adapter"),
         (
             [RANK, f"{MODEL}.router_aux_loss_coef=0.01"],
             "router_aux_loss_coef=0.01 trains the routers, but lora_rank=16",
         ),
         ([f"{MODEL}.lora_rank=-1"], f"{MODEL}.lora_rank: expected integer >= 0, got -1"),
-        (["trainer.export_lora=adapter"], f"trainer.export_lora=adapter needs adapters, got {MODEL}.lora_rank=0"),
+        (["trainer.export_lora=adapter"], f"trainer.export_lora=adapter needs adapters, but {MODEL}.lora_rank=0"),
         ([f"{ROLLOUT}.lora=adapter"], f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to 512, got 0"),
         ([f"{MODEL}.lora_rank=513", f"{ROLLOUT}.lora=adapter"], "from 1 to 512, got 513"),
         ([RANK, f"{ROLLOUT}.lora=adapter", f"{ROLLOUT}.name=hf"], f"{ROLLOUT}.lora=adapter needs name=vllm"),
@@ -149,7 +149,7 @@ def test_one_problem_of_main_ppo(overrides: list[str], says: str):
         ("rm", ["trainer.export_lora=adapter"], 'trainer.export_lora: expected merged, got "adapter"'),
         ("evolving", [POLICY, "env.context=memory"], 'env.context: expected append, got "memory"'),
         ("evolving", [POLICY, "env.action_format=chat_template"], "env.action_format: expected tags"),
-        ("evolving", ["models={policy: {base_url: x}}"], "models.policy.name: required with base_url"),
+        ("evolving", ["models={policy: {base_url: x}}"], "models.policy.name is required with base_url"),
         (
             "evolving",
             ["models={policy: {path: a, base_url: x, name: y}}"],
@@ -172,12 +172,12 @@ def test_one_problem_of_other_commands(command: str, overrides: list[str], says:
 def test_every_problem_is_named_at_once():
     with pytest.raises(ConfigError) as caught:
         convert_values(Config, {"actor_rollout_ref": {"rollout": {"top_p": 0.0}, "actor": {"clip_ratio_c": 0.5}}})
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.errors) == 2
     wrong = {"trainer": {"n_gpus_per_node": 4}, "critic": {"fsdp_config": {"fsdp_size": 3}}}
     wrong["algorithm"] = {"filter_groups": {"enable": True}}
     with pytest.raises(ConfigError) as caught:
         convert_values(Config, wrong)
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.errors) == 2
 
 
 def test_mini_batches_divide_the_trajectories_or_contain_them_all():

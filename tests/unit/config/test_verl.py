@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.__main__ import explain
+from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import find_verl_differences, find_verl_verdict, list_verl_keys, load_verl_tables
@@ -101,6 +101,6 @@ def test_section_is_answered_with_its_replacement():
 
 
 def test_explain_lists_the_differences():
-    line = explain("trainer.test_freq")
+    line = explain_key("trainer.test_freq")
     assert line.endswith("; against verl: verl's default is -1)")
-    assert "trajectories here, prompts there" in explain("actor_rollout_ref.actor.ppo_mini_batch_size")
+    assert "trajectories here, prompts there" in explain_key("actor_rollout_ref.actor.ppo_mini_batch_size")

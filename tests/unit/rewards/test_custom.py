@@ -31,13 +31,13 @@ def test_function_may_import_neighbours_and_print(tmp_path):
 
 
 def test_a_missing_file():
-    with pytest.raises(ValueError, match=r"custom_reward_function\.path: no such file: none\.py"):
+    with pytest.raises(ValueError, match=r"custom_reward_function\.path=none\.py: no such file"):
         check("none.py", "compute_score")
 
 
 def test_a_missing_name_lists_the_functions_there_are(tmp_path):
     path = write(tmp_path, "import os\ndef grade(prompt, completion): return 1.0\ndef helper(): pass")
-    with pytest.raises(ValueError, match=r"\.name: .* has no 'compute_score'\. It defines grade, helper\."):
+    with pytest.raises(ValueError, match=r"\.name=compute_score: .* has no such object\. It defines grade, helper\."):
         check(path, "compute_score")
 
 
@@ -110,7 +110,7 @@ def test_component_errors(tmp_path, change, what):
 
 
 def test_missing_module():
-    with pytest.raises(ValueError, match=r"reward\.custom_module: no such file: none\.py"):
+    with pytest.raises(ValueError, match=r"reward\.custom_module=none\.py: no such file"):
         check(module="none.py")
 
 

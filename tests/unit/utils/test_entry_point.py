@@ -53,7 +53,7 @@ def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.Captu
 
     assert asyncio.run(cell()) == 2
     said = capsys.readouterr().err
-    assert "already running here (a notebook?)" in said
+    assert "already running in this process (a notebook?)" in said
     assert said.endswith(f"!{shlex.quote(sys.executable)} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
 
 

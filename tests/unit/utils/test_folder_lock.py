@@ -34,7 +34,7 @@ def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: P
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
     try:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on .*Wait for it") as error:
+        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on .*Wait until") as error:
             lock_folder(folder).__enter__()
         assert "\n" not in str(error.value)
         with pytest.raises(FolderInUseError, match=f"process {holder.pid} on "):

@@ -119,8 +119,8 @@ def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytes
         return 0
 
     for sockets, of_ray in ((100, 100), (100, 1), (1, 1)):
-        monkeypatch.setattr(temp_folder, "SOCKETS", sockets)
-        monkeypatch.setattr(temp_folder, "RAY_SOCKETS", of_ray)
+        monkeypatch.setattr(temp_folder, "MAX_PATH", sockets)
+        monkeypatch.setattr(temp_folder, "MAX_RAY_PATH", of_ray)
         run_in_temp_folder(command)
     assert seen == [(False, None), (False, str(base)), (True, None)]
     assert "RAY_TMPDIR" not in os.environ and list(base.iterdir()) == []
