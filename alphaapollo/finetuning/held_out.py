@@ -61,6 +61,8 @@ def make_prompt_data(config: SftConfig) -> GenerationData:
 
 @dataclass
 class _PendingRequest:
+    """Sampling request and its completion, once it is available."""
+
     prompt: SamplingRequest
     completion: Completion | None = None
 
@@ -82,7 +84,7 @@ class TrainerEngine(Engine):
         while request.completion is None:
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.ensure_future(self._serve())
-            await asyncio.shield(self._serving)  # an error is raised in all waiting requests
+            await asyncio.shield(self._serving)  # if sampling fails, all waiting requests raise the error
         return request.completion
 
     async def _serve(self) -> None:

@@ -86,9 +86,9 @@ class FinetuningPlan:
 
     task: FinetuningTask
     config: TuningConfig
-    model: Model  # with resolved dtype and attention
+    model: Model  # model section, with dtype and attention resolved
     placement: Placement
-    max_tokens: int  # per micro-batch of a group of ranks that share rows
+    max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     train: LoadedExamples[Any]
     val: dict[str, list[Any]]  # validation examples by source
     stream: PromptStream | MixedStream

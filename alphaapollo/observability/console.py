@@ -66,7 +66,7 @@ class RunView:
 
     @property
     def curve_name(self) -> str:
-        """Name of the plotted metric; empty before the first metrics."""
+        """Return the name of the plotted metric; empty before the first metrics."""
         return next((name for name in CURVES if name in self.figures), "")
 
     def seconds_left(self) -> float | None:

@@ -30,8 +30,7 @@ STYLES = (("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Read the points (step, value) of each metric in a metrics.jsonl. Missing and null values are skipped.
 
-    Raises ValueError for a metric without values.
-    """
+    Raises ValueError for a metric without values."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
@@ -44,8 +43,7 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
     """Plot curves for the terminal. Several curves have a legend with their last values.
 
-    width: maximum columns. height: rows, without the step labels and the legend.
-    """
+    width: maximum columns. height: rows, without the step labels and the legend."""
     import plotext
 
     all_points = [point for points in curves.values() for point in points]
@@ -134,8 +132,7 @@ def make_figure(
 def plot_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
     """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
-    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.
-    """
+    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed."""
     drawn = make_empty_figure()
     axes = drawn.add_subplot()
     names = list(dict.fromkeys(name for _, name, *_ in rows))

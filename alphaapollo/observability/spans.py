@@ -22,7 +22,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named time interval. Spans of one lane are sequential or nested."""
+    """Named time interval. Spans of one lane are sequential or nested."""
 
     track: str  # process or worker, e.g. controller, policy 0, rollout 3
     lane: str  # sequential part of the track, e.g. a thread or an episode
@@ -32,7 +32,7 @@ class Span:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-_track_and_lane: ContextVar[tuple[str, str]] = ContextVar("place", default=("controller", "loop"))
+_track_and_lane: ContextVar[tuple[str, str]] = ContextVar("track_and_lane", default=("controller", "loop"))
 
 
 class Spans:

@@ -37,7 +37,7 @@ class Timer:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since construction."""
+        """Return the seconds since construction."""
         return self._clock() - self._start
 
     def metrics(self) -> dict[str, float]:

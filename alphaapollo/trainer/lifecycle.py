@@ -208,8 +208,7 @@ def tune_memory() -> Iterator[None]:
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
     end, because some libraries otherwise print errors. Without huge pages, matrices [B, L] spend most of their time in
-    page faults. Start the workers before, because their memory plan does not include huge pages.
-    """
+    page faults. Start the workers before, because their memory plan does not include huge pages."""
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     gc.freeze()

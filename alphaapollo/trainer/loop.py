@@ -41,8 +41,7 @@ async def finish_iteration(
 ) -> Timer:
     """Train on the groups, publish the weights, log, validate and checkpoint.
 
-    Returns the timer of the next iteration. seconds: duration of the generation.
-    """
+    Returns the timer of the next iteration. seconds: duration of the generation."""
     config, progress = run.config, run.progress
     step = progress.step + 1
     is_last = run.goal.is_reached(progress, step)
@@ -92,8 +91,7 @@ def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy
     """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) is due after iteration `step`.
 
     It is due on schedule, or if validation has stagnated. Updates `progress`, so that a resumed run decides the same.
-    accuracy: validation accuracy after this iteration; None if it did not validate.
-    """
+    accuracy: validation accuracy after this iteration; None if it did not validate."""
     if accuracy is not None:
         if progress.best_accuracy is None or accuracy > progress.best_accuracy:
             progress.best_accuracy, progress.validations_without_gain = accuracy, 0
@@ -131,9 +129,13 @@ async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, 
     workers, progress = run.workers, run.progress
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}
-    engines, *others = await asyncio.gather(workers.engines.memory(), *(role.memory() for role in roles.values()))
+    engines, *trainer_memory = await asyncio.gather(
+        workers.engines.memory(), *(role.memory() for role in roles.values())
+    )
     memory = {
-        f"memory/{role}_{name}": value for role, own in zip(roles, others, strict=True) for name, value in own.items()
+        f"memory/{role}_{name}": value
+        for role, values in zip(roles, trainer_memory, strict=True)
+        for name, value in values.items()
     }
     return {
         "data/epoch": progress.prompts_consumed / run.stream.num_prompts,

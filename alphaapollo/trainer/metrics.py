@@ -22,33 +22,33 @@ def rollout_metrics(
     """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories.
 
     seconds: duration of the generation."""
-    every = [trajectory for group in generated for trajectory in group.trajectories]
-    turns = [turn for trajectory in every for turn in trajectory.turns]
-    tokens = np.array([trajectory.num_tokens for trajectory in every])
-    shown = sum(sum(trajectory.prompt_lengths) for trajectory in every)
+    trajectories = [trajectory for group in generated for trajectory in group.trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
+    shown = sum(sum(trajectory.prompt_lengths) for trajectory in trajectories)
     metrics = {
-        "rollout/trajectories": float(len(every)),
+        "rollout/trajectories": float(len(trajectories)),
         "rollout/tokens": float(tokens.sum()),
         "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
         "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
-        "num_turns/mean": len(turns) / len(every),
+        "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
     }
-    outcomes, ends = Counter(one.score.outcome for one in every), Counter(one.end for one in every)
-    metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(every) for outcome in Outcome}
-    metrics["outcome/failed"] = sum(outcomes[outcome] for outcome in Outcome if outcome.failed) / len(every)
-    metrics |= {f"end/{end}": ends[end] / len(every) for end in EpisodeEnd}
+    outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)
+    metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
+    metrics["outcome/failed"] = sum(outcomes[outcome] for outcome in Outcome if outcome.failed) / len(trajectories)
+    metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
     baselines = [group.baseline for group in generated if group.baseline is not None]
     if baselines:
         metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
     return (
         metrics
-        | _length_metrics(every, tokens)
+        | _length_metrics(trajectories, tokens)
         | _tool_metrics(turns)
         | _group_metrics(generated, trained)
-        | _score_metrics(every, "critic/score", "reward")
+        | _score_metrics(trajectories, "critic/score", "reward")
         | _score_metrics(baselines, "baseline", "baseline")
         | _source_metrics(generated)
     )
@@ -58,20 +58,21 @@ def _select_scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [one for one in trajectories if not one.score.outcome.failed]
 
 
-def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
+def _length_metrics(trajectories: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
     """Compute statistics of the sampled tokens per episode and of the tokens of the first prompt."""
     quantiles = np.quantile(tokens, list(QUANTILES.values()))
     metrics = {
         "response_length/mean": float(tokens.mean()),
         "response_length/max": float(tokens.max()),
-        "response_length/clip_ratio": sum(one.truncated for one in every) / len(every),
+        "response_length/clip_ratio": sum(one.truncated for one in trajectories) / len(trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    scored = _select_scored(trajectories)
     for name, is_right in (("right", True), ("wrong", False)):
-        lengths = [one.num_tokens for one in _select_scored(every) if (one.accuracy >= CORRECT_ACCURACY) is is_right]
+        lengths = [one.num_tokens for one in scored if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
             metrics[f"response_length/{name}"] = float(np.mean(lengths))
-    prompts = [len(one.turns[0].context_ids) for one in every if one.turns]
+    prompts = [len(one.turns[0].context_ids) for one in trajectories if one.turns]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
@@ -118,8 +119,7 @@ def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) ->
 
     Args:
         score: metric prefix of the reward statistics.
-        name: metric prefix of the accuracy and the components.
-    """
+        name: metric prefix of the accuracy and the components."""
     scored = _select_scored(trajectories)
     if not scored:
         return {}
@@ -142,9 +142,9 @@ def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
     for group in generated:
         by_source[group.prompt.data_source] += group.trajectories
     metrics: dict[str, float] = {}
-    for source, own in sorted(by_source.items()) if len(by_source) > 1 else ():
-        metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in own]))
-        if scored := _select_scored(own):
+    for source, trajectories in sorted(by_source.items()) if len(by_source) > 1 else ():
+        metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in trajectories]))
+        if scored := _select_scored(trajectories):
             metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
             metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
     return metrics
@@ -154,24 +154,22 @@ def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarra
     """Compute advantage statistics over action tokens.
 
     advantages, mask: [B, L]. has_advantage: bool [B], rows with a non-zero advantage."""
-    own = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # numpy selects several times faster than torch
-    if not own.numel():
+    selected = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # NumPy selects several times faster than torch
+    if not selected.numel():
         return {}
-    low, high = torch.aminmax(own)
+    low, high = torch.aminmax(selected)
     return {
-        "critic/advantages/mean": float(own.mean()),
-        "critic/advantages/std": float(own.std(correction=0)),
+        "critic/advantages/mean": float(selected.mean()),
+        "critic/advantages/std": float(selected.std(correction=0)),
         "critic/advantages/min": float(low),
         "critic/advantages/max": float(high),
-        "critic/advantages/abs_mean": float(own.abs().mean()),
+        "critic/advantages/abs_mean": float(selected.abs().mean()),
         "critic/advantages/share_zero": float((~has_advantage).mean()),
     }
 
 
 def mean_length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_action_cost: float) -> float:
-    """Compute the mean reduction of the reward by length shaping.
-
-    shaped: [N], rewards after all shaping except the KL penalty."""
+    """Compute the mean reduction of the reward by length shaping. shaped: [N], rewards before the KL penalty."""
     before = sum(one.reward - invalid_action_cost * sum(not turn.valid for turn in one.turns) for one in trajectories)
     return before / len(trajectories) - float(shaped.mean())
 

@@ -26,8 +26,7 @@ class StepProfiler:
     async def start_step(self, step: int | None, timer: Timer) -> None:
         """Write the profile of the previous iteration, and start recording if iteration `step` is to be profiled.
 
-        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`.
-        """
+        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`."""
         ended, self._active = self._active, step if step in self._steps else None
         if ended is None and self._active is None:
             return
@@ -36,8 +35,8 @@ class StepProfiler:
         with timer("profile"):
             if ended is not None:
                 spans = SPANS.take()
-                for own in await asyncio.gather(*(role.take_profile() for role in roles)):
-                    spans += own
+                for worker_spans in await asyncio.gather(*(role.take_profile() for role in roles)):
+                    spans += worker_spans
                 path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"
                 await asyncio.to_thread(write_trace, path, spans)
                 self._console.notice(f"profile of iteration {ended} written to {path} (open it at ui.perfetto.dev)")

@@ -10,7 +10,7 @@ from alphaapollo.launch.checkpoint_folder import RunProgress
 
 @dataclass
 class Progress(RunProgress):
-    """The driver's state after `step` complete iterations."""
+    """State of the driver after `step` complete iterations."""
 
     prompts_consumed: int = 0  # position in the stream of training prompts; prompts before it have been started
     kl_coef: float = 0.0  # current coefficient of the KL penalty in the reward
@@ -35,8 +35,7 @@ class Goal:
         """Return the goal for `steps` iterations or, if None, for `epochs` passes over the data.
 
         For passes, the run ends when the last full batch of the last pass is consumed. With dynamic sampling one
-        iteration may consume several batches.
-        """
+        iteration may consume several batches."""
         if steps is not None:
             return cls(steps)
         steps = max(1, num_prompts * epochs // batch_size)

@@ -39,7 +39,7 @@ class RecordingInfo:
     kl_coef: float  # coefficient of the KL penalty in the reward
     shares_prompts: bool
     ranks: int  # training ranks
-    threads: int  # per rank
+    threads: int  # threads per rank
     device: str
     model: dict[str, Any]  # resolved section of the policy's model
     machine: dict[str, str]  # processor and library versions

@@ -32,7 +32,7 @@ from alphaapollo.trainer.step.learn import learn
 from alphaapollo.utils.user_module import load_user_module
 
 MODEL = "actor_rollout_ref.model"
-RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # keys of the model that the run's plan resolved
+RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # model keys that the run's plan resolves
 LOCATION_KEYS = (  # changing these does not change the computation
     *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module"),
     *(f"{MODEL}.path", "critic.model.path", "teacher.model.path"),
@@ -65,13 +65,12 @@ class PreparedReplay:
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
     """Plan the replay. config: configuration of the run with the overrides applied.
 
-    Raises ValueError if an override has no effect on a replay or the model is missing.
-    """
+    Raises ValueError if an override has no effect on a replay or the model is missing."""
     override_keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
     _check_effective(override_keys)
     info, machine = recording.info, detect_machine()
-    wanted = config.trainer.device if "trainer.device" in override_keys else info.device
-    device: Device = "cuda" if wanted in ("cuda", "auto") and machine.num_gpus else "cpu"
+    requested = config.trainer.device if "trainer.device" in override_keys else info.device
+    device: Device = "cuda" if requested in ("cuda", "auto") and machine.num_gpus else "cpu"
     config = _reduce_to_one_rank(config, info, device, float64, override_keys)
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")

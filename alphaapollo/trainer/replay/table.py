@@ -10,11 +10,7 @@ import numpy as np
 from alphaapollo.trainer.replay.recording import LearningOutcome
 from alphaapollo.trainer.replay.run import PreparedReplay
 
-NOT_COMPARED = (
-    "perf/mfu/actor",
-    "actor/sharing_gap",
-    "critic/sharing_gap",
-)  # depends on time; measured on a worker's first batch only
+NOT_COMPARED = ("perf/mfu/actor", "actor/sharing_gap", "critic/sharing_gap")  # measured times; first batch only
 LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
 FLOOR = 1e-2  # smallest scale of relative differences: metrics near 0 may be sums that cancel
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # largest relative difference where rounding may differ, by dtype
@@ -35,7 +31,7 @@ class ComparedValue:
 
 
 def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
-    """Compare all values, in the order in which they are computed. exact: also compare memory-layout metrics."""
+    """Compare all values, in the order of their computation. exact: also compare memory-layout metrics."""
     excluded, values = {*NOT_COMPARED, *(() if exact else LAYOUT)}, []
     for part in ("columns", "figures", "fingerprints"):
         left, right = getattr(recorded, part), getattr(replayed, part)

@@ -22,13 +22,9 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
     """Return notices about keys that estimator and loss do not read, and about combinations with side effects.
 
     Raises:
-        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings.
-    """
-    if problems := [
-        *_list_estimator_errors(config, estimator),
-        *_list_loss_level_errors(config, estimator, policy_loss),
-    ]:
-        raise ConfigError(problems)
+        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings."""
+    if errors := [*_list_estimator_errors(config, estimator), *_list_level_errors(config, estimator, policy_loss)]:
+        raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
     unread = [*_list_keys_unread_by_estimator(config, estimator), *_list_keys_unread_by_loss(config, policy_loss)]
@@ -44,23 +40,17 @@ def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str
     key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
         yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
-    if estimator.no_shaping_reason and (
-        fixes := [*_list_shaping_fixes(config, by_name="components" in estimator.needs)]
-    ):
+    fixes = [*_list_shaping_fixes(config, by_name="components" in estimator.needs)]
+    if estimator.no_shaping_reason and fixes:
         yield f"{key} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
-        yield (
-            f"trainer.critic_warmup={warmup} trains only the critic, but {key} has no critic. "
-            "Set trainer.critic_warmup=0."
-        )
+        yield f"trainer.critic_warmup={warmup} needs a critic, but {key} has none. Set trainer.critic_warmup=0."
     if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
         yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
 def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
-    """Yield a fix for each setting that changes rewards.
-
-    by_name: whether the estimator reads reward components by name."""
+    """Yield a fix for each setting that changes rewards. by_name: the estimator reads components by name."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     if algorithm.use_kl_in_reward:
         yield f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)"
@@ -78,7 +68,7 @@ def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
         yield "the weights of reward.components to 0"
 
 
-def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     if policy_loss.level == "token":
         return
     loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
@@ -95,8 +85,8 @@ def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iter
     key = f"{ESTIMATOR}={estimator.name}"
     if estimator.reads is not None:
         known = {name for other in estimator_names() for name in get_estimator(other).reads or ()}
-        others = sorted(known.difference(estimator.reads))
-        yield from ((f"algorithm.{name}", f"{key} does not read it") for name in others)
+        unread = sorted(known.difference(estimator.reads))
+        yield from ((f"algorithm.{name}", f"{key} does not read it") for name in unread)
         if "components" in estimator.needs:
             yield "reward_model.weight", f"{key} reads reward components without weights"
     if "values" not in estimator.needs:
@@ -110,8 +100,8 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
     if policy_loss.reads is not None:
         known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
-        others = sorted(known.difference(policy_loss.reads))
-        yield from ((f"{ACTOR}.{name}", f"{key} does not read it") for name in others)
+        unread = sorted(known.difference(policy_loss.reads))
+        yield from ((f"{ACTOR}.{name}", f"{key} does not read it") for name in unread)
     if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
         for name in ("loss_agg_mode", "loss_scale_factor"):
             yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
@@ -122,8 +112,8 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
-        older = f"trainer.max_staleness={trainer.max_staleness} trains on older samples"
-        yield f"{derived}, but {older}. Set trainer.max_staleness=0."
+        key = "trainer.max_staleness"
+        yield f"{derived}, but {key}={trainer.max_staleness} uses older samples. Set {key}=0."
     if config.optimizer_steps == 1:
         return
     stale_steps = (

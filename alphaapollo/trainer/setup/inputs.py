@@ -100,11 +100,8 @@ def read_inputs(config: Config) -> Inputs:
 
 
 def _check_models(config: Config) -> None:
-    model, rollout, models = (
-        config.actor_rollout_ref.model,
-        config.actor_rollout_ref.rollout,
-        _list_trained_models(config),
-    )
+    role = config.actor_rollout_ref
+    models, model, rollout = _list_trained_models(config), role.model, role.rollout
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
     check_target_modules(model, "actor_rollout_ref.model")
     check_experts(model, "actor_rollout_ref.model", rollout.router_replay)
@@ -164,10 +161,9 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
     Components of a user's environment are not known before the run, so they are not checked.
 
     Args:
-        tried: scores of answers to the prompt; if empty, this function computes some.
-    """
-    wanted = dict(_list_named_components(config))
-    if not wanted or config.env.custom_module:
+        tried: scores of answers to the prompt; if empty, this function computes some."""
+    named = dict(_list_named_components(config))
+    if not named or config.env.custom_module:
         return
     tried = tried or await try_grades(prompt, config.reward, config.custom_reward_function)
     scores = [score for score in tried if not score.outcome.failed]
@@ -176,7 +172,7 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
         return  # a reward of 0 without components is valid: each component is then 0
     if config.reward_model.enable:
         returned |= {COMPONENT, TASK, "accuracy"}
-    for name, key in wanted.items():
+    for name, key in named.items():
         if name not in returned:
             raise ValueError(
                 f"{key} names {name!r}, but the reward function, tried on row {prompt.id}, returns "
@@ -200,8 +196,7 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) ->
     """Check that the teacher can read the policy's token ids. Returns notices. Raises ValueError if it cannot.
 
     Every token id must stand for the same token in both models. To compare full distributions (all divergences except
-    `sampled`), the teacher must also have no extra tokens, and its head at least as many rows as the policy's.
-    """
+    `sampled`), the teacher must also have no extra tokens, and its head at least as many rows as the policy's."""
     tokenizer = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
     known, written = tokenizer.get_vocab(), renderer.tokenizer.get_vocab()
     path = f"{TEACHER}={teacher.model.path}"

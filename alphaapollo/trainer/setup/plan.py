@@ -31,16 +31,16 @@ class Plan:
     """Resolved settings of a run."""
 
     placement: Placement
-    model: Model  # of all trained models, with dtype and attention resolved
-    rollout: Rollout  # with dtype and number of engines resolved
+    model: Model  # settings of all trained models, with dtype and attention resolved
+    rollout: Rollout  # rollout section, with dtype and number of engines resolved
     estimator: Estimator
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
     reference_ahead: bool  # reference log-probs are computed per group during generation
-    sampling: Sampling  # of training rollouts
-    presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
+    sampling: Sampling  # sampling parameters of training rollouts
+    presets: tuple[str, ...]  # presets chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # memory of one device; None until the model's configuration has been read
     notices: list[str]
     dtype_reason: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"

@@ -95,8 +95,7 @@ async def _generate_with_recovery(
     """Generate groups. If engines die, replace them and generate their groups again with the same draws.
 
     recovery: counter of replaced engines and their groups. Raises WorkerDied if an engine cannot be replaced or dies
-    again.
-    """
+    again."""
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_prefetch_reference, run) if run.reference else None
     try:

@@ -71,7 +71,7 @@ class CreditSettings:
 class Credit:
     """Advantages of a batch, ready for the update."""
 
-    columns: list[Columns[np.ndarray]]  # one per rank
+    columns: list[Columns[np.ndarray]]  # one set of columns per rank
     has_gradient: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
     metrics: dict[str, float]
 
@@ -81,7 +81,7 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
     rewards, metrics = _add_kl_penalty(batch, computed, settings)
     result, returns = _estimate_advantages(batch, computed, rewards, settings)
     result, teacher_metrics = _add_teacher_advantages(result, batch, computed, settings.teacher)
-    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
+    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero outside the mask
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
     if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
         metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
@@ -139,11 +139,10 @@ def _add_teacher_advantages(
     if not teacher.sampled:
         return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
-    taught = compute_teacher_advantages(
-        _to_float64(computed.old_logprobs), _to_float64(computed.teacher_logprobs), batch.mask
-    )
-    both = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
-    return both, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
+    logps = _to_float64(computed.old_logprobs), _to_float64(computed.teacher_logprobs)
+    taught = compute_teacher_advantages(*logps, batch.mask)
+    combined = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
+    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 def _pack_columns(
@@ -178,8 +177,7 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
     """Choose the tokens that the policy loss treats differently, e.g. by covariance (clip_cov, kl_cov).
 
     Tokens are chosen once per mini-batch, because micro-batches depend on lengths and the token budget. `batch.keys`
-    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice.
-    """
+    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice."""
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
         return None
@@ -191,10 +189,8 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
         positions, columns = counted[list(rows)].nonzero(as_tuple=True)
         token_rows = torch.tensor(rows)[positions]
         order = keys[token_rows, columns].argsort()
-        token_rows, columns = token_rows[order], columns[order]
-        chosen[token_rows, columns] = policy_loss.choose(
-            logp[token_rows, columns], advantages[token_rows, columns], actor
-        )
+        index = token_rows[order], columns[order]
+        chosen[index] = policy_loss.choose(logp[index], advantages[index], actor)
     return chosen.numpy().astype(np.uint8)
 
 
@@ -204,8 +200,7 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
     Args:
         trajectories: N trajectories with at least one row each. Their rows, in order, are the B rows of the batch.
         group_ids: [B], group of each row.
-        mask: [B, L], 1 on action tokens; column 0 is a row's first action token.
-    """
+        mask: [B, L], 1 on action tokens; column 0 is a row's first action token."""
     groups = group_ids.tolist()
     index = torch.full(mask.shape, -1, dtype=torch.int64)
     owners: list[int] = []

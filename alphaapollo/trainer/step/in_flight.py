@@ -49,7 +49,7 @@ class InFlightGroups:
     def start(self, version: int) -> None:
         """Start generating as many groups as can be trained on in time. version: weight version of the engines."""
         if not self._staleness:
-            return  # each iteration collects its own groups
+            return  # `take` generates the groups of each iteration
         run, progress = self._run, self._run.progress
         needed = (run.goal.steps - version) * self._size
         waiting = [draw for draw in progress.unfinished if draw not in self._version]
@@ -70,8 +70,7 @@ class InFlightGroups:
         """Wait for the groups of iteration `step` and return them.
 
         They are fewer than a batch only at the end of the data, or if dynamic sampling gives up. With max_staleness=0
-        this collects groups like the synchronous loop.
-        """
+        this collects groups like the synchronous loop."""
         if not self._staleness:
             num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect(self._run, step, timer)
@@ -132,8 +131,7 @@ class InFlightGroups:
     async def _sort_finished(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
         """Mark finished groups as ready, or drop them. Returns the dropped groups, by draw.
 
-        Raises the errors of engines, and ValueError if all groups of this iteration so far have failed.
-        """
+        Raises the errors of engines, and ValueError if all groups of this iteration so far have failed."""
         scorer, started = self._run.reward_model_scorer, sorted(self._generating.items())
         finished = {draw: task.result() for draw, task in started if task.done()}
         if scorer and len(finished) < len(started) and len(self._ready) + len(finished) < self._size:
@@ -180,8 +178,7 @@ class InFlightGroups:
 def staleness_metrics(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, float]:
     """Compute the staleness of the trained tokens: `version` minus the weight version that sampled the token.
 
-    Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
-    """
+    Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions."""
     counts: Counter[int] = Counter()
     trajectories = mixed = 0
     for trajectory in (one for group in groups for one in group.trajectories if one.rows):

@@ -58,10 +58,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         return await _skip_iteration(run, step, error)
     run.iterations_skipped = 0
     with timer("advantage"):
-        credit_settings = CreditSettings(
-            plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher
-        )
-        credit = assign_credit(batch, computed, credit_settings)
+        options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
+        credit = assign_credit(batch, computed, options)
     lost = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, len(batch.trajectories))
     with timer("update"):
@@ -110,7 +108,7 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
     await policy.load_batch(layout.rank_batches)
     if critic:
         await critic.load_batch(layout.rank_batches)
-    # If the driver does not need the old log-probs, the update takes them from its own first pass.
+    # If the driver does not need the old log-probs, the update computes them in its first forward pass.
     if config.algorithm.rollout_correction.bypass:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:

@@ -33,8 +33,7 @@ class ReferencePrefetcher:
         num_ranks: number of data-parallel ranks. A worker call computes up to one group per rank.
         max_tokens: maximum tokens of a micro-batch.
         padded: whether micro-batches are padded to their longest row.
-        shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens.
-    """
+        shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens."""
 
     def __init__(self, policy: PolicyGroup, num_ranks: int, max_tokens: int, padded: bool, shares_prompts: bool):
         self._policy, self._num_ranks, self._max_tokens = policy, num_ranks, max_tokens

@@ -30,8 +30,7 @@ class RewardModelTokenizer:
     """Tokenizer of trajectories for the reward model.
 
     If policy and reward model have the same tokens and chat template, it returns the trajectory's last row. Otherwise
-    it renders the trajectory, which must have one turn, as a chat or text.
-    """
+    it renders the trajectory, which must have one turn, as a chat or text."""
 
     renderer: Renderer  # of the reward model
     shares_tokens: bool
@@ -57,9 +56,8 @@ class RewardModelTokenizer:
         assert prompt is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
         if isinstance(prompt, str):
             return self.renderer.encode([prompt + answer], add_special_tokens=True)[0]
-        return self.renderer.encode(
-            [self.renderer.render_chat(_add_answer(prompt, answer), add_generation_prompt=False)]
-        )[0]
+        chat = self.renderer.render_chat(_add_answer(prompt, answer), add_generation_prompt=False)
+        return self.renderer.encode([chat])[0]
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
         """Return the reason why the reward model cannot score these tokens, or None."""
@@ -131,8 +129,7 @@ def add_model_score(score: Score, value: float, weight: float, required: Iterabl
 
     The new reward is reward + weight * value, or 0 if a `required` component is not above 0. The component
     `reward_model` is the unweighted value. With a reward function, `task` is its total reward, and `accuracy` is not
-    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already.
-    """
+    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already."""
     if not math.isfinite(value):
         return score_failure(f"the reward model's score is {value}")
     parts = score.components
@@ -152,8 +149,7 @@ def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt])
 
     A reward comes from the user's function, the environment (not `graded`), or the grader of a row's data source. The
     result is True without checks if the estimator needs a reward and no reward model is enabled. Raises ValueError if
-    a reward is needed, but only a reward model with weight 0 is configured.
-    """
+    a reward is needed, but only a reward model with weight 0 is configured."""
     reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
     if needs_reward and not reward_model.enable:
         return True
@@ -178,13 +174,12 @@ def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
 def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> RewardModelTokenizer:
     """Build the tokenizer of the reward model.
 
-    Raises ValueError if the folder has no reward model or chats cannot be rendered for it.
-    """
+    Raises ValueError if the folder has no reward model or chats cannot be rendered for it."""
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
-    found = load_config(model)
-    find_reward_model_class(found, model.path)
+    loaded = load_config(model)
+    find_reward_model_class(loaded, model.path)
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))
-    text = found.get_text_config()
+    text = loaded.get_text_config()
     highest = max(renderer.tokenizer.get_vocab().values())
     if highest >= text.vocab_size:
         raise ValueError(
@@ -222,9 +217,7 @@ def _check_chats(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) 
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}
     if chats and not renderer.tokenizer.chat_template:
-        raise ValueError(
-            f"{reason}its tokenizer has no chat template. Save the chat template of its training in the model folder."
-        )
+        raise ValueError(f"{reason}its tokenizer has no chat template. Save its chat template in the model folder.")
     for content in chats.values():  # one chat per sequence of roles, because templates may reject some sequences
         renderer.render_chat(_add_answer(content, "!"), add_generation_prompt=False)
 

@@ -45,7 +45,7 @@ class BatchSettings:
 
     max_length: int  # maximum tokens of a response
     num_ranks: int  # data-parallel ranks
-    padded: bool  # micro-batches are padded to their longest row, which counts in the token budget
+    padded: bool  # micro-batches are padded to their longest row; padding counts in the token budget
     run_seed: int
     step: int
     sequence_parallel: int = 1  # ranks that share each sequence; their token budgets add up
@@ -71,7 +71,7 @@ class Batch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    keys: Tensor | None  # [B, L] a random number per action token, for a loss that chooses tokens
+    keys: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
 
     @property
     def mini_batch_ids(self) -> Tensor:
@@ -127,8 +127,9 @@ def build_batch(
     horizon = actor.loss_scale_factor or float(settings.max_length)
     lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
-        own = owners[mini_batch].unique()
-        weights[:, own] = _compute_mini_batch_weights(lengths[0][own], lengths[1][own], group_of[own], actor, horizon)
+        ids = owners[mini_batch].unique()
+        parts = lengths[0][ids], lengths[1][ids], group_of[ids]
+        weights[:, ids] = _compute_mini_batch_weights(*parts, actor, horizon)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
@@ -155,18 +156,15 @@ def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], ru
     """Draw a random number in [0, 1) per action token, seeded by sample and position. Returns [B, L]."""
     keys, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
     for row, actions, trajectory in zip(keys, is_action, trajectories, strict=True):
-        generator = np.random.default_rng(
-            derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
-        )
-        row[actions] = generator.random(actions.sum())
+        seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
+        row[actions] = np.random.default_rng(seed).random(actions.sum())
     return joined.split(torch.from_numpy(keys))
 
 
 def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
     """Apply DAPO's overlong penalty and L1's length budget, if enabled, to the scores. Returns float64 [N].
 
-    max_length: maximum tokens of a response.
-    """
+    max_length: maximum tokens of a response."""
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
         lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
@@ -210,8 +208,7 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
 
     Args:
         rewards: [B, L], zero outside the mask.
-        owners: [B], trajectory index of each row, 0 .. N-1 in order.
-    """
+        owners: [B], trajectory index of each row, 0 .. N-1 in order."""
     parts: list[list[float]] = [[] for _ in range(int(owners[-1]) + 1)]
     for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
         parts[owner].extend(row[row != 0].tolist())

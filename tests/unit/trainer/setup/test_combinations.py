@@ -133,8 +133,8 @@ def test_passk_k_is_at_most_the_group_size():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 2"),
-        ({"gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 0"),
+        ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries, but algorithm.gdpo_rewards has 2"),
+        ({"gdpo_weights": [1.0]}, "has 1 entries, but algorithm.gdpo_rewards has 0"),
         ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
         (
             {"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}},

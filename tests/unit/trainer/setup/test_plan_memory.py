@@ -62,6 +62,6 @@ def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: 
     plan: Plan = add_memory_plan(make_plan(config, MACHINE), config, MACHINE)
     assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
     assert plan.notices[-1].endswith(
-        "is not planned: without data it fails with NotImplementedError: Cannot copy out of meta tensor; no data. "
+        "cannot run on the meta device (NotImplementedError: Cannot copy out of meta tensor; no data). "
         "Gradient checkpointing stays off."
     )
