@@ -20,10 +20,8 @@ async def launch_workers(
         timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
         paths: configuration key -> path that must exist on every node of a joined cluster.
 
-    Raises:
-        ValueError: the workers cannot be placed, or the nodes differ.
-        TimeoutError: a worker did not start in time.
-    """
+    Raises ValueError if the workers cannot be placed, or the nodes differ. Raises TimeoutError if a worker did not
+    start in time."""
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup)
     register_cleanup(specs.cleanup)

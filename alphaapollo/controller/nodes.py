@@ -63,10 +63,7 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) ->
 
 
 def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
-    """Return versions and files of the node that runs this function.
-
-    paths: configuration key -> path; relative paths start in `folder`.
-    """
+    """Return versions and files of this node. paths: configuration key -> path; relative paths start in `folder`."""
     files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": code_version()}
@@ -97,13 +94,9 @@ def describe_node_differences(node: NodeContents, driver: NodeContents, paths: M
     for key, here in driver.files.items():
         there = node.files[key]
         if key == RUN_FOLDER and there != here:
-            lines.append(
-                f"{key}: {paths[key]} is a different file on that node. Set it to a folder that all nodes share."
-            )
+            lines.append(f"{key}: {paths[key]} is a different file there. Set it to a folder that all nodes share.")
         elif there is None:
-            lines.append(
-                f"{key}={paths[key]} does not exist on that node. Copy it to the same path, or use a shared folder."
-            )
+            lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
         elif there != here:
             lines.append(f"{key}={paths[key]} has {_size(there)}, not {_size(here)}. Copy it again.")
     return lines

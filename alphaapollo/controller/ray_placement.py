@@ -31,13 +31,10 @@ async def reserve_groups(placement: Placement, timeout: float) -> list[Placement
         strategy = "STRICT_SPREAD" if placement.num_nodes > 1 else "PACK"
         groups.append((placement_group([node] * placement.num_nodes, strategy=strategy), [node] * placement.num_nodes))
     if _has_engine_group(placement):
-        engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE} | (
-            {"GPU": float(placement.tensor_parallel)} if on_gpu else {}
-        )
+        engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
+        bundles = [engine | ({"GPU": float(placement.tensor_parallel)} if on_gpu else {})] * placement.num_engines
         strategy = "PACK" if placement.num_ranks else "SPREAD"
-        groups.append(
-            (placement_group([engine] * placement.num_engines, strategy=strategy), [engine] * placement.num_engines)
-        )
+        groups.append((placement_group(bundles, strategy=strategy), bundles))
     fix = "lower trainer.nnodes or trainer.n_gpus_per_node" if placement.num_ranks else "lower rollout.num_engines"
     for group, bundles in groups:
         await wait_until_placed(group, bundles, timeout, fix)
@@ -85,8 +82,7 @@ def check_shared_memory(ranks: Sequence[ActorLocation], engines: Sequence[ActorL
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(
                 f"engine {index} runs on node {engine.ip}, which has no training rank to send weights through shared "
-                "memory (rollout.name=hf or rollout.lora=adapter). Set rollout.colocate=true, or remove "
-                "rollout.name=hf and rollout.lora=adapter."
+                "memory (rollout.name=hf or rollout.lora=adapter). Set rollout.colocate=true, or remove these keys."
             )
 
 

@@ -303,7 +303,7 @@ class RayRanks(Ranks[W]):
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
                 raise WorkerFailed(
                     f"{message} Free memory or disk space on its node."
-                ) from None  # a restart would not help
+                ) from None  # a restart cannot help
             raise WorkerDied(message, self.role) from None
 
     def _convert_error(self, worker: str, error: Any) -> Exception:

@@ -1,1 +1,1 @@
-"""What every command does before and around its work: checks, memory plan, resume, run folder, checkpoints."""
+"""Steps that all commands share: input checks, memory plan, resume, run folder and checkpoints."""

@@ -1,14 +1,14 @@
-"""Checkpoints written in the background: the trainers copy their state while the loop waits, and write the copy during
-the next iteration.
+"""Checkpoints that are written in the background. The trainers copy their state while the loop waits, and write the
+copy during the next iteration.
 
-    save                      wait for the previous checkpoint; each trainer copies its state
-    (background)              the trainers write; then the driver's own state follows, and the folder is renamed
-    metrics                   result of the last checkpoint, at the end of each iteration
-    finish_on_exit            at the end of a run, wait for the checkpoint that is being written
+    save              wait for the previous checkpoint, then let each trainer copy its state
+    (background)      the trainers write their copies, the driver writes its state, and the folder is renamed
+    metrics           called at the end of each iteration: return the result of the last checkpoint
+    finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
 The loop calls `begin_update` before it changes the trainers' state and `end_update` after the iteration. If the copies
-do not fit into memory (launch/memory), the trainers return from `save` when they have written. save_on_signal.py saves
-the last iteration of a run that is interrupted.
+do not fit into memory (launch/memory), the trainers write during `save`. save_on_signal.py saves the last iteration of
+an interrupted run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Generic, Protocol, TypeVar
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.observability.disk import explain_write_errors
 
-FAILED_RUN_SECONDS = 30.0  # that a failed run waits for its checkpoint; its workers may hang
+FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, because its workers may hang
 
 
 class SavableGroup(Protocol):
-    """The workers of a role (controller/handles.py)."""
+    """Interface of a trained worker group (controller/handles.py)."""
 
     async def save(self, folder: str) -> None: ...
 
@@ -44,9 +44,9 @@ class BackgroundCheckpoint(Generic[P]):
     """Writer of checkpoints, one at a time.
 
     Args:
-        trainers: groups by their folder's name in a checkpoint.
-        notice: prints what became of a checkpoint that the run no longer waits for.
-        copy_phase: context in which the trainers have the GPUs and copy.
+        trainers: folder name in a checkpoint -> worker group.
+        notice: prints a line about a checkpoint that is still being written when the run ends.
+        copy_phase: context manager in which the trainers may use the GPUs to copy their state.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class BackgroundCheckpoint(Generic[P]):
     ):
         self.checkpoints, self.trainers, self.notice, self._copy_phase = checkpoints, trainers, notice, copy_phase
         self._writing: asyncio.Task[float] | None = None
-        self._step = 0  # of the last checkpoint
-        self._seconds: float | None = None  # of a checkpoint completed since the last `metrics`
+        self._step = 0  # iteration of the last checkpoint
+        self._seconds: float | None = None  # writing time of a checkpoint completed since the last `metrics` call
         self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
         self._consistent: P | None = None  # progress at the last `end_update`
 
     async def save(self, progress: P) -> None:
-        """Begin a checkpoint after a complete iteration. Raises the error of the previous checkpoint, if it failed."""
-        await self._settle()
+        """Start a checkpoint after a complete iteration. Raises the error of the previous checkpoint if it failed."""
+        await self._wait_for_previous()
         self.begin_update()
         self._step = progress.step
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
@@ -76,55 +76,55 @@ class BackgroundCheckpoint(Generic[P]):
 
     async def save_and_wait(self, folder: Path) -> None:
         """Write the trainers' part of a checkpoint and wait until it is on disk. Raises the error of the previous
-        checkpoint, if it failed."""
-        await self._settle()
+        checkpoint if it failed."""
+        await self._wait_for_previous()
         await self._copy(folder)
         await self._wait_for_save()
 
     def begin_update(self) -> None:
-        """Mark the trainers' state as inconsistent: it is being changed or copied."""
+        """Mark the trainers' state as inconsistent, because it is being changed or copied."""
         self.in_update = True
 
     def end_update(self, progress: P) -> None:
-        """Mark the trainers' state as that of complete iterations. CancelledError: the run got a signal to end."""
+        """Mark the trainers' state as consistent after an iteration. Raises CancelledError if the run is stopping."""
         self.in_update, self._consistent = False, deepcopy(progress)
         if self.is_stopping:
             raise asyncio.CancelledError
 
     @property
     def unsaved(self) -> P | None:
-        """Progress of the last complete iteration, if no checkpoint has it."""
+        """Progress of the last complete iteration, or None if a checkpoint of that iteration exists."""
         return self._consistent if self._consistent and self._consistent.step != self._step else None
 
     async def metrics(self) -> dict[str, float]:
-        """Metrics of a checkpoint completed since the last call. Raises its error, e.g. a full disk."""
+        """Return the metrics of a checkpoint completed since the last call. Raises its error if it failed."""
         if self._writing and self._writing.done():
-            await self._settle()
+            await self._wait_for_previous()
         seconds, self._seconds = self._seconds, None
         return {} if seconds is None else {"checkpoint/write_seconds": seconds}
 
     @asynccontextmanager
     async def finish_on_exit(self) -> AsyncIterator[None]:
-        """Finish the last checkpoint at the end of the block, and raise its error. If the block itself has failed or
-        was interrupted, the error is printed as a notice."""
+        """Context manager that finishes the last checkpoint at the end of its block and raises its error. If the block
+        failed or was interrupted, the checkpoint's error is only printed as a notice."""
         try:
             yield
         except BaseException as error:
             await self._finish_or_report(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
             raise
-        await self._settle()
+        await self._wait_for_previous()
 
     async def _copy(self, folder: Path) -> None:
-        """Let every trainer copy its state and begin to write."""
+        """Let every trainer copy its state and start writing."""
         for name, trainer in self.trainers.items():
             await trainer.save(str(folder / name))
             await trainer.offload()
 
     async def _wait_for_save(self) -> float:
-        """Wait until every trainer has written. Returns the seconds of the slowest."""
+        """Wait until every trainer has written its copy. Returns the seconds of the slowest trainer."""
         return max(await asyncio.gather(*(trainer.wait_for_save() for trainer in self.trainers.values())))
 
-    async def _settle(self) -> None:
+    async def _wait_for_previous(self) -> None:
         if self._writing:
             await asyncio.wait([self._writing])  # an interrupt does not cancel the write
             writing, self._writing = self._writing, None
@@ -142,7 +142,7 @@ class BackgroundCheckpoint(Generic[P]):
             self.notice(f"{name} could not be written: {error}")
 
     async def _finish(self, folder: Path, progress: P) -> float:
-        """Complete a checkpoint after the copies. Returns the seconds of writing."""
+        """Complete a checkpoint after the trainers have copied their state. Returns the seconds of writing."""
         seconds = await self._wait_for_save()
         started = time.perf_counter()
         with explain_write_errors("the checkpoint", folder):

@@ -1,9 +1,9 @@
-"""Checkpoints of a run on disk, each of which is complete or does not exist.
+"""Checkpoints of a run on disk. Writing is atomic: a checkpoint is complete or does not exist.
 
 checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
-checkpoints/.writing_step_000040/   being written; renamed when complete
-checkpoints/.removing_step_000010/  being removed
-checkpoints/aside_step_000040/      moved aside by a start that resumed from an earlier checkpoint
+checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
+checkpoints/.removing_step_000010/  checkpoint that is being removed
+checkpoints/aside_step_000040/      checkpoint that was moved aside when the run resumed from an earlier one
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Self
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 PROGRESS = "progress.json"
-"""The driver's state in a checkpoint."""
+"""File with the driver's state in a checkpoint."""
 MANIFEST = "manifest.json"
-"""Size and digest of every other file of a checkpoint; without it the checkpoint counts as damaged."""
+"""File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
 NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
-READERS = 4  # files at once
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # in the name of a validation metric
+READERS = 4  # number of files that are read in parallel
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # parts of names of validation metrics
 
 
 def write_progress(folder: Path, fields: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def write_progress(folder: Path, fields: dict[str, Any]) -> None:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The fields that write_progress wrote. ValueError: the file is damaged."""
+    """Read the fields that write_progress wrote. Raises ValueError if the file is damaged."""
     try:
         fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
@@ -57,12 +57,12 @@ class RunProgress:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read progress.json. ValueError: it is damaged, or of another version."""
+        """Read progress.json. Raises ValueError if it is damaged or has fields of another version."""
         values = read_progress(folder)
         if unknown := values.keys() - {field.name for field in fields(cls)}:
             raise ValueError(
                 f"{folder}: progress.json has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
-                "that wrote it."
+                "of alphaapollo that wrote it."
             )
         return cls(**values)
 
@@ -71,8 +71,8 @@ class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        keep: number of newest checkpoints to keep; None: all.
-        keep_best: validation metric; the best checkpoint by it is kept besides the newest.
+        keep: number of newest checkpoints to keep; None: keep all.
+        keep_best: validation metric. The checkpoint with its best value is kept in addition to the newest ones.
     """
 
     def __init__(self, folder: Path, keep: int | None, keep_best: str | None = None):
@@ -80,7 +80,7 @@ class CheckpointFolder:
         self._is_checked = False
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into; the remains of an interrupted save are removed."""
+        """Create an empty folder for the checkpoint of `step`. The remains of an interrupted save are removed."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -93,26 +93,26 @@ class CheckpointFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, folder: Path) -> Path:
-        """Complete a checkpoint: write its digests, sync it to disk, rename it, and remove those not to be kept."""
+        """Complete a checkpoint: write its manifest, sync it to disk, rename it, and remove old checkpoints."""
         write_manifest(folder)
-        whole = self.folder / folder.name.removeprefix(".writing_")
-        _remove_folder(whole)  # written before a resume from an older checkpoint
-        folder.rename(whole)
+        completed = self.folder / folder.name.removeprefix(".writing_")
+        _remove_folder(completed)  # may exist after a resume from an older checkpoint
+        folder.rename(completed)
         _sync(self.folder)
         if self.keep is not None:
             best = self.find_best()
             for old in self.list_completed()[: -self.keep]:
                 if old != best:
                     _remove_folder(old)
-        return whole
+        return completed
 
     def find_best(self) -> Path | None:
-        """The checkpoint with the best value of `keep_best`, the newest of equal ones; None if none has a value."""
+        """Return the checkpoint with the best value of `keep_best`, the newest among equals; None: none has a value."""
         scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
     def describe_best(self) -> str | None:
-        """`val/accuracy is best in <run>/checkpoints/step_000020`; None without `keep_best` or any value of it."""
+        """Return e.g. `val/accuracy is best in <run>/checkpoints/step_000020`, or None if no checkpoint has a value."""
         best = self.find_best()
         return None if best is None else f"{self.keep_best} is best in {best}"
 
@@ -129,7 +129,7 @@ class CheckpointFolder:
         self._is_checked = True
 
     def _read_score(self, checkpoint: Path) -> float | None:
-        """The value of `keep_best` when the checkpoint was written, higher is better; None: it was not validated."""
+        """Return the value of `keep_best` in a checkpoint, signed so that higher is better; None: not validated."""
         try:
             value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
         except ValueError:  # damaged
@@ -140,31 +140,31 @@ class CheckpointFolder:
         return -value if LOWER_IS_BETTER.intersection(parts) else value
 
     def path(self, step: int) -> Path:
-        """Path of the checkpoint after iteration `step`."""
+        """Return the path of the checkpoint after iteration `step`."""
         return self.folder / f"step_{step:06d}"
 
     def move_later_aside(self, after: int) -> None:
-        """Move the checkpoints of iterations after `after` aside: `aside_step_000040`, or `aside_step_000040.1` if that
-        exists."""
+        """Rename the checkpoints of iterations after `after` to `aside_step_000040`, or `aside_step_000040.1` if that
+        exists, and so on."""
         for path in self.list_completed():
             if parse_step(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
                 path.rename(_find_free_path(aside) if aside.exists() else aside)
 
     def list_completed(self) -> list[Path]:
-        """The completed checkpoints, oldest first; `damage` checks whether one has been damaged since."""
+        """Return the completed checkpoints, oldest first. They may be damaged (`find_damage`)."""
         return sorted(
             (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
         )
 
 
 def parse_step(checkpoint: Path) -> int:
-    """Iteration of a checkpoint, by its name."""
+    """Return the iteration in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the digests of all files in the folder, and sync it to disk."""
+    """Write size and digest of all files in the folder to its manifest, and sync the folder to disk."""
     names = _list_files(folder)
     with ThreadPoolExecutor(READERS) as pool:
         written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
@@ -175,10 +175,10 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(checkpoint: Path) -> list[str]:
-    """A message for each file of a checkpoint that differs from what was written."""
+    """Return a message for each file of a checkpoint that differs from its manifest."""
     try:
-        noted = json.loads((checkpoint / MANIFEST).read_text())
-        written = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        written = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest.items()}
     except FileNotFoundError:
         return [f"{MANIFEST} is missing"]
     except (OSError, ValueError, TypeError, AttributeError):
@@ -199,11 +199,11 @@ def find_damage(checkpoint: Path) -> list[str]:
         return "" if found[1] == digest else f"{name} has changed"
 
     with ThreadPoolExecutor(READERS) as pool:
-        return [problem for problem in pool.map(describe_damage, written) if problem]
+        return [message for message in pool.map(describe_damage, written) if message]
 
 
 def find_step_mismatch(checkpoint: Path) -> list[str]:
-    """A message if the checkpoint has the name of another iteration, because it was renamed or copied."""
+    """Return a message if the checkpoint's name has another iteration than its content, after a rename or copy."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step
     return [f"it is of iteration {step}"] if wrong else []
@@ -214,7 +214,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _read_file(path: Path) -> tuple[int, str]:
-    """(bytes, sha256)"""
+    """Return (size in bytes, SHA-256) of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         HEARTBEAT.tick()
@@ -222,7 +222,7 @@ def _read_file(path: Path) -> tuple[int, str]:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Rename the folder first, so that a kill leaves nothing that looks like a checkpoint."""
+    """Rename a folder and remove it. After a kill, its remains do not look like a checkpoint."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)
@@ -231,7 +231,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename `<folder>` to `<folder>.1`, `.2`, ... to make room for a new run."""
+    """Rename `<folder>` to `<folder>.1`, `.2`, ... and return the new path; None: there is no such folder."""
     if not folder.exists():
         return None
     aside = _find_free_path(folder)
@@ -240,7 +240,7 @@ def move_aside(folder: Path) -> Path | None:
 
 
 def _find_free_path(path: Path) -> Path:
-    """The first of `<path>.1`, `.2`, ... that does not exist."""
+    """Return the first of `<path>.1`, `.2`, ... that does not exist."""
     number = 1
     while (free := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

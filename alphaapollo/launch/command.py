@@ -15,11 +15,11 @@ from alphaapollo.observability.terminal import Terminal
 def run_command(
     schema: type[GenerationConfig] | type[EvolvingConfig], name: str, program: str, argv: Sequence[str] | None
 ) -> int:
-    """Load the configuration, check it, print the plan, run. Returns 0 if done, 1 if failed, 2 if refused before the
-    start, 130 if interrupted.
+    """Load and check the configuration, print the plan, and run the command. Returns the exit code: 0 done, 1 failed,
+    2 invalid before the start, 130 interrupted.
 
     program: module with `prepare(config, terminal)`, whose result has a `folder`, and `run(prepared, terminal)`. It
-    imports torch, so it is imported after the configuration was read.
+    imports torch, so it is imported after the configuration is read.
     """
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
@@ -39,7 +39,7 @@ def run_command(
 
 
 def run_training(schema: type[Config] | type[TuningConfig], name: str, program: str, argv: Sequence[str] | None) -> int:
-    """As run_command, with the restarts of trainer.max_restarts.
+    """Load and check the configuration and train, with up to trainer.max_restarts restarts. Returns the exit code.
 
     program: module with `prepare(config, origin)`, whose result is a RestartableRun, and `run(prepared, progress)`.
     """

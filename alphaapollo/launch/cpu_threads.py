@@ -1,10 +1,9 @@
-"""Number of threads on a CPU, chosen before anything starts.
+"""Numbers of CPU threads, chosen before anything starts.
 
-Trainers and engines alternate, so each side gets all cores, divided among its processes (with
-trainer.async_mode=separate each side has cores of its own). The number affects results: a library that divides a sum
-among its threads may round differently with another number. oneDNN does so from eight threads on, in the long sums of
-weight gradients; MKL from two on, in products of few rows. A run therefore saves its numbers in config.yaml and keeps
-them when it resumes on a machine with other cores.
+Trainers and engines alternate, so each of them gets all cores, divided among its processes. With
+trainer.async_mode=separate they have separate cores. The number of threads affects rounding, because libraries split
+sums among threads: oneDNN from eight threads (weight gradients), MKL from two (products of few rows). A run therefore
+saves its numbers of threads in config.yaml and uses them again when it resumes on another machine.
 """
 
 from __future__ import annotations
@@ -28,35 +27,32 @@ PROCESSES = (
     "actor_rollout_ref.rollout.num_engines",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
-"""Keys with numbers of processes. If one has changed, saved numbers of threads are not kept."""
+"""Keys that determine the number of processes. If one has changed, saved numbers of threads are not reused."""
 
 
 def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
-    """Set the numbers of threads: as configured, else those of the run to resume, else by this machine's cores. Returns
-    notices, too. On GPUs nothing changes.
+    """Set the numbers of threads: as configured, else those of the run to resume, else from this machine's cores.
 
-    Raises:
-        ValueError: the earlier run cannot be read, as in find_start.
-    """
+    Returns the configuration, unchanged on GPUs, and notices. Raises ValueError as find_start does."""
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
-    own, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
-    has_same_processes = all(earlier.get(key) == own.get(key) for key in PROCESSES)
+    values, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
+    has_same_processes = all(earlier.get(key) == values.get(key) for key in PROCESSES)
     for key, default in _default_threads(config, machine).items():
-        if own[key] is not None:
+        if values[key] is not None:
             continue
-        kept = earlier.get(key) if has_same_processes else None
-        if kept not in (None, default):
+        saved = earlier.get(key) if has_same_processes else None
+        if saved not in (None, default):
             notices.append(
-                f"{key}={kept}, as at the run's earlier start, so that it resumes bit for bit. This machine's cores "
-                f"allow {key}={default}, which may round differently."
+                f"{key}={saved} as at the earlier start of the run, so results stay bit-identical. This machine's "
+                f"cores allow {key}={default}, which may round differently."
             )
-        config = replace_value(config, key, default if kept is None else kept)
+        config = replace_value(config, key, default if saved is None else saved)
     return config, notices
 
 
 def _default_threads(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
-    """Numbers of threads on this machine, by key."""
+    """Return key -> number of threads for this machine."""
     trainer = config.trainer
     if isinstance(config, TuningConfig):
         return {TRAINER: max(1, machine.num_cores // trainer.n_gpus_per_node)}
@@ -65,5 +61,5 @@ def _default_threads(config: Config | TuningConfig, machine: Machine) -> dict[st
     threads = {TRAINER: rank_threads(config.trainer, rollout, machine)}
     if rollout.name != "vllm":
         return threads
-    own_cores = config.trainer.async_mode == "separate"
-    return {ENGINE: count_engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)} | threads
+    has_own_cores = config.trainer.async_mode == "separate"
+    return {ENGINE: count_engine_threads(rollout, machine.num_cores, trainer.nnodes, has_own_cores)} | threads

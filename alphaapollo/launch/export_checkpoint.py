@@ -1,7 +1,7 @@
-"""Export of a checkpoint, written by any number of ranks, as a Hugging Face folder, in one process without GPU.
+"""Export of a checkpoint as a Hugging Face folder, in one process without GPU.
 
-prepare: find the checkpoint, its run and its model  ->  write: load its parameters into the model, save it, compare it
-with plain transformers, and write a model card
+prepare    find the checkpoint, its run and its model
+write      load the parameters into the model, save it, verify it with plain transformers, and write a model card
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """An export that has not started."""
+    """Checked settings of an export that has not started."""
 
     checkpoint: Path
-    weights: Path  # of the checkpoint's model
+    weights: Path  # folder with the model's weights in the checkpoint
     kind: Kind
-    model: Model  # that the run began with
-    saved: dict[str, Any]  # the run's configuration
+    model: Model  # model section with the base model of the run
+    saved: dict[str, Any]  # configuration of the run
     dtype: Literal["float32", "bfloat16"]
     output: Path
     form: LoraForm
-    push_to: str  # hub repository; empty: none
+    push_to: str  # hub repository; "": no upload
 
 
 def prepare(config: ExportConfig) -> ExportPlan:
-    """ValueError: the checkpoint, the run's configuration, its model or the hub token is missing."""
+    """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config
 
     check_config(config)
@@ -52,30 +52,30 @@ def prepare(config: ExportConfig) -> ExportPlan:
     model = _read_model(saved, run, config)
     kind: Kind = "reward model" if "bradley_terry" in saved else config.role
     weights = _find_weights(checkpoint, kind)
-    own = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
-    asked = next(name for name in (config.dtype, model.dtype, own, "float32") if name in ("float32", "bfloat16"))
+    stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
+    chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
     output = Path(config.output).expanduser().absolute() if config.output else run / "exported" / name
     if output.exists():
         raise ValueError(f"output={output} already exists. Set another folder, or remove it.")
     if config.export_lora == "adapter" and not model.lora_rank:
-        raise ValueError(f"export_lora=adapter needs a LoRA run, and {run} was trained without LoRA. Leave it out.")
+        raise ValueError(
+            f"export_lora=adapter needs a LoRA run, and {run} was trained without LoRA. Remove export_lora=adapter."
+        )
     if config.export_lora == "adapter" and kind != "policy":
         raise ValueError(
-            f"export_lora=adapter works for policies, and {run} trained a {kind} with its head. Leave it out."
+            f"export_lora=adapter works for policies, and {run} trained a {kind} with its head. Use export_lora=merged."
         )
-    dtype: Literal["float32", "bfloat16"] = "bfloat16" if asked == "bfloat16" else "float32"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if chosen == "bfloat16" else "float32"
     return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
 
 
 def write(export: ExportPlan) -> str:
-    """Write the folder, and rename it to its final name after plain transformers has loaded it and computed the same
-    outputs. Returns the result of the comparison as a sentence.
+    """Write the folder and verify that plain transformers computes the same outputs with it; then rename the folder to
+    its final name. Returns the result of the comparison as a sentence.
 
-    Raises:
-        ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
-        OSError: the folder cannot be written.
-    """
+    Raises ValueError if the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
+    Raises OSError if the folder cannot be written."""
     import torch
 
     from alphaapollo.models.export.verification import OUTPUT_NAMES
@@ -88,8 +88,8 @@ def write(export: ExportPlan) -> str:
     try:
         gap = export_checkpoint(str(export.weights), export.model, dtype, str(unverified), export.form, export.kind)
         proof = (
-            f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the checkpoint's "
-            f"by {gap:.1e} on average (weights in {export.dtype})."
+            f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the "
+            f"checkpoint's by {gap:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
         card = format_model_card(export.saved, run, step, export.kind, export.model.path, proof)
@@ -105,38 +105,38 @@ def _find_weights(checkpoint: Path, kind: Kind) -> Path:
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
         raise ValueError(
-            f"role=critic: {checkpoint} has no critic, because its algorithm needs no values. Leave it out."
+            f"role=critic: {checkpoint} has no critic, because its algorithm needs no values. Remove role=critic."
         )
     if found is None:
         raise ValueError(
-            f"{checkpoint} has no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning run."
+            f"{checkpoint} has no policy and no model. Set checkpoint to one of main_ppo or of a fine-tuning run."
         )
     return found
 
 
 def _find_checkpoint(path: Path) -> Path:
-    """The checkpoint itself, or the newest one of a run."""
+    """Return the checkpoint at `path`, or the newest checkpoint of the run at `path`."""
     written = (
         [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
     )
     if not written:
         raise ValueError(
-            f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run that has one. Give a "
-            "folder <run>/checkpoints/step_N, or a run."
+            f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run with a checkpoint. "
+            "Set it to <run>/checkpoints/step_N or to <run>."
         )
-    if problems := find_damage(written[-1]):
-        raise ValueError(f"{written[-1]} is damaged: {', '.join(problems)}. Give another checkpoint.")
+    if messages := find_damage(written[-1]):
+        raise ValueError(f"{written[-1]} is damaged: {', '.join(messages)}. Export another checkpoint.")
     return written[-1]
 
 
-def _read_model(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
-    """The section of the policy or the fine-tuned model. The other sections may be of another version."""
+def _read_model(saved: dict[str, Any], run: Path, config: ExportConfig) -> Model:
+    """Return the model section of the exported role from the run's configuration, which may be of an older version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
         raise ValueError(
             f"{run} has no config.yaml of main_ppo or of a fine-tuning run, which names its model. Export another run."
         )
     model = convert_values(Model, drop_unknown_keys(Model, role["model"]))
-    if asked.role == "critic" and isinstance(saved.get("critic"), dict):
+    if config.role == "critic" and isinstance(saved.get("critic"), dict):
         model = make_critic_model(model, convert_values(Critic, drop_unknown_keys(Critic, saved["critic"])))
-    return model.model_copy(update={"path": asked.model_path}) if asked.model_path else model
+    return model.model_copy(update={"path": config.model_path}) if config.model_path else model

@@ -8,7 +8,7 @@ from alphaapollo.weight_sync.verification import WeightSyncError
 
 
 class RestartRefused(RuntimeError):
-    """A worker died, and the run was not restarted. The message says why."""
+    """A worker died and the run was not restarted. The message has the reason."""
 
 
 FAILURES = (

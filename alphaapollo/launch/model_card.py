@@ -1,6 +1,6 @@
-"""README.md of an exported model: data, algorithm, changed keys, metrics, versions.
+"""README.md of an exported model, with data, algorithm, changed keys, metrics and versions.
 
-It may be published: it has no secrets, and only the last two parts of local paths.
+The card has no secrets and only the last two parts of local paths, so it can be published.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KINDS = {
 
 
 def format_model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
-    """The card as Markdown.
+    """Return the model card as Markdown.
 
     Args:
         saved: the run's configuration as plain values.
-        base: the model that the run began with.
-        proof: result of the comparison with plain transformers.
+        base: base model of the run.
+        proof: result of the comparison with plain transformers, as a sentence.
     """
     command = find_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
@@ -59,12 +59,12 @@ def format_model_card(saved: Mapping[str, Any], run: Path, step: int, role: str,
 
 
 def shorten_path(path: str) -> str:
-    """A hub id unchanged; of a local path the last two parts."""
+    """Return the last two parts of a local path. Hub ids are returned unchanged."""
     return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
 def list_changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
-    """(key, value) of each key that is not the default, without paths of the machine and secrets."""
+    """Yield (key, value) of each key with a non-default value, except secrets and output paths."""
     values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys(saved)}
     for name, key in list_keys(COMMANDS[command]).items():
         value = values.get(name, key.default)
@@ -77,16 +77,16 @@ def _shorten_value(value: Any) -> str:
     if isinstance(value, str) and "/" in value:
         return shorten_path(value)
     if isinstance(value, list):
-        return format_value([_shorten_value(one) if isinstance(one, str) else one for one in value])
+        return format_value([_shorten_value(item) if isinstance(item, str) else item for item in value])
     return format_value(value)
 
 
 def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
     values = flatten_maps(saved)
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
-    for key, what in named.items():
+    for key, label in named.items():
         if values.get(key):
-            yield f"* {what}: {_shorten_value(values[key])}"
+            yield f"* {label}: {_shorten_value(values[key])}"
     if command == "main_dpo":
         yield f"* loss: {values.get('preference.loss')}"
     if command == "main_ppo":
@@ -98,7 +98,7 @@ def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
 
 
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
-    """The last value of each quality metric up to an iteration."""
+    """Return (name, value) of each quality metric: its last value up to iteration `step`."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)

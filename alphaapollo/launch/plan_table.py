@@ -15,7 +15,7 @@ from alphaapollo.observability.terminal import Terminal
 def print_plan(
     folder: Path, rows: Mapping[str, str], memory: MemoryPlan | None, notices: Iterable[str], terminal: Terminal
 ) -> None:
-    """Print the rows and notices, and the memory at each moment if a plan is given."""
+    """Print the rows and notices, and the memory table if there is a memory plan."""
     table = _table(str(folder))
     for name, value in rows.items():
         table.add_row(name, escape(value))
@@ -27,7 +27,7 @@ def print_plan(
 
 
 def describe_peak(memory: MemoryPlan | None) -> str:
-    """`31.2 GiB on a GPU of 80 GiB at its peak (update of the policy), calculated`"""
+    """Describe the peak, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (update of the policy), calculated`."""
     if memory is None:
         return "not known"
     moment, usage = memory.peak
@@ -36,7 +36,7 @@ def describe_peak(memory: MemoryPlan | None) -> str:
 
 
 def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
-    """How often checkpoints are written, and whether the next iteration waits for them."""
+    """Describe how often checkpoints are written, and whether the next iteration waits for them."""
     if frequency < 1:
         return "never"
     often = f"every {frequency} {unit}, and at the end; written"
@@ -49,7 +49,7 @@ def describe_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> s
 
 
 def memory_table(memory: MemoryPlan) -> Table:
-    """Table of GiB at each moment: total, and each kind with at least 0.05 GiB."""
+    """Return a table of GiB at each moment: the total, and each kind with at least 0.05 GiB."""
     table = _table(f"GiB on {memory.device_name}")
     table.columns[0].no_wrap = True
     table.add_column(justify="right", no_wrap=True)

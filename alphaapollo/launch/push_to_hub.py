@@ -10,24 +10,22 @@ REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_push(repo: str) -> None:
-    """ValueError: not OWNER/NAME, or no token."""
+    """Raise ValueError if `repo` is not OWNER/NAME or there is no Hugging Face token."""
     from huggingface_hub import get_token
 
     if not REPO.fullmatch(repo):
-        raise ValueError(f"push_to={repo}: set OWNER/NAME, e.g. push_to=alice/qwen3-gsm8k.")
+        raise ValueError(f"push_to={repo} is not OWNER/NAME. Set e.g. push_to=alice/qwen3-gsm8k.")
     if not get_token():
         raise ValueError(
             f"push_to={repo} needs a Hugging Face token with write permission. Log in (hf auth login), set HF_TOKEN, "
-            "or leave push_to out."
+            "or remove push_to."
         )
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload every file in one commit; a new repository is private. Returns its URL.
+    """Upload every file in one commit. A new repository is private. Returns the repository's URL.
 
-    Raises:
-        OSError: the hub refused it, or could not be reached; the folder is kept.
-    """
+    Raises OSError if the hub rejects the upload or cannot be reached. The folder remains."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,6 +1,6 @@
 """Automatic restarts after the death of a worker (trainer.max_restarts), equivalent to running the same command again.
 
-run -> a death -> end every process of the run -> find the newest undamaged checkpoint -> run
+run -> a worker dies -> kill every process of the run -> find the newest undamaged checkpoint -> run
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="RestartableRun")
 
 
 class RestartableRun(Protocol):
-    """A dataclass with `config` and `start`: a run that has passed every check and has started nothing."""
+    """Interface of a checked run that has not started: a dataclass with `config` and `start`."""
 
     @property
     def config(self) -> Config | TuningConfig: ...
@@ -41,12 +41,12 @@ class RestartableRun(Protocol):
 
 
 def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, None]]) -> None:
-    """Run to the last iteration. RestartRefused: a death ended the run.
+    """Run to the last iteration, with restarts. Raises RestartRefused if the run cannot be restarted.
 
-    run: takes the prepared run and its progress, which it updates.
+    run: coroutine function of the prepared run and its progress, which it updates.
     """
     trainer, restarts = prepared.config.trainer, 0
-    last_death: tuple[int, str] | None = None  # its iteration and role
+    last_death: tuple[int, str] | None = None  # iteration and role of the last death
     while True:
         progress = prepared.progress
         try:
@@ -70,16 +70,13 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
         try:
             prepared = prepare_restart(prepared)
         except ValueError as error:
-            raise RestartRefused(f"{cause}; and it cannot be restarted: {error}") from death
+            raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death
 
 
 def prepare_restart(prepared: R) -> R:
-    """The same run from the newest checkpoint that it has written, or as its command says if it has written none. Waits
-    for the nodes of a cluster, as a start does.
+    """Return the run with its newest checkpoint as start point, or its configured start if it has written none.
 
-    Raises:
-        ValueError: every checkpoint is damaged, or nodes are missing.
-    """
+    Waits for the nodes of a cluster. Raises ValueError if every checkpoint is damaged or nodes are missing."""
     config, trainer = prepared.config, prepared.config.trainer
     written = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
     if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
@@ -93,7 +90,7 @@ def prepare_restart(prepared: R) -> R:
 
 @contextmanager
 def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
-    """After the block, end every process of the run and restore the environment variables, some of which a run sets."""
+    """Context manager that afterwards kills every process of the run and restores the environment variables."""
     before = dict(os.environ)
     try:
         yield

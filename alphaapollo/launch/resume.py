@@ -1,8 +1,8 @@
 """Start point of a run: the checkpoint to resume from, and the configuration changes since it was written.
 
 find_start only reads. `StartPoint.claim` prepares the folder when the run starts: it moves a previous run aside if the
-new one starts from scratch, and saves the configuration. config.yaml is that of the first start; config.1.yaml,
-config.2.yaml, ... are those of resumes that changed something.
+new run starts from scratch, and saves the configuration. config.yaml is the configuration of the first start. Each
+resume that changes it writes config.1.yaml, config.2.yaml, ...
 """
 
 from __future__ import annotations
@@ -40,50 +40,48 @@ NEW_RUN_HINT = (
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a run starts. Nothing has been changed yet."""
+    """Start point of a run. Creating it changes nothing on disk."""
 
     folder: Path
     checkpoint: Path | None = None
-    step: int = 0  # completed iterations in the checkpoint
+    step: int = 0  # number of completed iterations in the checkpoint
     changes: tuple[Change, ...] = ()
-    damaged: tuple[str, ...] = ()  # problems of newer checkpoints
-    reached: int = 0  # last iteration in the run's metrics, maybe after the checkpoint
-    lost: str = ""  # message about missing lines of its metrics
+    damaged: tuple[str, ...] = ()  # messages about damaged newer checkpoints
+    reached: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
+    lost: str = ""  # message about missing lines in metrics.jsonl
     has_previous_run: bool = False  # the folder has a previous run that is not resumed
-    found: frozenset[str] = field(init=False)  # paths in the folder
+    found: frozenset[str] = field(init=False)  # paths in the folder at this time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "found", _list_paths(self.folder))
 
     def lines(self) -> list[str]:
-        """Messages to print before the start."""
+        """Return the messages to print before the start."""
         if self.has_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
-        damaged = [f"skipped, because it is damaged: {problem}." for problem in self.damaged]
+        damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged]
         if self.checkpoint is None:
             return since
-        whole = CheckpointFolder(self.folder / "checkpoints", None).list_completed()
-        later = [path.name for path in whole if parse_step(path) > self.step]
+        completed = CheckpointFolder(self.folder / "checkpoints", None).list_completed()
+        later = [path.name for path in completed if parse_step(path) > self.step]
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
-        beyond = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
-        resumes = f"resumes from {self.checkpoint}{beyond if self.reached > self.step else ''}."
+        repeated = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
+        resumes = f"resumes from {self.checkpoint}{repeated if self.reached > self.step else ''}."
         return [*damaged, resumes, *filter(None, [self.lost]), *aside, *since]
 
     def is_exported(self) -> bool:
-        """Whether the folder `model` was written after the checkpoint."""
+        """Return whether the folder `model` was written after the checkpoint."""
         model = self.folder / "model"
         if self.checkpoint is None or not model.is_dir():
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
     def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
-        """Move a previous run aside that is not resumed, remove interrupted saves, and save the configuration. Returns
-        the new folder of the previous run.
+        """Prepare the folder: move a previous run aside, remove interrupted saves, save the configuration.
 
-        Raises:
-            ValueError: another run has written to the folder meanwhile.
-        """
+        Returns the new path of the previous run, or None. Raises ValueError if another run has written to the folder
+        since this object was created."""
         if new := sorted(_list_paths(self.folder) ^ self.found):
             raise ValueError(
                 f"{self.folder} has changed since the start ({', '.join(new[:3])}): another run has written there. Run "
@@ -103,7 +101,7 @@ class StartPoint:
 
 
 def completed_message(folder: Path, total_steps: int) -> str:
-    """Message of a run that has no iteration left."""
+    """Return the message of a run that is already complete."""
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
         f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
@@ -112,25 +110,23 @@ def completed_message(folder: Path, total_steps: int) -> str:
 
 
 def interrupted_message(folder: Path) -> str:
-    """Message after Ctrl-C or SIGTERM."""
+    """Return the message after Ctrl-C or SIGTERM."""
     return f"interrupted{resume_hint(folder)}"
 
 
 def resume_hint(folder: Path) -> str:
-    """How to resume a run that has ended; follows the reason of its end in a message."""
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
-    if not whole:
+    """Return how to resume a run that has ended, to be appended to the reason in a message."""
+    completed = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
+    if not completed:
         return " before the first checkpoint: the same command starts from scratch"
-    return f"; with trainer.resume_mode=auto, the default, the same command resumes from {whole[-1]}"
+    return f"; with trainer.resume_mode=auto, the default, the same command resumes from {completed[-1]}"
 
 
 def find_start(config: Config | TuningConfig) -> StartPoint:
-    """Find the checkpoint to resume from, by trainer.resume_mode.
+    """Find the checkpoint to resume from, according to trainer.resume_mode.
 
-    Raises:
-        ValueError: the folder is another run's (a changed key is refused), there is no such checkpoint, or
-            all are damaged.
-    """
+    Raises ValueError if a key has changed that must not change, if trainer.resume_from_path is not a checkpoint, or if
+    all checkpoints are damaged."""
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return StartPoint(folder, has_previous_run=folder.exists())
@@ -145,14 +141,15 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
         return StartPoint(folder)
     step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
     logged = read_logged_steps(metrics)
-    own = checkpoint.resolve().parents[1] == folder.resolve()
+    is_own_checkpoint = checkpoint.resolve().parents[1] == folder.resolve()
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
-    lost = _describe_lost_metrics(metrics, logged, step, every) if own else ""
+    lost = _describe_lost_metrics(metrics, logged, step, every) if is_own_checkpoint else ""
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
 def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> StartPoint:
-    """Start point of a command that resumes from one file of its folder. Raises ValueError as find_accepted_changes does."""
+    """Return the start point of a command that resumes from the file `name` of its folder. Raises ValueError as
+    find_accepted_changes does."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, has_previous_run=folder.exists())
@@ -160,9 +157,10 @@ def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> 
 
 
 def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
-    """Message about missing lines before the checkpoint of iteration `step`. A line is written every `every` iterations
-    now; at an earlier start the interval may have been longer."""
-    steps = [one for one in logged if one <= step]
+    """Return a message if metrics.jsonl lacks lines before iteration `step`, else "".
+
+    every: current interval between lines; it may have been longer at an earlier start."""
+    steps = [iteration for iteration in logged if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
     if step - last < max(every, widest):
         return ""
@@ -170,46 +168,47 @@ def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, ever
 
 
 def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
-    """The newest configuration of the run that this one resumes, as plain values; empty for a new run. Raises
-    ValueError as find_start does."""
+    """Return the newest configuration of the run to resume as plain values; empty for a new run. Raises ValueError as
+    find_start does."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable" or not (candidates := _find_candidates(config)):
         return {}
-    home = folder if _has_results(folder) else candidates[0].resolve().parents[1]
-    return read_saved(home) if _find_saved_config(home)[0] else {}
+    run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
+    return read_saved(run) if _find_saved_config(run)[0] else {}
 
 
 def _find_candidates(config: Config | TuningConfig) -> list[Path]:
-    """The checkpoint of resume_from_path, or those of this run, the newest first."""
+    """Return the checkpoint of trainer.resume_from_path, or the checkpoints of this run, newest first."""
     trainer = config.trainer
-    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
+    completed = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
     if trainer.resume_mode != "resume_path":
-        return whole[::-1]
-    asked = Path(trainer.resume_from_path).expanduser()
-    if not (asked / PROGRESS).exists():
-        have = ", ".join(map(str, whole)) or "none"
+        return completed[::-1]
+    path = Path(trainer.resume_from_path).expanduser()
+    if not (path / PROGRESS).exists():
+        available = ", ".join(map(str, completed)) or "none"
         raise ValueError(
             f"trainer.resume_from_path={trainer.resume_from_path!r} is not a complete checkpoint (it has no "
-            f"progress.json). Complete checkpoints of this run: {have}."
+            f"progress.json). Complete checkpoints of this run: {available}."
         )
-    return [asked]
+    return [path]
 
 
 def _find_undamaged(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """The first checkpoint that is not damaged, and the problems of those before it."""
+    """Return the first undamaged checkpoint, and messages about the damaged ones before it. Raises ValueError if all
+    are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (problems := find_damage(checkpoint) or find_step_mismatch(checkpoint)):
+        if not (messages := find_damage(checkpoint) or find_step_mismatch(checkpoint)):
             return checkpoint, tuple(damaged)
-        damaged.append(f"{checkpoint}: {', '.join(problems)}")
+        damaged.append(f"{checkpoint}: {', '.join(messages)}")
     if damaged:
         raise ValueError(f"every checkpoint is damaged: {'; '.join(damaged)}. Restore one. {NEW_RUN_HINT}")
     return None, ()
 
 
 def find_accepted_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
-    """What differs from the newest configuration in the run's folder. ValueError: a change that is refused, a
-    folder of another command, or no configuration that can be read."""
+    """Return the changes since the newest configuration in the run's folder. Raises ValueError if a change is refused,
+    the folder belongs to another command, or the configuration cannot be read."""
     folder = config.trainer.folder
     changes = find_changes(_read_same_command(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
@@ -218,15 +217,15 @@ def find_accepted_changes(config: Config | TuningConfig | GenerationConfig | Evo
 
 
 def check_same_command(config: EvalConfig) -> None:
-    """For a command that starts from scratch each time. ValueError: the folder has a run of another command."""
+    """Raise ValueError if the folder has a run of another command; for commands that always start from scratch."""
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
         _read_same_command(folder, type(config))
 
 
 def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
-    """Changes since the run in `folder`; its checkpoint was given by path: it may be any run, so nothing is
-    refused."""
+    """Return the changes since the run in `folder`, which trainer.resume_from_path selects. It may be any run, so no
+    change is refused."""
     if _find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read_same_command(folder, type(config)), config)
@@ -238,19 +237,21 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
 
 
 def _describe_other_run(folder: Path, refused: Sequence[Change]) -> str:
-    differences = ", ".join(f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
-    another = (
+    differences = ", ".join(
+        f"{change.key}={format_value(change.old)} (now {format_value(change.new)})" for change in refused
+    )
+    completed = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
+    hint = (
         f" To continue from its weights nevertheless, set another trainer.experiment_name with "
-        f"trainer.resume_mode=resume_path trainer.resume_from_path={whole[-1]}."
-        if whole
+        f"trainer.resume_mode=resume_path trainer.resume_from_path={completed[-1]}."
+        if completed
         else ""
     )
-    return f"{folder} cannot be resumed with these changes: {differences}. {NEW_RUN_HINT}{another}"
+    return f"{folder} cannot be resumed with these changes: {differences}. {NEW_RUN_HINT}{hint}"
 
 
 def _has_results(folder: Path) -> bool:
-    """Whether it has more than a failed start leaves."""
+    """Return whether the folder has metrics, results or checkpoints; a failed start leaves none."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
     return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).list_completed())
@@ -262,7 +263,7 @@ def _list_paths(folder: Path) -> frozenset[str]:
 
 
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
-    """The newest configuration in the folder, and its number: 0 for config.yaml."""
+    """Return path and number of the newest configuration in the folder. config.yaml has number 0."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
     if numbers:
         return folder / f"config.{max(numbers)}.yaml", max(numbers)
@@ -271,7 +272,7 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
 
 
 def _read_same_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """As read_saved. ValueError also for a run of another command."""
+    """Read the newest configuration in a run's folder. Raises ValueError if it belongs to another command."""
     values = read_saved(folder)
     command = find_command(values)
     if command is not None and COMMANDS[command] is not schema:
@@ -280,7 +281,7 @@ def _read_same_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
-    """The newest configuration in a run's folder, as plain values. ValueError: it cannot be read."""
+    """Read the newest configuration in a run's folder, as plain values. Raises ValueError if it cannot be read."""
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -17,9 +17,9 @@ from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
 def run_in_folder(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """Lock the folder and run. Returns the exit code: 0 done, 1 failed, 2 folder in use, 130 interrupted.
+    """Lock the folder and call `work`. Returns the exit code: 0 done, 1 failed, 2 folder in use, 130 interrupted.
 
-    interrupted: message after a signal, from what the folder has by then.
+    interrupted: returns the message after a signal.
     """
     try:
         with lock_folder(folder):
@@ -35,16 +35,16 @@ def run_in_folder(folder: Path, work: Callable[[], None], interrupted: Callable[
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Like asyncio.run, but a signal raises KeyboardInterrupt even if it has killed a worker first: signals often reach
-    a whole process group."""
-    signalled = False
+    """Run a coroutine like asyncio.run. After a signal raise KeyboardInterrupt, even if a worker has died of it first,
+    because signals often reach all processes of a group."""
+    was_signalled = False
 
     async def watch_signals() -> None:
         handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
 
         def receive(number: int, frame: FrameType | None) -> None:
-            nonlocal signalled
-            signalled = True
+            nonlocal was_signalled
+            was_signalled = True
             assert callable(handler)
             handler(number, frame)
 
@@ -57,6 +57,6 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(watch_signals())
     except WorkerLost as death:
-        if signalled:
+        if was_signalled:
             raise KeyboardInterrupt from death
         raise

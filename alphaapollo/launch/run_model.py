@@ -26,32 +26,30 @@ LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwar
 
 @dataclass(frozen=True)
 class RunModel:
-    """Complete weights that transformers and vLLM load."""
+    """Location of complete weights that transformers and vLLM can load."""
 
-    run: Path  # the model's own folder if no run is known
+    run: Path  # folder of the run; the model's folder if the run is unknown
     folder: Path
-    checkpoint: Path | None = None  # to export to `folder` first; None: the model exists
+    checkpoint: Path | None = None  # checkpoint to export to `folder` first; None: the model exists
 
 
 def find_newest(path: Path) -> RunModel:
-    """The newest model of a run, of one of its checkpoints, or of a model's folder.
+    """Return the newest model of a run folder, a checkpoint or a model folder.
 
-    Raises:
-        ValueError: there is no such folder, or it has neither a model nor a complete checkpoint.
-    """
+    Raises ValueError if there is no such folder, or if it has neither a model nor a complete checkpoint."""
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(
-            f"{path} is not a folder. Give the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
+            f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
     if is_model(path):
         return RunModel(_find_run(path), path)
-    whole = (
+    completed = (
         [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
     )
-    if not whole:
+    if not completed:
         return _find_final_model(path)
-    checkpoint, model = whole[-1], path / "model"
+    checkpoint, model = completed[-1], path / "model"
     written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
     if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
         return RunModel(path, model)
@@ -61,7 +59,7 @@ def find_newest(path: Path) -> RunModel:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether the folder has complete weights, not only adapters."""
+    """Return whether the folder has complete weights, not only adapters."""
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
 
 
@@ -76,12 +74,12 @@ def _find_final_model(run: Path) -> RunModel:
         )
     raise ValueError(
         f"{run} has no model and no complete checkpoint yet. A run writes checkpoints every trainer.save_freq "
-        "iterations and its model at the end (trainer.export_hf). Run its command again, or give another folder."
+        "iterations and its model at the end (trainer.export_hf). Run its command again, or use another folder."
     )
 
 
 def _find_run(model: Path) -> Path:
-    """The run that wrote the model, if its folder shows it; otherwise the model's folder."""
+    """Return the folder of the run that wrote the model, or the model's folder if the run is unknown."""
     for run in (model.parent, model.parents[1]):
         if (run / "config.yaml").is_file() and model.parent.name in (run.name, "exported"):
             return run
@@ -89,9 +87,9 @@ def _find_run(model: Path) -> Path:
 
 
 def make_generation_values(newest: RunModel) -> dict[str, Any]:
-    """Values of a GenerationConfig with the run's engine, environment, tools and lengths, without graders."""
-    known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
-    saved = read_saved(newest.run) if known else {}
+    """Return values of a GenerationConfig with the run's engine, environment, tools and lengths, without graders."""
+    is_known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
+    saved = read_saved(newest.run) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
@@ -108,9 +106,7 @@ def make_generation_values(newest: RunModel) -> dict[str, Any]:
 
 def load_run_model(run: str, words: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
     """Return the newest model of a run (exported if necessary) and its settings with the user's KEY=VALUE overrides.
-
-    Raises ConfigError if there is no model, the export fails, or a key is invalid.
-    """
+    Raises ConfigError if there is no model, the export fails, or a key is invalid."""
     try:
         newest = find_newest(Path(run))
         values = make_generation_values(newest)

@@ -1,4 +1,4 @@
-"""Checkpoint on SIGTERM or Ctrl-C (trainer.save_on_signal): the last iteration is saved before the run ends."""
+"""Checkpoint on SIGTERM or Ctrl-C (trainer.save_on_signal). The last iteration is saved before the run ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alphaapollo.launch.failures import FAILURES
 
 
 async def run_and_save_on_signal(saving: BackgroundCheckpoint[P], loop: Coroutine[Any, Any, None]) -> None:
-    """Run the loop. If a signal cancels the run, finish the current iteration if it has changed the trainers, cancel it
-    otherwise, and save the last complete iteration. If a monitor cancels the run, nothing is finished or saved."""
+    """Run the loop and, after a signal, save the last complete iteration. The current iteration is finished first if it
+    has changed the trainers, and cancelled otherwise. If a monitor cancels the run, nothing is finished or saved."""
     task = asyncio.ensure_future(loop)
     try:
         await asyncio.shield(task)

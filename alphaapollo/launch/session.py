@@ -1,4 +1,4 @@
-"""A training run from the start of its workers to their end: console, tracker, workers, and monitors of both."""
+"""Session of a training run: its workers with their monitors, the console and the tracker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from alphaapollo.observability.trackers import Tracker, make_tracker
 
 @dataclass
 class Session:
-    """Started workers and the outputs of their run."""
+    """Started workers, console and tracker of a run."""
 
     config: Config | TuningConfig
     workers: WorkerGroups
@@ -36,13 +36,13 @@ class Session:
     tracker: Tracker
 
     async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpoint[Any]) -> None:
-        """Run the loop until its last checkpoint is complete."""
+        """Run the loop and wait until its last checkpoint is complete."""
         async with saving.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal
             await (run_and_save_on_signal(saving, loop) if on_signal else loop)
 
     async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpoint[Any]) -> None:
-        """Export the model if requested, otherwise print how to do it."""
+        """Export the model if trainer.export_hf is set; otherwise print the command that exports it."""
         trainer, folder = self.config.trainer, self.config.trainer.folder
         if best := saving.checkpoints.describe_best():
             self.console.notice(best)
@@ -58,13 +58,13 @@ class Session:
 async def open_session(
     config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
 ) -> AsyncIterator[Session]:
-    """Start the workers and monitor them; end every process that was started. Raises WorkerDied and RunStalled.
+    """Context manager that starts and monitors the workers and ends them afterwards. Raises WorkerDied or RunStalled.
 
-    steps: completed iterations, and those of the complete run.
+    steps: (completed iterations, total iterations).
     """
     trainer, folder = config.trainer, config.trainer.folder
-    if problem := explain_missing_cluster(trainer):
-        raise ValueError(problem)
+    if reason := explain_missing_cluster(trainer):
+        raise ValueError(reason)
     moved, (done, total) = start.claim(config), steps
     console = Console()
     console.start(total, done)
@@ -80,7 +80,7 @@ async def open_session(
         stalls = StallMonitor(
             workers.ranks, trainer, device, console.notice, lambda: f"stopped{resume_hint(folder)}", required
         )
-        processes = monitor_processes(required, lambda what: console.notice(f"{what}{resume_hint(folder)}"))
+        processes = monitor_processes(required, lambda event: console.notice(f"{event}{resume_hint(folder)}"))
         async with processes, stalls:
             yield Session(config, workers, console, tracker)
     finally:

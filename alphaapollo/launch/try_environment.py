@@ -20,15 +20,14 @@ from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
-PLACE = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # not what LaTeX has: \boxed{n}
+PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
 async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Create, reset and close the environment, once for each prompt. Returns notices.
+    """Create, reset and close the environment once for each prompt. Returns notices.
 
-    Raises:
-        ValueError: it cannot be created or reset, its first observation is invalid, or it exceeds env.episode_timeout.
-    """
+    Raises ValueError if the environment cannot be created or reset, returns an invalid first observation, or exceeds
+    env.episode_timeout."""
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
@@ -39,30 +38,28 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
             await tools.close()
     template = config.prompt
     return [
-        f"env.prompt: {{{name}}} is not filled in: the environment has no such value."
-        for name in dict.fromkeys(PLACE.findall(template))
+        f"env.prompt: {{{name}}} is not filled in, because the environment has no such value."
+        for name in dict.fromkeys(PLACEHOLDER.findall(template))
         if f"{{{name}}}" in shown
     ]
 
 
 async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade one row with two made-up answers, in a grader process as in a run. Returns both scores.
+    """Grade two made-up answers to one row in a grader process. Returns both scores.
 
-    Raises:
-        ValueError: both fail.
-    """
+    Raises ValueError if both gradings fail."""
     scores = await try_grades(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores
-    what = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
+    function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{what} fails on row {prompt.id} with two made-up answers: {scores[-1].reason}. Return a number or a dict of "
-        "numbers for any answer."
+        f"{function} fails on row {prompt.id} with two made-up answers: {scores[-1].reason}. Return a number or a "
+        "dict of numbers for any answer."
     )
 
 
 async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Scores of the row's ground truth and of an empty answer."""
+    """Grade the row's ground truth and an empty answer. Returns both scores."""
     client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
     await client.start()
     try:
@@ -72,7 +69,7 @@ async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunctio
 
 
 async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
-    what = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
+    message = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
     caller, seconds = EnvironmentCaller(), config.episode_timeout
     try:
         with wrap_environment_errors("creation"):
@@ -83,10 +80,10 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
             await caller.call(TimeLimit(seconds), environment, "close")
     except TimeoutError as error:
         raise ValueError(
-            f"{what} within env.episode_timeout={seconds:g} s. Fix it, or raise env.episode_timeout."
+            f"{message} within env.episode_timeout={seconds:g} s. Fix it, or raise env.episode_timeout."
         ) from error
     except EnvironmentFailure as failure:
-        raise ValueError(f"{what}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
+        raise ValueError(f"{message}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
 
 
 def _parse_nothing(text: str) -> list[ToolCall]:

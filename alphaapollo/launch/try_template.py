@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
-    """ValueError: the template takes too long, refuses the chat, or drops the content of its last message."""
+    """Raise ValueError if the template takes too long, rejects the chat, or drops the last message's content."""
     marked = Message(role=chat[-1]["role"], content=chat[-1]["content"] + PLACEHOLDER)
     text = run_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
     if PLACEHOLDER not in text:
@@ -26,7 +26,7 @@ def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TI
 
 
 def run_with_time_limit(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> ResultT:
-    """Result of `render`, run in a thread. ValueError: it does not end in time; its thread is abandoned."""
+    """Run `render` in a thread and return its result. Raises ValueError after `time_limit` seconds."""
     done: Future[ResultT] = Future()
 
     def work() -> None:

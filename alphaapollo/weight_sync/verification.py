@@ -26,10 +26,7 @@ class WeightSyncError(RuntimeError):
 
 
 def merge_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """Return the update of the ranks that wrote one. Raises WeightSyncError if their updates differ.
-
-    updates: one entry per rank; None: the rank wrote nothing.
-    """
+    """Return the update of the ranks that wrote one (None: wrote nothing). Raises WeightSyncError if updates differ."""
     sent = [update for update in updates if update is not None]
     for update in sent[1:]:
         if update != sent[0]:
@@ -61,19 +58,18 @@ def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
         )
 
 
-def check_probe(
-    trainer_logprobs: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
-) -> float:
-    """Return the largest mean |difference|, over the engines, from the trainer's probe log-probs, in nats per token.
+def check_probe(expected: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float) -> float:
+    """Return the largest mean |difference|, over the engines, from the expected probe log-probs, in nats per token.
 
-    engine_logprobs: one list per engine. Raises WeightSyncError if the difference exceeds `tolerance`.
+    expected: log-probs of the trainer. engine_logprobs: one list per engine.
+    Raises WeightSyncError if the difference exceeds `tolerance`.
     """
-    gaps = [float(np.abs(np.array(logprobs) - np.array(trainer_logprobs)).mean()) for logprobs in engine_logprobs]
+    gaps = [float(np.abs(np.array(logprobs) - np.array(expected)).mean()) for logprobs in engine_logprobs]
     worst = max(gaps)
     if not worst <= tolerance:  # also true if `worst` is NaN
         raise WeightSyncError(
             f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(trainer_logprobs)} probe tokens (tolerance {tolerance:.0e}): "
+            f"{worst:.2e} nats on average over {len(expected)} probe tokens (tolerance {tolerance:.0e}): "
             "the engine received the weights but does not compute with them."
         )
     return worst

@@ -1,7 +1,4 @@
-"""Digest of the weights and adapters that a vLLM worker computes with.
-
-verification.py compares the digest with the trainer's.
-"""
+"""Digest of the weights and adapters that a vLLM worker computes with, for comparison with the trainer's."""
 
 from __future__ import annotations
 
@@ -44,9 +41,8 @@ def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                live[id(parameter)] = (
-                    tensors_digest(select_owned_parts(layer, name, parameter)) if parameter.numel() else 0
-                )
+                parts = select_owned_parts(layer, name, parameter)
+                live[id(parameter)] = tensors_digest(parts) if parameter.numel() else 0
                 total += live[id(parameter)]
             if name == "weight" and hasattr(layer, packed):
                 total += getattr(layer, packed).result() - live[id(parameter)]
@@ -54,8 +50,7 @@ def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
 
 
 def compute_adapter_digest(model: torch.nn.Module) -> int:
-    """Compute the digest of the LoRA adapters of a single-rank engine. Empty adapter slots are zero and do not
-    change the digest."""
+    """Compute the digest of the LoRA adapters of a single-rank engine. Empty slots do not change it."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):

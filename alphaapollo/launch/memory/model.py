@@ -3,8 +3,8 @@
     config.json on the meta device -> sizes (models/activation_memory.py) -> MemoryUsage of one training rank or engine
 
 The calculation follows the FSDP2 settings of models/sharding.py. Parameters are float32 shards. One layer is gathered
-at a time and the next one is prefetched. The root (embedding, head, norms) is gathered from the forward pass to the end of
-the backward pass. Gradients are reduced in float32.
+at a time and the next one is prefetched. The root (embedding, head, norms) is gathered from the forward pass to the end
+of the backward pass. Gradients are reduced in float32.
 """
 
 from __future__ import annotations

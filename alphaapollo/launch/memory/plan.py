@@ -32,12 +32,7 @@ COMFORTABLE = 0.9  # usable share of a device, because of fragmentation
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 DEFAULT_CACHE = Rollout().kv_cache_gib
 ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
-UNMEASURED = (
-    RuntimeError,
-    TypeError,
-    AttributeError,
-    LookupError,
-)  # errors of model code that cannot run on the meta device
+UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
 def format_unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:

@@ -66,8 +66,8 @@ def test_each_difference_is_named_with_its_fix() -> None:
         "torch is 2.12.0, not 2.13.0, vllm is none, not 0.32.0. Use the same environment on all nodes: one .venv or "
         "one image.",
         "model.path=/models/m has 2 file(s) of 4,000 bytes, not 3 file(s) of 5,000 bytes. Copy it again.",
-        "reward=/r.py does not exist on that node. Copy it to the same path, or use a shared folder.",
-        "trainer.output_dir: /out/config.yaml is a different file on that node. "
+        "reward=/r.py does not exist there. Copy it to the same path, or use a shared folder.",
+        "trainer.output_dir: /out/config.yaml is a different file there. "
         "Set it to a folder that all nodes share.",
     ]
 

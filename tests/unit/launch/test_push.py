@@ -53,5 +53,5 @@ def test_without_a_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_push("alice/model")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
     check_push("alice/model")
-    with pytest.raises(ValueError, match="set OWNER/NAME"):
+    with pytest.raises(ValueError, match="is not OWNER/NAME"):
         check_push("https://hub/alice/model")

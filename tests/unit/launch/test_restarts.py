@@ -147,7 +147,9 @@ def test_a_run_from_a_given_checkpoint_resumes_from_its_own(make_run: Callable[.
 
 def test_a_damaged_checkpoint_is_skipped(make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run((5, DIED), None)
-    monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else [])
+    monkeypatch.setattr(
+        "alphaapollo.launch.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else []
+    )
     run.go()
     assert run.began == ["scratch", "step_000002"]
 
@@ -158,7 +160,7 @@ def test_without_undamaged_checkpoint_both_reasons_are_reported(
     run = make_run((5, DIED))
     monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda _: ["progress.json has changed"])
     with pytest.raises(
-        RestartRefused, match=r"killed; and it cannot be restarted: every checkpoint is damaged.* has changed"
+        RestartRefused, match=r"killed; the run cannot be restarted: every checkpoint is damaged.* has changed"
     ):
         run.go()
 

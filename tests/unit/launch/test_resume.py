@@ -148,7 +148,9 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
-    assert start.has_previous_run and start.lines() == [f"starts from scratch: the previous run in {folder} is moved aside."]
+    assert start.has_previous_run and start.lines() == [
+        f"starts from scratch: the previous run in {folder} is moved aside."
+    ]
     assert start.claim(config) == folder.with_name("run.1")
     assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
         "config.yaml"

@@ -37,6 +37,6 @@ def test_an_engine_splits_whole_heads(tmp_path: Path):
     for size in (1, 2, 4):
         check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=size), "rollout")
     with pytest.raises(
-        ValueError, match=r"rollout.tensor_model_parallel_size=3 does not divide the 4 .* Set one of 1, 2, 4\.$"
+        ValueError, match=r"rollout.tensor_model_parallel_size=3 does not divide the 4 .* Set it to one of 1, 2, 4\.$"
     ):
         check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=3), "rollout")

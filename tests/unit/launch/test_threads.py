@@ -69,7 +69,7 @@ def test_a_resumed_run_keeps_its_numbers_on_another_machine(tmp_path: Path) -> N
     begun(configured(tmp_path), cores=2)
     config, notices = choose_threads(configured(tmp_path), Machine(16, 0))
     assert counts(config) == (2, 2)
-    assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2, as at the run's earlier start")
+    assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2 as at the earlier start of the run")
     assert "trainer.cpu_threads=16, which may round differently" in notices[1]
     assert find_start(config).changes == ()
     assert choose_threads(configured(tmp_path), Machine(2, 0))[1] == []

@@ -69,7 +69,7 @@ def test_a_failure_names_its_row(monkeypatch, where):
 def test_an_exit_is_a_failure(monkeypatch):
     monkeypatch.setattr(Playful, "failing", "reset")
     monkeypatch.setattr(Playful, "error", SystemExit(3))
-    with pytest.raises(ValueError, match=r"reset: RuntimeError: it called exit \(3\)"):
+    with pytest.raises(ValueError, match=r"reset: RuntimeError: the environment called exit \(3\)"):
         trial()
 
 
