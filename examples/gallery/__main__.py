@@ -77,15 +77,16 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 
 HEADER = """# Gallery
 
-Compare all recipes of configs/algorithm on one small task: adding two numbers, as in the quickstart, but the teacher of
-the warm-up carries with probability 0.5. All recipes have the same learning rate and the same budget: {iterations}
-iterations, each of which trains on 256 trajectories in four optimizer steps, with {seeds} seeds. There are two
-exceptions:
+Compare all recipes of configs/algorithm on one small task: adding two numbers, as in the quickstart. The model is
+warmed up with SFT on additions in which a carry is written at random, with probability 0.5, whether it is needed or
+not. All recipes have the same learning rate and the same budget: {iterations} iterations, each of which trains on 256
+trajectories in four optimizer steps, with {seeds} seeds. There are two exceptions:
 
-* dapo, prorl and magistral use dynamic sampling: they generate until the batch is full of groups with reward variance.
-  They train on as many trajectories, but generate more than three times as many. The table shows the generated number.
-* Recipes without an importance ratio (gpg, opo, remax, rloo) need samples of the current policy. They take one
-  optimizer step per iteration and have 2.5 times as many iterations.
+* dapo, prorl and magistral use dynamic sampling: they generate until the batch is full of groups with reward
+  variance. They train on the same number of trajectories as the other recipes, but generate more than three times as
+  many. The column `trajectories` counts the generated trajectories.
+* Recipes without an importance ratio (gpg, opo, remax, rloo) need samples of the current policy. These recipes take
+  one optimizer step per iteration and run for 2.5 times as many iterations.
 
 The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
 `FIT` in examples/gallery/runs.py lists the changes that recipes need for this task:
@@ -97,10 +98,11 @@ The learning rate was not tuned for each recipe, so the comparison shows that ea
 * gdpo: the names of its rewards
 * tis, icepop, mis: an engine with lower precision; length_budget: another advantage estimator (see below)
 
-The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over seeds.
-The interval is Student's t, so with three very different seeds it can reach below 0 or above 1. A seed counts as above
-its start if the gain exceeds the 95 % interval of a difference of two shares of 256. Seconds are training time on two
-cores that also ran other work. To reproduce:
+The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over
+seeds. The interval uses Student's t-distribution, so with three very different seeds it can include values below 0 or
+above 1. The column `seeds above their start` counts seeds whose accuracy increased by more than the 95 % interval for
+the difference of two shares of 256 questions. Seconds are training time on two cores that also ran other work. To
+reproduce the table:
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 
@@ -112,25 +114,29 @@ NOTES = """
 
 Notes on the results:
 
-* The seeds differ in their warm-up: seed 2 is easy, while seeds 0 and 1 start to rise after about 16 iterations. With
-  three seeds, the intervals are therefore wide.
-* *Clip bounds matter if samples are a few optimizer steps old.* cispo has no lower bound, and sapo has a soft gate. At
-  this learning rate, the accuracy of seeds 0 and 1 fell to .05 to .20 in the first iterations and rose again
-  afterwards, except for seed 1 of cispo, which did not recover within 40 iterations. With CISPO's unified mask
-  (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), seed 1 does not fall and ends at .359. With four steps per
-  iteration, gpg ended at .332, .227 and .945. With one step on fresh samples, as in the table, it rises for every seed,
-  and with 160 such iterations seed 1 ends at .984.
+* The intervals are wide, because there are only three seeds, and because each seed has a different warm-up: for seed 2,
+  accuracy rises early, while for seeds 0 and 1 accuracy starts to rise after about 16 iterations.
+* *Clip bounds matter if samples are a few optimizer steps old.* cispo has no lower bound, and sapo has a soft gate
+  instead of a clip. At this learning rate, the accuracy of both recipes fell to .05 to .20 in the first iterations
+  with seeds 0 and 1. The accuracy rose again afterwards, except for seed 1 of cispo, which did not recover within 40
+  iterations. With CISPO's unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), the accuracy of seed
+  1 does not fall and ends at .359. With four optimizer steps per iteration, gpg ended at .332, .227 and .945. With
+  one optimizer step on fresh samples, as in the table, the accuracy of gpg rises for every seed, and with 160 such
+  iterations seed 1 ends at .984.
 * *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
-  there is no gradient, so the accuracy of a single sample is not a suitable metric for it. The closed form,
-  grpo_passk_analytic, gives every sample of a mixed group an advantage.
+  the gradient is zero. The accuracy of a single sample is therefore not a suitable metric for grpo_passk. The closed
+  form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
 * *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's
-  standard deviation. If all samples of a group are equally correct, a difference of one token then has as much weight
-  as a right answer. With GRPO's advantage, two seeds learned the length instead of the sums (.484 ± 1.025).
-* *tis, icepop and mis* use a bfloat16 engine, because with float32 on both sides there is no mismatch to correct. The
-  mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between .975 and 1.026. The bounds therefore had
-  little effect, and tis and icepop gave the same result for seed 0. mis uses the ratio of complete answers.
+  standard deviation. If all samples of a group are equally correct, this division gives a difference of one token as
+  much weight as a right answer. With GRPO's advantage, two seeds learned the length instead of the sums (accuracy
+  .484 ± 1.025).
+* *tis, icepop and mis* use a bfloat16 engine, because an engine in float32 has no log-prob mismatch with a trainer in
+  float32. With the bfloat16 engine, the mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between
+  .975 and 1.026. The bounds therefore had little effect, and tis and icepop gave the same result for seed 0. mis uses
+  the ratio of complete answers.
 
-gigpo is for several turns; its curves are in [the grid world](../../examples/grid_world/README.md).
+gigpo needs episodes with several turns. The curves of gigpo are on the page of [the grid
+world](../../examples/grid_world/README.md).
 """
 
 
