@@ -1,4 +1,4 @@
-"""Rootless sandbox for Python snippets; docs/sandbox.md says what it stops.
+"""Rootless sandbox for Python snippets. docs/sandbox.md describes what snippets can and cannot do.
 
 Sandbox (sandbox.py) -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
                      -> one child per snippet: rlimits, Landlock, seccomp
@@ -25,16 +25,16 @@ __all__ = [
 
 
 def run_python(code: str, **options: Any) -> SandboxResult:
-    """Run a Python snippet in this process's sandbox, which starts at the first use.
+    """Run a Python snippet in the shared sandbox of this process, which starts at the first use.
 
     The snippet can use numpy, scipy and sympy, but not the network, other processes, or files outside its own empty
-    folder. `random` and `numpy.random` start from the same seed each time. The snippet can read everything in its code
-    and stdin, so compare its output with hidden answers outside.
+    folder. `random` and `numpy.random` start from the same seed each time. The snippet can read its own code and stdin,
+    so compare its output with hidden answers outside the sandbox.
 
     Args:
-        code: the program.
+        code: source code of the snippet.
         **options: stdin="", timeout=10.0 (seconds), memory_mb=1024, max_output=65536 (bytes), echo=False (print the
-            value of a last expression), session="" (share variables under this name); see `SandboxRequest`.
+            value of the last expression), session="" (name under which snippets share variables); see `SandboxRequest`.
 
     Raises SandboxError if the sandbox itself fails, SandboxUnavailableError if this machine cannot isolate code.
 
@@ -45,5 +45,5 @@ def run_python(code: str, **options: Any) -> SandboxResult:
 
 
 async def run_python_async(code: str, **options: Any) -> SandboxResult:
-    """`run_python` without blocking the event loop."""
+    """Run a Python snippet like `run_python`, without blocking the event loop."""
     return await get_default_sandbox().run_async(code, **options)

@@ -1,8 +1,9 @@
-"""Bash that computes and does nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
+"""Run bash in a sandbox: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
 
-seccomp lets it start no program, open no connection, write no file and signal no process outside. Where the kernel has
-Landlock, it reads only the system's libraries. Limits: 10 seconds, 64 processes, 4 MiB of output; stdin is /dev/null.
-Exit code 124: stopped at a limit. 125: this machine has no bash or no seccomp (Linux on x86_64 or aarch64).
+seccomp keeps the script from starting programs, opening connections, writing files and signaling outside processes. If
+the kernel has Landlock, the script reads only system libraries. Limits: 10 seconds, 64 processes, 4 MiB of output.
+stdin is /dev/null. Exit code 124 means that a limit stopped the script; 125, that this machine has no bash or no
+seccomp (Linux on x86_64 or aarch64).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LIMITS = {
     resource.RLIMIT_NOFILE: 64,
 }
 LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null"]
-_EXECUTE = 1  # right of Landlock
+_EXECUTE = 1  # Landlock right to execute a file
 
 
 def main(arguments: list[str]) -> int:
@@ -46,12 +47,14 @@ def main(arguments: list[str]) -> int:
             file.seek(0)
             stream.buffer.write(file.read())
     if code == 124:
-        print(f"stopped: more than {TIME_LIMIT:g} seconds or {MAX_PROCESSES} processes", file=sys.stderr)
+        print(
+            f"stopped: the script used more than {TIME_LIMIT:g} seconds or {MAX_PROCESSES} processes", file=sys.stderr
+        )
     return code
 
 
 def _wait_for_bash(child: int) -> int:
-    """Exit code of bash; 124 if it was stopped. Its other processes end with it."""
+    """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
     deadline = time.monotonic() + TIME_LIMIT
     try:
         while time.monotonic() < deadline and _count_group(child) <= MAX_PROCESSES:
@@ -74,7 +77,7 @@ def _count_group(group: int) -> int:
 
 
 def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> NoReturn:
-    """Replace this process by bash, which cannot leave its process group: the filter lacks setpgid and setsid."""
+    """Replace this process by bash. It cannot leave its process group: the filter blocks setpgid and setsid."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -87,7 +90,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         set_limits(LIMITS)
         if os.getuid() == 0:
             become_nobody()
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -1,11 +1,11 @@
-"""Child process of the zygote: applies the layers in the only order that works, then runs snippets.
+"""Child process of the zygote. It applies the isolation layers in the only order that works, then runs snippets.
 
     new session -> descriptors -> resource limits -> unprivileged user -> die with the parent -> no new privileges
     -> Landlock -> seccomp
 
-Snippets arrive on the control socket (descriptor 3), one message each with the code in a memory file. The child sends
-READY before the first and, in a session, DONE with the exit code after each. Without a session it exits after the
-first.
+Each snippet arrives as a message on the control socket (descriptor 3), with the code in a memory file. The child sends
+READY before the first snippet and, in a session, DONE with the exit code after each snippet. Without a session it exits
+after the first snippet.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
-SETUP_FAILED = 70  # exit code, before READY
+SETUP_FAILED = 70  # exit code if the setup fails, before READY
 MESSAGE_BYTES = 4096
 SEED = 0
-FILE_BYTES = 32 << 20
+FILE_BYTES = 32 << 20  # limit of the size of a file
 OPEN_FILES = 128
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """Settings of a child, sent by the program with the descriptors for notices, control, stdin, stdout, stderr."""
+    """Settings of a child. The program sends them with descriptors for notices, control, stdin, stdout and stderr."""
 
-    layers: list[str]  # of types.LAYERS
+    layers: list[str]  # isolation layers, a subset of types.LAYERS
     memory_mb: int
     cpu_seconds: int
     is_session: bool
@@ -44,9 +44,9 @@ class ChildSpec:
 
 @dataclass(frozen=True)
 class ForkContext:
-    """What the zygote prepares once for all children."""
+    """Values that the zygote prepares once for all children."""
 
-    pid: int  # of the zygote
+    pid: int  # pid of the zygote
     address_space: int  # bytes that the zygote has mapped
     library: str  # folder of the standard library
     landlock_version: int
@@ -54,10 +54,10 @@ class ForkContext:
 
 
 def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
-    """Run the freshly forked process. Does not return."""
+    """Isolate the forked process and run its snippets. Does not return."""
     code = SETUP_FAILED
     try:
-        _restrict(spec, context, folder, descriptors)
+        _isolate(spec, context, folder, descriptors)
         code = _serve(spec)
         finish()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
@@ -70,9 +70,9 @@ def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
             os._exit(code)
 
 
-def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
+def _isolate(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
     os.setsid()
-    signal.set_wakeup_fd(-1)  # the zygote's, which is closed below
+    signal.set_wakeup_fd(-1)  # the descriptor belongs to the zygote and is closed below
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)
@@ -95,7 +95,7 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     )
     if "setuid" in spec.layers:
         _drop_root(context.library)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would clear it
     if os.getppid() != context.pid:
         os._exit(SETUP_FAILED)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
@@ -110,18 +110,18 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
 
 
 def _move_descriptors(descriptors: list[int]) -> None:
-    """Move control, stdin, stdout, stderr and the ruleset to their numbers; close everything else."""
-    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
-    for source, target in zip(aside, (CONTROL, 0, 1, 2, RULESET), strict=True):
+    """Move control, stdin, stdout, stderr and the ruleset to fixed descriptor numbers. Close all other descriptors."""
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
+    for source, target in zip(copies, (CONTROL, 0, 1, 2, RULESET), strict=True):
         os.dup2(source, target)
     os.closerange(FIRST_FREE, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _drop_root(library: str) -> None:
-    """Drop root.
+    """Drop root privileges.
 
-    If only root may enter the folder of the standard library, keep the one capability that reads all files: Landlock
-    decides what may be read, and without Landlock nothing can be opened.
+    If only root may read the standard library, keep the capability to read all files. Landlock then decides which files
+    are readable; without Landlock, no file can be opened.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     linux.become_nobody()
@@ -129,14 +129,14 @@ def _drop_root(library: str) -> None:
 
 
 def _seed_generators() -> None:
-    """Make random draws reproducible."""
+    """Seed the global random number generators."""
     random.seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
 
 
 def _serve(spec: ChildSpec) -> int:
-    """Run snippets until the control socket closes; the exit code of the last one."""
+    """Run snippets until the control socket closes. Return the exit code of the process."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
         namespace = make_namespace()

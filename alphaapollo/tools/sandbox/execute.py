@@ -1,5 +1,5 @@
-"""Run snippets inside the sandboxed process. The program outside trusts nothing here: a snippet can fake any output and
-exit code."""
+"""Run snippets inside the sandboxed process. The program outside must not trust the results: a snippet can fake any
+output and exit code."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FILE_NAME = "<snippet>"
 
 
 def make_namespace() -> dict[str, Any]:
-    """Namespace of a new `__main__` module, which dataclasses, pickle and type hints look up by name."""
+    """Create a `__main__` module, which dataclasses, pickle and type hints need, and return its namespace."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     return module.__dict__
 
 
 def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
-    """Run one snippet and return the exit code that Python would return; tracebacks go to stderr.
+    """Run one snippet. Return the exit code that Python would return, and print tracebacks to stderr.
 
-    `echo`: print the value of a last expression, unless it is None, as the interactive interpreter does.
+    `echo`: whether to print the value of the last expression unless it is None, as the interactive interpreter does.
     """
     try:
         text = source.decode()
@@ -48,7 +48,7 @@ def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
 
 
 def finish() -> None:
-    """Shut down like the interpreter: wait for threads, call exit functions, flush."""
+    """Shut down like the interpreter: wait for threads, call exit functions and flush the output."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     flush()

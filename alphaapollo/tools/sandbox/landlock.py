@@ -1,7 +1,7 @@
-"""Landlock: restrict which files this process may open, irrevocably (kernel 5.13 and later, no privileges needed).
+"""Landlock: restrict irrevocably which files this process may open. Needs kernel 5.13 or later, but no privileges.
 
-All rights that the kernel's version of Landlock knows are denied first; rules then allow single folders and files.
-Landlock does not cover descriptors that are already open, nor the metadata of files (stat).
+The ruleset denies all rights that the kernel's version of Landlock supports. Its rules allow single folders and files.
+Landlock does not restrict descriptors that are already open, or the metadata of files (stat).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VERSION, _PATH_BENEATH = 1, 1
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-_KNOWN_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of bits by version; 16 from version 5 on
+_KNOWN_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # version -> number of rights; 16 since version 5
 
 READ = READ_FILE | READ_DIR
 READ_WRITE = READ | WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
@@ -26,7 +26,7 @@ DEVICE = READ_FILE | WRITE_FILE
 
 
 def get_version() -> int:
-    """Version of Landlock that the kernel offers; 0 = none."""
+    """Return the version of Landlock that the kernel supports, or 0 without Landlock."""
     try:
         return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
     except OSError:
@@ -34,9 +34,10 @@ def get_version() -> int:
 
 
 def build_ruleset(rules: list[tuple[int, int]], abi: int) -> int:
-    """Descriptor of a ruleset that allows only `rules`, pairs of (O_PATH descriptor, rights), and no execution.
+    """Create a ruleset that allows only `rules`, pairs of (O_PATH descriptor, rights). Return its descriptor.
 
-    From version 4 on it also denies TCP, from 6 on signals and abstract sockets to processes outside.
+    `abi`: version of Landlock. Since version 4 the ruleset also denies TCP; since version 6 it also denies signals and
+    abstract sockets to outside processes.
     """
     files = (1 << _KNOWN_FILE_RIGHTS.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 0b11 if abi >= 4 else 0, 0b11 if abi >= 6 else 0)
@@ -49,6 +50,6 @@ def build_ruleset(rules: list[tuple[int, int]], abi: int) -> int:
 
 
 def apply_ruleset(ruleset: int) -> None:
-    """Apply the ruleset to this process. Needs NO_NEW_PRIVS."""
+    """Apply the ruleset to this process and close its descriptor. Requires PR_SET_NO_NEW_PRIVS."""
     syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     os.close(ruleset)

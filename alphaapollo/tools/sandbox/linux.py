@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 4, 8, 38
-SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}  # the other calls used here have one number on all architectures
+SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}  # the other calls have the same number on all architectures
 CAP_DAC_READ_SEARCH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 NOBODY_UID = 65534
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def get_machine() -> str:
-    """`x86_64`, `aarch64`, or another name, for which there is no seccomp filter."""
+    """Return the architecture, e.g. `x86_64` or `aarch64`; empty outside Linux."""
     return platform.machine() if platform.system() == "Linux" else ""
 
 
@@ -30,7 +30,7 @@ def _check_result(result: int) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Make one raw system call (OSError if the kernel refuses)."""
+    """Make one raw system call. Raises OSError if it fails."""
     return _check_result(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
@@ -40,31 +40,31 @@ def prctl(option: int, value: int) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """Keep only these capabilities, given as bits."""
+    """Set the capabilities of this process. `mask`: one bit per capability."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
 
 
 def get_address_space() -> int:
-    """Bytes of address space that this process has mapped."""
+    """Return how many bytes of address space this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def become_nobody() -> None:
-    """Give up root for the unprivileged user."""
+    """Change from root to the unprivileged user `nobody`."""
     os.setgroups([])
     os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
 
 
 def set_limits(limits: dict[int, int]) -> None:
-    """Set resource limits, at most the current ones. No core dumps.
+    """Set resource limits, capped at the current hard limits, and disable core dumps.
 
-    RLIMIT_NPROC does not help: it does not apply to root and counts all processes of a user.
+    RLIMIT_NPROC is not useful here: it does not apply to root, and it counts all processes of a user.
     """
     for kind, value in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # One second between SIGXCPU, which identifies the reason, and SIGKILL.
+        # SIGXCPU, which identifies the reason, comes one second before SIGKILL.
         resource.setrlimit(kind, (value, value + 1 if kind == resource.RLIMIT_CPU and hard != value else value))

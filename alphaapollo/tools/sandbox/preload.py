@@ -1,10 +1,10 @@
-"""Imports of the pre-forked interpreter, which would cost each run seconds."""
+"""Modules that the pre-forked interpreter imports, because importing them in each run would take seconds."""
 
 from __future__ import annotations
 
 import sys
 
-PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # the only packages for snippets, if they are installed
+PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # packages that snippets can import, if they are installed
 
 _STANDARD = """
 abc argparse array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc
@@ -25,7 +25,7 @@ MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
 def warm_up() -> None:
-    """Trigger lazy imports of the libraries, because without Landlock nothing can be opened later."""
+    """Trigger lazy imports of the libraries, because without Landlock no file can be opened later."""
     if "sympy" in sys.modules:
         import sympy
 

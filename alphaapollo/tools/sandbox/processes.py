@@ -1,4 +1,4 @@
-"""Processes of the sandbox, seen from the program: the zygote, and a child of it for each snippet or session."""
+"""Handles of the sandbox processes: the zygote, and one of its children for each snippet or session."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ FORK_TIMEOUT = 30.0  # seconds until a child is ready
 KILL_TIMEOUT = 10.0  # seconds until a killed child is gone
 CANCEL_SECONDS = 0.2  # between two checks whether the caller has cancelled a run
 SESSION_CPU_SECONDS = 3600
-OUTPUT_STOP_BYTES = 16 << 20  # of one run, after which it is stopped
-DISK_BYTES = 256 << 20  # of the temporary file system that all runs share in bubblewrap
-ENVIRONMENT = {  # nothing of this process's; one thread, and the same order of sets in each run
+OUTPUT_STOP_BYTES = 16 << 20  # output at which a run is stopped
+DISK_BYTES = 256 << 20  # size of the temporary file system that all runs share in bubblewrap
+ENVIRONMENT = {  # replaces the inherited variables: one thread, and a reproducible order of sets
     **dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"),
     "PYTHONHASHSEED": "0",
     "PYTHONUTF8": "1",
@@ -54,7 +54,7 @@ ENVIRONMENT = {  # nothing of this process's; one thread, and the same order of 
     "PATH": "/usr/bin:/bin",
 }
 _CHUNK = 1 << 16
-_MAX_MESSAGES = 64  # of a session's process, discarded before its next snippet
+_MAX_MESSAGES = 64  # messages of a session process that are discarded before its next snippet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from alphaapollo.tools.sandbox.zygote import main; main()"
 _ROOT = Path(__file__).resolve().parents[3]
@@ -62,18 +62,18 @@ _SANDBOX_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "a
 
 
 class ZygoteProcess:
-    """A running zygote, in bubblewrap or not. Raises SandboxError if it does not start.
+    """Handle of a running zygote, optionally in bubblewrap. Raises SandboxError if the zygote does not start.
 
-    `facts`: which of landlock, seccomp and setuid are available.
+    `facts`: {layer: whether it is available} for landlock, seccomp and setuid.
     """
 
     def __init__(self, bubblewrap: bool):
         self.folder = "" if bubblewrap else tempfile.mkdtemp(prefix="alphaapollo-sandbox-")
         if self.folder:
-            os.chmod(self.folder, 0o711)  # the runs' own folders in it belong to the user that they run as
+            os.chmod(self.folder, 0o711)  # the folder of each run belongs to the user of that run
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
-        self._pidfd: int | None = None  # of the zygote itself: killing bubblewrap leaves it running
-        self._lock = threading.RLock()  # nothing is sent after `end`
+        self._pidfd: int | None = None  # pidfd of the zygote, which keeps running if bubblewrap is killed
+        self._lock = threading.RLock()  # no message is sent after `end`
         self._is_closed = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the first message carries the zygote's pid
@@ -94,7 +94,7 @@ class ZygoteProcess:
         return self._is_closed or self.process.poll() is not None
 
     def fork(self, spec: ChildSpec, descriptors: list[int]) -> None:
-        """Ask for a child with these descriptors: notice, control, stdin, stdout, stderr."""
+        """Request a child with these descriptors: notice, control, stdin, stdout, stderr."""
         with self._lock:
             try:
                 socket.send_fds(self._socket, [json.dumps(asdict(spec)).encode()], descriptors)
@@ -102,13 +102,13 @@ class ZygoteProcess:
                 raise SandboxError(self.end()) from error
 
     def kill(self) -> None:
-        """Kill the zygote, and with it its children."""
+        """Kill the zygote. Its children die with it."""
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> str:
-        """Kill the zygote, remove everything that belongs to it, and return why it ended. Idempotent."""
+        """Kill the zygote, remove its folder, and return the reason of its end. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return "the sandbox is closed"
@@ -124,7 +124,7 @@ class ZygoteProcess:
             self._socket.close()
             self._log.close()
             if self.folder:
-                with contextlib.suppress(FileNotFoundError):  # the zygote removed it
+                with contextlib.suppress(FileNotFoundError):  # already removed by the zygote
                     remove_tree(self.folder)
             return f"the pre-forked interpreter failed{f': {lines[-1][:300]}' if lines else ''}"
 
@@ -143,12 +143,11 @@ class ZygoteProcess:
 
 
 class SnippetProcess:
-    """A child of the zygote that runs one snippet, or the snippets of a session one after the other.
+    """Handle of a child of the zygote that runs one snippet, or the snippets of a session one after the other.
 
-    The code goes through a control socket and a memory file. The result comes from the child's pipes, the control
-    socket and the zygote's notice of its end. Used by one thread at a time.
-
-    Raises SandboxError if the child does not start.
+    The child receives the code through a control socket and a memory file. The result consists of the output in the
+    child's pipes, its messages on the control socket, and the zygote's notice that the child ended. One thread may use
+    this object at a time. Raises SandboxError if the child does not start.
     """
 
     def __init__(self, zygote: ZygoteProcess, layers: Collection[str], request: SandboxRequest):
@@ -168,22 +167,22 @@ class SnippetProcess:
         try:
             with notice, control, stdin, open(out_write, "wb") as stdout, open(err_write, "wb") as stderr:
                 zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, stdout, stderr)])
-            self._wait_until_ready()  # the ends of the child are closed here, so that its death is noticed
+            self._wait_until_ready()  # after closing the child's ends, so that its death is detected
         except BaseException:
             self.close()
             raise
 
     @property
     def has_ended(self) -> bool:
-        return self._notice.fileno() == -1 or self._notice in self._wait(0)
+        return self._notice.fileno() == -1 or self._notice in self._wait_readable(0)
 
     def close(self) -> None:
-        """Close the connections, upon which the zygote kills the process. Idempotent."""
+        """Close the connections, which makes the zygote kill the process. Idempotent."""
         for file in (self._notice, self._control, self._out, self._err):
             file.close()
 
     def run(self, request: SandboxRequest, is_cancelled: Callable[[], bool]) -> SandboxResult:
-        """Run one snippet. Only the process of a session, after a snippet that ended by itself, can run another one."""
+        """Run one snippet. A second call is possible only in a session, if the previous snippet ended by itself."""
         out, err = OutputCapture(request.max_output), OutputCapture(request.max_output)
         try:
             start = time.monotonic()
@@ -197,11 +196,11 @@ class SnippetProcess:
     def _wait_until_ready(self) -> None:
         for file in (self._notice, self._control):
             self._selector.register(file, selectors.EVENT_READ)
-        self._wait(FORK_TIMEOUT)
+        self._wait_readable(FORK_TIMEOUT)
         if _receive_message(self._control) != READY:
             self._selector.unregister(self._control)
             self._send_order(KILL)
-            self._wait(KILL_TIMEOUT)
+            self._wait_readable(KILL_TIMEOUT)
             notice = self._read_notice()
             text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
             raise SandboxError(f"a process could not be isolated: {text or notice['status']}")
@@ -209,24 +208,24 @@ class SnippetProcess:
             self._selector.register(stream, selectors.EVENT_READ)
 
     def _send_code(self, request: SandboxRequest) -> None:
-        if self._is_session:  # discard what the process sent after its last snippet
+        if self._is_session:  # discard data that the process sent after its last snippet
             for _ in range(_MAX_MESSAGES):
                 if not _receive_message(self._control):
                     break
             self._drain(OutputCapture(0), OutputCapture(0))
             self._send_order(CONTINUE)
-        gone_or_full = (BrokenPipeError, BlockingIOError)  # the deadline ends such a run
-        with make_memory_file(request.code) as code, contextlib.suppress(*gone_or_full):
+        ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
+        with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
             socket.send_fds(self._control, [json.dumps({"echo": request.echo}).encode()], [code.fileno()])
 
     def _wait_for_end(
         self, timeout: float, out: OutputCapture, err: OutputCapture, is_cancelled: Callable[[], bool]
     ) -> tuple[Status, str]:
-        """Status and reason of the snippet. Enforces the limits of time and output."""
+        """Enforce the time and output limits until the snippet ends. Return its status and the reason."""
         deadline = time.monotonic() + timeout
         killed_for: Status | None = None
         while not is_cancelled():
-            ready = self._wait(min(deadline - time.monotonic(), CANCEL_SECONDS))
+            ready = self._wait_readable(min(deadline - time.monotonic(), CANCEL_SECONDS))
             self._read_output(out, err)
             is_late, is_too_long = time.monotonic() >= deadline, out.total + err.total > OUTPUT_STOP_BYTES
             if is_late and killed_for:  # the killed process does not end
@@ -241,7 +240,7 @@ class SnippetProcess:
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
                     self._drain(out, err)
-                    self._send_order(STOP)  # it may not compute before its next snippet, even if the report is false
+                    self._send_order(STOP)  # pause the process until its next snippet, even if the message is fake
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
                 self._drain(out, err)
@@ -252,16 +251,16 @@ class SnippetProcess:
                 return interpret_wait_status(notice["status"], killed_for, timeout)
         raise SandboxError("the run was cancelled")
 
-    def _wait(self, seconds: float) -> list[Any]:
-        """Wait until something can be read, and return from where."""
+    def _wait_readable(self, seconds: float) -> list[Any]:
+        """Wait until a connection or pipe is readable. Return the readable ones."""
         return [key.fileobj for key, _ in self._selector.select(max(seconds, 0))]
 
     def _send_order(self, order: bytes) -> None:
-        with contextlib.suppress(OSError):  # the process has ended already
+        with contextlib.suppress(OSError):  # the process has already ended
             self._notice.send(order)
 
     def _read_notice(self) -> dict[str, Any]:
-        """The zygote's notice that the process has ended. Raises SandboxError if the zygote has failed."""
+        """Return the zygote's notice that the process has ended. Raises SandboxError if the zygote failed."""
         message = _receive_message(self._notice)
         if not message:
             raise SandboxError(self._zygote.end())
@@ -269,16 +268,16 @@ class SnippetProcess:
         return notice
 
     def _read_output(self, out: OutputCapture, err: OutputCapture) -> bool:
-        """Read one chunk of both streams. False if there is no more for now."""
-        is_any = False
+        """Read one chunk of stdout and of stderr. Return whether there was any data."""
+        has_data = False
         for file, capture in ((self._out, out), (self._err, err)):
-            data = file.read(_CHUNK)  # None: nothing for now
+            data = file.read(_CHUNK)  # None: no data yet
             if data:
                 capture.feed(data)
-                is_any = True
+                has_data = True
             elif data == b"" and file in self._selector.get_map():
                 self._selector.unregister(file)
-        return is_any
+        return has_data
 
     def _drain(self, out: OutputCapture, err: OutputCapture) -> None:
         for _ in range(OUTPUT_STOP_BYTES // _CHUNK):
@@ -287,18 +286,18 @@ class SnippetProcess:
 
 
 def _receive_message(connection: socket.socket) -> bytes | None:
-    """The next message; None if there is none for now, empty if the other end is closed."""
+    """Return the next message, None if there is none yet, or b"" if the other end is closed."""
     try:
         try:
             return connection.recv(MESSAGE_BYTES)
-        except ConnectionResetError:  # the other end was closed with unread messages; its own are still there
+        except ConnectionResetError:  # the other end closed with unread messages; its messages remain readable
             return connection.recv(MESSAGE_BYTES)
     except BlockingIOError:
         return None
 
 
 def make_memory_file(text: str) -> BinaryIO:
-    """Sealed file in memory, opened at its beginning."""
+    """Create a sealed file in memory with this text, positioned at its beginning."""
     file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
@@ -308,7 +307,7 @@ def make_memory_file(text: str) -> BinaryIO:
 
 
 def interpret_wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple[Status, str]:
-    """Status and reason of a process that ended with this wait status. `killed_for`: why it was killed here."""
+    """Convert a wait status to the status and reason of a snippet. `killed_for`: limit at which it was killed."""
     if killed_for is Status.TIMEOUT or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return Status.TIMEOUT, f"stopped after {timeout:g} s"
     if killed_for is Status.OUTPUT:
@@ -323,7 +322,7 @@ def interpret_wait_status(status: int, killed_for: Status | None, timeout: float
 
 
 def find_package_folders() -> list[str]:
-    """Folders of the packages for snippets, and of the shared libraries installed with them."""
+    """Return the folders of the packages for snippets and of their shared libraries."""
     found = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -334,7 +333,7 @@ def find_package_folders() -> list[str]:
 
 
 def _build_command(folder: str, bubblewrap: bool) -> list[str]:
-    """`folder`: for the working folders of the runs; in bubblewrap a temporary file system replaces it."""
+    """Build the command of the zygote. `folder`: parent of the runs' folders; in bubblewrap, /tmp is used instead."""
     packages = find_package_folders()
     sites = sorted({os.path.dirname(package) for package in packages})
     settings = {"sites": sites, "packages": packages, "folder": folder or "/tmp"}
@@ -344,10 +343,10 @@ def _build_command(folder: str, bubblewrap: bool) -> list[str]:
 
 
 def _build_bubblewrap_command(packages: list[str]) -> list[str]:
-    """Own process, network, user and IPC namespaces; a read-only root with the interpreter and the chosen packages."""
+    """Build the bubblewrap command: new namespaces, and a read-only root with the interpreter and the packages."""
     user = ["--uid", str(NOBODY_UID), "--gid", str(NOBODY_UID)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
-    # Device file systems first: they would hide what is bound below them.
+    # Mount the device file systems first, because they hide earlier mounts below them.
     command += ["--proc", "/proc", "--dev", "/dev", "--size", str(DISK_BYTES), "--tmpfs", "/tmp"]
     prefix = [os.path.realpath(sys.executable), os.path.dirname(os.__file__), f"{sys.base_prefix}/lib"]
     bound: list[str] = []

@@ -1,4 +1,4 @@
-"""The sandbox for its users: starts with the strongest layers that work on this machine and runs snippets."""
+"""Sandbox that starts with the strongest isolation layers that work on this machine and runs snippets."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from alphaapollo.tools.sandbox.types import (
 
 logger = logging.getLogger(__name__)
 
-UNSAFE_VARIABLE = "ALPHAAPOLLO_UNSAFE_SANDBOX"  # "1": run code even without a seccomp filter
-OPTIONAL_LAYERS = {  # what snippets can do without each of them
+UNSAFE_VARIABLE = "ALPHAAPOLLO_UNSAFE_SANDBOX"  # "1": run code even if seccomp is unavailable
+OPTIONAL_LAYERS = {  # layer -> what snippets can do without it
     "bubblewrap": "snippets see the names, sizes and owners of files (not their contents), and can fill the disk with "
     "many small files",
-    "landlock": "snippets cannot open any file, so they import only what is loaded already",
+    "landlock": "snippets cannot open any file, so they import only modules that are already loaded",
     "seccomp": "snippets can start processes, use the network and signal other processes",
 }
 
@@ -64,50 +64,52 @@ print(json.dumps({
 
 @dataclass
 class _Session:
-    """The process that snippets share, used by one at a time. A snippet without a session has one of its own."""
+    """Process shared by the snippets of a session, which run one at a time. Each other snippet has its own session."""
 
     process: SnippetProcess | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
-    is_over: threading.Event = field(default_factory=threading.Event)
+    is_ended: threading.Event = field(default_factory=threading.Event)
 
 
 class Sandbox:
-    """Runs Python snippets in isolated processes. Safe to use from any thread and any event loop.
+    """Sandbox that runs Python snippets in isolated processes. Can be used from any thread and event loop.
 
     Args:
-        without: layers not to use (bubblewrap, landlock, seccomp), to see the effect of each.
-        allow_unsafe: run even where seccomp does not work; otherwise such a machine is refused.
-        max_concurrent: snippets that run at a time; default: twice the number of CPUs.
+        without: layers to disable (bubblewrap, landlock, seccomp), to see the effect of each.
+        allow_unsafe: whether to run code even if seccomp does not work; by default `start` raises an error.
+        max_concurrent: number of snippets that run at a time; default: twice the number of CPUs.
     """
 
     def __init__(self, without: Iterable[str] = (), allow_unsafe: bool = False, max_concurrent: int | None = None):
         self._without = frozenset(without)
         if unknown := self._without - OPTIONAL_LAYERS.keys():
-            raise ValueError(f"without={sorted(unknown)} must be layers of {', '.join(OPTIONAL_LAYERS)}.")
+            raise ValueError(f"without={sorted(unknown)} has unknown layers. Use {', '.join(OPTIONAL_LAYERS)}.")
         self._allow_unsafe = allow_unsafe
         max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
         self._slots = threading.Semaphore(max_concurrent)
-        self._threads = ThreadPoolExecutor(max_concurrent, "sandbox")  # of run_async
+        self._threads = ThreadPoolExecutor(max_concurrent, "sandbox")  # run_async uses them
         self._sessions: dict[str, _Session] = {}
         self._zygote: ZygoteProcess | None = None
         self._layers: frozenset[str] | None = None  # None: not probed yet
         self._lock = threading.Lock()
-        self.missing: dict[str, str] = {}  # layer -> why it is not used
+        self.missing: dict[str, str] = {}  # layer -> reason why it is not used
 
     def start(self) -> Self:
-        """Start if not running. The first start finds out which layers work.
+        """Start the sandbox if it is not running. The first start tests which layers work.
 
         Raises SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails.
         """
         with self._lock:
             if self._zygote is None or self._zygote.has_ended:
                 self._end_zygote()
-                self._zygote = self._probe() if self._layers is None else ZygoteProcess("bubblewrap" in self._layers)
+                self._zygote = (
+                    self._start_strongest() if self._layers is None else ZygoteProcess("bubblewrap" in self._layers)
+                )
         return self
 
     @property
     def mode(self) -> str:
-        """The layers in use, e.g. "prefork+rlimits+landlock+seccomp+bubblewrap"."""
+        """Layers in use, e.g. "prefork+rlimits+landlock+seccomp+bubblewrap"."""
         self.start()
         assert self._layers is not None
         return format_mode(self._layers)
@@ -117,7 +119,7 @@ class Sandbox:
         return self._run(SandboxRequest(code, **options), threading.Event())
 
     async def run_async(self, code: str, **options: Any) -> SandboxResult:
-        """`run` without blocking the event loop. Cancelling it kills the snippet."""
+        """Run one snippet without blocking the event loop. Cancelling the call kills the snippet."""
         request, cancelled = SandboxRequest(code, **options), threading.Event()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, request, cancelled)
@@ -125,15 +127,15 @@ class Sandbox:
             cancelled.set()
 
     def end_session(self, session: str) -> None:
-        """Discard the session's variables."""
+        """End a session: kill its process, which discards its variables."""
         if ended := self._sessions.pop(session, None):
-            ended.is_over.set()
+            ended.is_ended.set()
             with ended.lock:
                 if ended.process:
                     ended.process.close()
 
     def close(self) -> None:
-        """Kill all processes of the sandbox. Runs without a result fail."""
+        """Kill all processes of the sandbox. Running snippets raise SandboxError."""
         with self._lock:
             self._end_zygote()
 
@@ -173,12 +175,12 @@ class Sandbox:
             if session.process is None:
                 assert self._zygote is not None and self._layers is not None
                 session.process = SnippetProcess(self._zygote, self._layers, request)
-            result = session.process.run(request, lambda: cancelled.is_set() or session.is_over.is_set())
+            result = session.process.run(request, lambda: cancelled.is_set() or session.is_ended.is_set())
         return replace(result, restarted=restarted)
 
-    def _probe(self) -> ZygoteProcess:
-        """Start with the strongest layers that work; `missing` has the reasons for the others."""
-        self.missing = dict.fromkeys(sorted(self._without), "it is switched off")
+    def _start_strongest(self) -> ZygoteProcess:
+        """Start a zygote with the strongest layers that work. `missing` records why other layers are not used."""
+        self.missing = dict.fromkeys(sorted(self._without), "it is disabled")
         if not shutil.which("bwrap"):
             self.missing.setdefault("bubblewrap", "it is not installed (package bubblewrap)")
         for bubblewrap in [("bubblewrap",), ()] if "bubblewrap" not in self.missing else [()]:
@@ -192,10 +194,10 @@ class Sandbox:
             for layers in self._list_candidates(zygote.facts):
                 if _is_isolated(zygote, layers):
                     self._layers = layers.union(bubblewrap)
-                    self._note_missing(self._layers, zygote.facts)
+                    self._log_missing_layers(self._layers, zygote.facts)
                     return zygote
             zygote.end()
-            self.missing.setdefault("bubblewrap", "forbidden operations succeed inside it")
+            self.missing.setdefault("bubblewrap", "forbidden operations succeed in it")
         raise SandboxUnavailableError(
             "the sandbox cannot isolate Python code on this machine: no seccomp filter works "
             f"({self.missing.get('seccomp', 'it needs Linux on x86_64 or aarch64')}). "
@@ -203,22 +205,22 @@ class Sandbox:
         )
 
     def _list_candidates(self, facts: Mapping[str, bool]) -> Iterator[frozenset[str]]:
-        """Sets of layers to try, from the strongest to the weakest that the user accepts."""
+        """Yield the sets of layers to try, from the strongest to the weakest allowed one."""
         usable = [name for name in ("seccomp", "landlock", "setuid") if facts[name] and name not in self._without]
         for choice in product((True, False), repeat=len(usable)):
             layers = frozenset(["rlimits", *compress(usable, choice)])
             if "seccomp" in layers or self._allow_unsafe:
                 yield layers
 
-    def _note_missing(self, layers: Collection[str], facts: Mapping[str, bool]) -> None:
+    def _log_missing_layers(self, layers: Collection[str], facts: Mapping[str, bool]) -> None:
         for name in [name for name in OPTIONAL_LAYERS if name not in layers]:
-            reason = "forbidden operations succeed in spite of it" if facts.get(name) else "the kernel does not have it"
+            reason = "forbidden operations succeed despite it" if facts.get(name) else "the kernel does not support it"
             self.missing.setdefault(name, reason)
             logger.warning("sandbox without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
 def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
-    """Whether everything that the layers forbid fails, and what they allow works."""
+    """Return whether operations that the layers forbid fail and operations that they allow work."""
     readable = str(Path(__file__).resolve().parents[1] / "__init__.py")
     request = SandboxRequest(_PROBE % readable)
     try:
@@ -227,20 +229,20 @@ def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
         return False
     if result.status is not Status.OK:
         return False
-    can = json.loads(result.stdout)
-    if "seccomp" in layers and (can["socket"] or can["fork"]):
+    allowed = json.loads(result.stdout)
+    if "seccomp" in layers and (allowed["socket"] or allowed["fork"]):
         return False
     if "landlock" in layers:
-        return can["write"] and not can["read"] and not can["list"]
-    return "seccomp" not in layers or not (can["read"] or can["list"] or can["write"])
+        return allowed["write"] and not allowed["read"] and not allowed["list"]
+    return "seccomp" not in layers or not (allowed["read"] or allowed["list"] or allowed["write"])
 
 
-_default: dict[int, Sandbox] = {}  # by process, because a forked process cannot use its parent's
+_default: dict[int, Sandbox] = {}  # pid -> sandbox, because a forked process cannot use the sandbox of its parent
 _default_lock = threading.Lock()
 
 
 def get_default_sandbox() -> Sandbox:
-    """The sandbox that `run_python` and the tools of this process share."""
+    """Return the shared sandbox of this process, which `run_python` and the tools use."""
     with _default_lock:
         if os.getpid() not in _default:
             _default[os.getpid()] = Sandbox(allow_unsafe=os.environ.get(UNSAFE_VARIABLE) == "1")

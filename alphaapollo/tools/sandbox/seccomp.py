@@ -1,8 +1,8 @@
-"""seccomp: restrict the system calls of this process, irrevocably.
+"""seccomp: restrict the system calls of this process irrevocably.
 
-The filter is an allow-list; other calls fail with EPERM. Notably missing: exec, new processes (threads only), sockets
-except connected pairs, signals to other processes and other access to them, namespaces, mounts, permissions and times
-of files (Landlock does not cover them), links, memory files, keys, BPF, io_uring.
+The filter is an allow-list; other calls fail with EPERM. It denies, among others: exec, new processes (but not
+threads), sockets except connected pairs, signals and other access to other processes, namespaces, mounts, permissions
+and times of files (Landlock does not cover these), links, memory files, keys, BPF and io_uring.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 
 from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, get_machine, syscall
 
-# name -> number on x86_64 and aarch64 (None: does not exist there)
+# call name -> number on (x86_64, aarch64); None: the call does not exist on this architecture
 _Table = dict[str, tuple[int | None, int | None]]
 
 # fmt: off
@@ -44,7 +44,7 @@ PLAIN: _Table = {
     "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
     "statfs": (137, 43), "fstatfs": (138, 44),
 }
-FILES: _Table = {  # only with Landlock. No truncate by path: Landlock before version 3 does not cover it.
+FILES: _Table = {  # allowed with Landlock. Without truncate by path, which Landlock restricts only since version 3
     "open": (2, None), "openat": (257, 56), "creat": (85, None), "getdents64": (217, 61), "chdir": (80, 49),
     "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
@@ -54,19 +54,19 @@ CHECKED: _Table = {  # allowed for some arguments, see _make_rules
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
 }
-SHELL: _Table = {  # execveat starts bash, which does not call it itself
+SHELL: _Table = {  # execveat starts bash, which does not use this call itself
     "execveat": (322, 281), "fork": (57, None), "vfork": (58, None), "set_tid_address": (218, 96),
 }
 METADATA = {"stat", "lstat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs"}
-_CLONE3 = 435  # glibc falls back to clone, which has flags that can be checked
+_CLONE3 = 435  # fails with ENOSYS, so glibc uses clone, whose flags the filter can check
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
-_FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification
+_FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicate, flags, locks; not owner, lease or notification
 _IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # terminal attributes, size; bytes ready, blocking, cloexec
-_GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; no peer credentials
-_WRITE_FLAGS = 0x400643  # to write, create, truncate, append; a temporary file
-_AT_EMPTY_PATH = 0x1000  # of a descriptor
-_PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE, names of threads and of memory
+_GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not peer credentials
+_WRITE_FLAGS = 0x400643  # flags to write, create, truncate, append, and for temporary files
+_AT_EMPTY_PATH = 0x1000  # flag to read the metadata of a descriptor
+_PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE; names of threads and memory areas
 # fmt: on
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
@@ -77,8 +77,8 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _FULL = 0xFFFFFFFF
 
-_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
-_Condition = tuple[int, int, list[int]]  # the 32-bit word at this offset, masked, is one of these values
+_Instruction = tuple[int, int, int, int]  # (opcode, jump if true, jump if false, value)
+_Condition = tuple[int, int, list[int]]  # (offset of a 32-bit word, mask, allowed values of the masked word)
 
 
 def is_supported() -> bool:
@@ -86,17 +86,17 @@ def is_supported() -> bool:
 
 
 def apply_filter(files: bool) -> None:
-    """Apply the filter to this process, which must have one thread. Needs NO_NEW_PRIVS.
+    """Apply the filter to this process, which must have one thread. Requires PR_SET_NO_NEW_PRIVS.
 
-    `files`: whether opening files is allowed (Landlock decides which).
+    `files`: whether opening files is allowed; Landlock then decides which files.
     """
     _install_filter(_build_program(PLAIN | FILES if files else PLAIN, _make_rules()))
 
 
 def apply_shell_filter() -> None:
-    """Apply a filter for bash: it may also fork and open files for reading, but not read metadata by path.
+    """Apply a filter for bash, which also allows to fork and to open files for reading, but no metadata by path.
 
-    Only `execveat` can start bash.
+    Start bash with `execveat`, the only exec call that the filter allows.
     """
     rules = _make_rules() | {
         "clone": [(_argument_offset(0), _NEW_NAMESPACES, [0])],
@@ -119,10 +119,10 @@ def _make_rules() -> dict[str, list[_Condition]]:
     return {
         "clone": [(_argument_offset(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
         "socketpair": [(_argument_offset(0), _FULL, [1]), (_argument_offset(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
-        "sendto": is_null(4),  # no address
+        "sendto": is_null(4),  # without an address
         "kill": own_pid,
         "tgkill": own_pid,
-        "prlimit64": [(_argument_offset(0), _FULL, [0]), *is_null(2)],  # read its own limits
+        "prlimit64": [(_argument_offset(0), _FULL, [0]), *is_null(2)],  # only read the limits of this process
         "ioctl": [(_argument_offset(1), _FULL, _IOCTL)],
         "fcntl": [(_argument_offset(1), _FULL, _FCNTL)],
         "prctl": [(_argument_offset(0), _FULL, _PRCTL)],
@@ -131,7 +131,7 @@ def _make_rules() -> dict[str, list[_Condition]]:
 
 
 def _build_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
-    """BPF program that allows these calls, and others under the conditions of `rules`."""
+    """Build a BPF program that allows the calls in `allowed`, and the calls in `rules` under their conditions."""
     architecture = get_machine()
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
@@ -155,12 +155,12 @@ def _build_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[
 
 
 def _build_checks(conditions: list[_Condition]) -> list[_Instruction]:
-    """Allow if all conditions are true, else EPERM."""
+    """Build BPF instructions that allow a call if all conditions are true and else return EPERM."""
     block: list[_Instruction] = []
     for offset, mask, values in conditions:
         block += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask)]
         for position, value in enumerate(values):
-            block.append((_JUMP_EQUAL, len(values) - position, 0, value))  # skips the other values and the refusal
+            block.append((_JUMP_EQUAL, len(values) - position, 0, value))  # skips the other values and EPERM
         block.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return [*block, (_RETURN, 0, 0, _ALLOW)]
 

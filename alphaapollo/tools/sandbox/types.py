@@ -1,4 +1,4 @@
-"""Requests to the sandbox and results from it."""
+"""Types of the sandbox: requests, results and errors."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from enum import StrEnum
 
 MAX_CODE_BYTES = 1 << 20
 LAYERS = ("setuid", "rlimits", "landlock", "seccomp", "bubblewrap")
-"""Layers of isolation around a child, as in docs/sandbox.md."""
+"""Isolation layers of a child, described in docs/sandbox.md."""
 
 
 @dataclass(frozen=True)
 class SandboxRequest:
-    """One snippet with its input and limits."""
+    """Python snippet with its input and limits."""
 
     code: str
-    stdin: str = ""  # a session has the stdin of its first snippet
+    stdin: str = ""  # in a session, all snippets share the stdin of the first one
     timeout: float = 10.0  # seconds of wall clock
-    memory_mb: int = 1024  # MiB of address space beyond the interpreter's own
-    max_output: int = 1 << 16  # bytes kept of stdout and of stderr, half from the beginning and half from the end
-    echo: bool = False  # print the value of a last expression, as the interactive interpreter does
+    memory_mb: int = 1024  # MiB of address space in addition to that of the interpreter
+    max_output: int = 1 << 16  # bytes kept per stream, half from the beginning and half from the end
+    echo: bool = False  # print the value of the last expression, as the interactive interpreter does
     session: str = ""  # snippets with the same non-empty name share variables until `end_session`
 
 
 class Status(StrEnum):
-    """How a snippet ended, observed from outside its process."""
+    """Outcome of a snippet, observed from outside its process."""
 
     OK = "ok"  # exit code 0
     ERROR = "error"  # an exception, another exit code, a fatal signal
@@ -38,30 +38,30 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """Example: `SandboxResult(Status.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock+seccomp")`.
+    """Result of a snippet, e.g. `SandboxResult(Status.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock+seccomp")`.
 
-    `stdout` contains only what the snippet printed. It is no proof of how the snippet computed it.
+    `stdout` contains only the output of the snippet, and does not prove how the snippet computed it.
     """
 
     status: Status
     stdout: str  # truncated in the middle, with a note, above the output limit
     stderr: str
-    seconds: float  # since the start of the process; in a session, of the snippet
+    seconds: float  # wall-clock time of the snippet
     mode: str  # the layers in use, e.g. "prefork+rlimits+landlock+seccomp+bubblewrap"
-    reason: str = ""  # why the status is not ok, in one line
+    reason: str = ""  # one line that explains a status other than ok
     restarted: bool = False  # the session's earlier variables were lost before this snippet
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, so nothing is known about the snippet. No reward may depend on it."""
+    """Error: the sandbox itself failed, so the outcome of the snippet is unknown and must not affect a reward."""
 
 
 class SandboxUnavailableError(ValueError):
-    """This machine cannot isolate untrusted code, and the user has not allowed to run it without isolation."""
+    """Error: this machine cannot isolate untrusted code, and the user did not allow running it without isolation."""
 
 
 class OutputCapture:
-    """Keeps at most `limit` bytes of a stream, half from the beginning and half from the end.
+    """Buffer that keeps at most `limit` bytes of a stream, half from the beginning and half from the end.
 
     >>> capture = OutputCapture(4)
     >>> capture.feed(b"abcdefgh")
@@ -93,12 +93,12 @@ class OutputCapture:
 
 
 def format_mode(layers: Collection[str]) -> str:
-    """Name of a combination of layers, e.g. `prefork+rlimits+seccomp`."""
+    """Return the name of a combination of layers, e.g. `prefork+rlimits+seccomp`."""
     return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
 
 
 def format_signal(number: int) -> str:
-    """Name of a signal; most real-time signals have none.
+    """Return the name of a signal. Most real-time signals have only a number.
 
     >>> format_signal(11), format_signal(40)
     ('SIGSEGV', 'signal 40')

@@ -1,13 +1,13 @@
-"""Pre-forked interpreter that has imported what snippets need and forks one child per run.
+"""Zygote: pre-forked interpreter that imports the libraries of snippets once and forks one child per run.
 
     program --(socket on descriptor 0: ChildSpec with descriptors of the child)--> zygote --fork--> child
     program <--(notice connection of each child: stop, continue, kill | its end)--> zygote
 
-Code, input and output go directly between program and child, so the memory of the zygote, which every child
-inherits, contains none of them. The zygote enforces a limit that the kernel does not have, the number of threads of a
-child. When the program disappears, it kills all children and exits.
+Code, input and output go directly between program and child. The memory of the zygote, which every child inherits,
+contains none of them. The zygote limits the number of threads of a child, because the kernel has no such limit. When
+the program ends, the zygote kills all children and exits.
 
-In bubblewrap this package is the only part of the project that exists: it must not import others.
+In bubblewrap only this package of the project exists, so it must not import other packages of the project.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, ChildSpec, ForkContext, run_child
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
-CHECK_SECONDS = 0.2  # between two checks of the children
-MAX_THREADS = 256  # of a child
-STOP, CONTINUE, KILL = b"S", b"C", b"K"  # orders of the program
+CHECK_SECONDS = 0.2  # interval of the thread checks
+MAX_THREADS = 256  # per child
+STOP, CONTINUE, KILL = b"S", b"C", b"K"  # orders from the program
 SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
 SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
@@ -41,9 +41,9 @@ SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # 
 @dataclass
 class _ChildProcess:
     folder: str
-    notice: int  # connection to the program: orders from it, and at the end a notice to it
-    may_fork: bool  # no seccomp filter forbids it
-    stop_reason: str = ""  # why the zygote killed it
+    notice: int  # connection that receives orders and, at the end, sends the notice
+    may_fork: bool  # no seccomp filter forbids forking
+    stop_reason: str = ""  # why the zygote killed the child
 
 
 def main() -> None:
@@ -52,12 +52,12 @@ def main() -> None:
     program = socket.socket(fileno=os.dup(0))
     soft = min(1 << 14, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # keeps what a killed snippet printed
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # keeps the output of killed snippets
     for name in MODULES:
-        with contextlib.suppress(ImportError):  # not every Python has all of them
+        with contextlib.suppress(ImportError):  # some Python builds lack some modules
             importlib.import_module(name)
     warm_up()
-    # Hide everything that is not loaded yet; packages that are loaded find their own modules.
+    # Hide packages that are not loaded yet. Loaded packages still find their own modules.
     hidden = {*settings["sites"], sys.argv[2]}
     sys.path = [path for path in sys.path if path not in hidden]
     for name in [name for name in sys.modules if name.startswith("alphaapollo")]:
@@ -88,14 +88,14 @@ def _make_context(packages: list[str]) -> ForkContext:
 
 
 class Zygote:
-    """Message loop that serves one program."""
+    """Message loop of the zygote, which serves one program."""
 
     def __init__(self, program: socket.socket, context: ForkContext, folder: str):
         self.context = context
         self._program = program
         self._folder = folder
-        self._num_children = 0  # forked so far
-        self._children: dict[int, _ChildProcess] = {}  # by pid
+        self._num_children = 0  # number of children forked so far
+        self._children: dict[int, _ChildProcess] = {}  # pid -> child
         self._cleaners: set[int] = set()  # pids of processes that remove folders
         self._poller = select.poll()
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,15 +130,15 @@ class Zygote:
         for pid in self._children:
             _kill(pid)
             os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):  # the program, if it is alive, removes it too
+        with contextlib.suppress(OSError):  # the program may have removed the folder
             remove_tree(self._folder)
 
     def _follow_order(self, notice: int) -> None:
-        """Stop, continue or kill the child with this notice connection. Killing is also the order of a closed one."""
+        """Stop, continue or kill the child with this notice connection. A closed connection means kill."""
         for pid, child in self._children.items():
             if child.notice != notice:
                 continue
-            with contextlib.suppress(BlockingIOError):  # an event of an earlier child
+            with contextlib.suppress(BlockingIOError):  # the event belongs to an earlier child
                 order = os.read(notice, MESSAGE_BYTES)
                 if order in SIGNALS:
                     os.kill(pid, SIGNALS[order])
@@ -148,7 +148,7 @@ class Zygote:
                     self._poller.unregister(notice)
 
     def fork_next(self) -> bool:
-        """Fork the child that the next message of the program asks for. False if the program is gone."""
+        """Fork the child that the next message of the program requests. Return False if the program ended."""
         text, received, _, _ = socket.recv_fds(self._program, MESSAGE_BYTES, 5)
         if not text:
             return False
@@ -156,7 +156,7 @@ class Zygote:
         os.set_blocking(notice, False)
         try:
             self._fork(ChildSpec(**json.loads(text)), notice, descriptors)
-        except OSError as error:  # no free process or disk space: only this run fails
+        except OSError as error:  # no free process or disk space: fail only this run
             _notify(notice, 0, str(error))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -190,16 +190,16 @@ class Zygote:
             if child.may_fork:
                 _kill_group(pid)
             self._remove_folder(child.folder)
-            with contextlib.suppress(KeyError):  # the program has closed it
+            with contextlib.suppress(KeyError):  # already unregistered because the program closed it
                 self._poller.unregister(child.notice)
             _notify(child.notice, status, child.stop_reason)
 
     def _remove_folder(self, folder: str) -> None:
-        """Remove a child's folder; one that is not empty may hold a lot, so a separate process removes it."""
+        """Remove the folder of a child. A separate process removes a folder with contents, which can take long."""
         with contextlib.suppress(OSError):
             os.rmdir(folder)
             return
-        with contextlib.suppress(OSError):  # no free process: the folder is removed when the zygote ends
+        with contextlib.suppress(OSError):  # no free process: the folder is removed at the end of the zygote
             pid = os.fork()
             if pid == 0:
                 try:
@@ -210,7 +210,7 @@ class Zygote:
 
 
 def count_threads(pid: int) -> int:
-    """Threads of a child; 0 where /proc is mounted with hidepid."""
+    """Return the number of threads of a child, or 0 if /proc is mounted with hidepid."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -218,7 +218,7 @@ def count_threads(pid: int) -> int:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder of any depth: the contents of a subfolder are moved to the top first."""
+    """Remove a folder of any depth without recursion, by moving the contents of subfolders to the top."""
     moved = 0
     prefix = secrets.token_hex(8)
     while entries := list(os.scandir(folder)):
@@ -235,18 +235,18 @@ def remove_tree(folder: str) -> None:
 
 
 def _notify(notice: int, status: int, stop_reason: str) -> None:
-    """Tell the program that a child has ended, and close the connection."""
+    """Send the program the notice that a child has ended, and close the connection."""
     with contextlib.suppress(BrokenPipeError):
         os.write(notice, json.dumps({"status": status, "stop_reason": stop_reason}).encode())
     os.close(notice)
 
 
 def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid cannot have been reused
+    os.kill(pid, signal.SIGKILL)  # the child is not reaped yet, so its pid is not reused
     _kill_group(pid)
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the processes that a child started, where no seccomp filter forbade that."""
+    """Kill the process group of a child, which contains processes that it started without a seccomp filter."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -279,7 +279,7 @@ def leave() -> object:
     [
         ("reset", fail, "Moody.reset: OSError: the simulator is gone (attempt 2 of 2)"),
         ("step", fail, "Moody.step: OSError: the simulator is gone (attempt 2 of 2)"),
-        ("step", leave, "Moody.step: RuntimeError: it called exit (goodbye)"),
+        ("step", leave, "Moody.step: RuntimeError: the environment called exit (goodbye)"),
         ("reset", lambda: 7, "reset returned int"),
         ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering the observation"),
         ("step", lambda: {"reward": 0.0}, "step returned dict"),
@@ -316,7 +316,7 @@ def test_an_environment_that_never_answers_is_stopped_by_the_time_limit(folder, 
     monkeypatch.setattr(Moody, "step", block if sync else wait)
     started = time.monotonic()
     played = play(folder, lambda turn: ANSWER, Env(env_name="moody", episode_timeout=2.0))
-    check_masked(played, "environment_failed", "env.episode_timeout=2 s exceeded in turn 1")
+    check_masked(played, "environment_failed", "env.episode_timeout=2 s was exceeded in turn 1")
     assert (played.bad["end"], played.metrics["end/time_limit"]) == ("time_limit", 0.5)
     assert time.monotonic() - started < 60
 

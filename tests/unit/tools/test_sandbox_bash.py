@@ -95,7 +95,9 @@ def test_no_effect_outside(script: str, user: str, tmp_path: Path):
 )
 def test_bombs_and_loops_are_stopped(script: str, user: str):
     done = run_bash("echo $$; " + script, user)
-    assert done.returncode == 124 and done.stderr.endswith("stopped: more than 3 seconds or 64 processes\n")
+    assert done.returncode == 124 and done.stderr.endswith(
+        "stopped: the script used more than 3 seconds or 64 processes\n"
+    )
     wait_until_empty(int(done.stdout.split()[0]))
 
 
