@@ -21,25 +21,25 @@ from alphaapollo.rewards.grader_processes.protocol import make_worker_environmen
 from alphaapollo.utils.watchdog import exit_with_process, stop_on_signals
 
 OnIteration = Callable[[int, dict[str, float]], None]
-"""Callback (step, metrics of the iteration)."""
+"""Callback that receives the step and the metrics of an iteration."""
 
 POLL_SECONDS = 0.2
-END_SECONDS = 60.0  # for an interrupted run, which may write a checkpoint
-KEPT_LINES = 200  # lines of output kept for the error message
+END_SECONDS = 60.0  # timeout of an interrupted run, which may write a checkpoint
+KEPT_LINES = 200  # newest lines of output, for the error message
 REFUSED, INTERRUPTED = 2, 130
 
 
 class RunFailed(RuntimeError):
-    """A run failed after its start; the message is the end of its output."""
+    """Error of a run that failed after its start. The message is the end of its output."""
 
 
 def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: OnIteration | None, show: bool) -> None:
     """Run `python -m module words` to its end.
 
     Raises:
-        ValueError: the run was refused before its start, with its message.
-        RunFailed: the run failed.
-        KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as for an exception in
+        ValueError: The run was refused before its start. The message is the run's error.
+        RunFailed: The run failed.
+        KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as after an exception in
             `on_iteration`.
     """
     command = [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *words]
@@ -86,7 +86,7 @@ def _report_iterations(process: subprocess.Popen[str], lines: LineReader, on_ite
 
 
 def _stop_process(process: subprocess.Popen[str]) -> None:
-    """Interrupt the run. It is killed after a timeout or a second Ctrl-C; its child processes end with it."""
+    """Interrupt the run, and kill it after a timeout or a second Ctrl-C. Its child processes end with it."""
     try:
         process.send_signal(signal.SIGINT)
         process.wait(END_SECONDS)
@@ -103,7 +103,7 @@ def _read_output(pipe: IO[str], printed: deque[str], show: bool) -> None:
 
 
 def _extract_error(printed: Sequence[str]) -> str:
-    """Output from the last line that starts an error."""
+    """Return the output from the last line that starts an error, or else the last 20 lines."""
     texts = list(printed)
     starts = [
         index for index, text in enumerate(texts) if text.lstrip("0123456789 ").startswith(("error", "errors in"))
@@ -112,14 +112,14 @@ def _extract_error(printed: Sequence[str]) -> str:
 
 
 class LineReader:
-    """Reads new lines of a metrics.jsonl. A resume may rewrite the file with the lines that it keeps."""
+    """Reader of new lines of a metrics.jsonl, which a resume may rewrite with fewer lines."""
 
     def __init__(self, path: Path):
         self._path, self._size, self._known = path, 0, set[str]()
         self.read()
 
     def read(self) -> list[str]:
-        """Complete lines that are new since the last call."""
+        """Return the complete lines that are new since the last call."""
         size = self._path.stat().st_size if self._path.is_file() else 0
         if size == self._size:
             return []

@@ -1,4 +1,4 @@
-"""Environments by name. Importing this package registers the ones that come with the project."""
+"""Environments by name. Importing this package registers the built-in environments."""
 
 from alphaapollo.environments import grid_world as grid_world
 from alphaapollo.environments import guessing_game as guessing_game

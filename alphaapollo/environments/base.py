@@ -3,8 +3,8 @@
     factory(services) -> environment
     reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      finally: close()
 
-A prompt with a reward function is the one-step case (single_turn.py). Each method may be sync or async. Async methods
-share the event loop with all other episodes, so they must await slow operations; sync methods run in a thread.
+A prompt with a reward function is an episode of one step (single_turn.py). Each method may be sync or async. Async
+methods share the event loop with all other episodes, so they must await slow operations. Sync methods run in a thread.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.registry import Registry
 
-METHODS = ("reset", "step", "close")  # of an environment
+METHODS = ("reset", "step", "close")  # methods of every environment
 
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
-"""`await score(prompt, text)`: call the reward function in its process. A grader's failure is a Score, no exception."""
+"""Call the reward function in its process: `await score(prompt, text)`. A failed grade is a Score, not an exception."""
 
 
 class EnvironmentFailure(Exception):
-    """The environment raised an exception or returned an invalid value."""
+    """Error for an environment that raised an exception or returned an invalid value."""
 
 
 @contextmanager
-def wrap_environment_errors(what: str) -> Iterator[None]:
-    """Turn any exception of environment code into an EnvironmentFailure with a reason."""
+def wrap_environment_errors(operation: str) -> Iterator[None]:
+    """Context manager that raises EnvironmentFailure for any exception. `operation` starts the error message."""
     try:
         yield
     except Exception as error:  # user code may raise anything
-        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
+        raise EnvironmentFailure(f"{operation}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,68 +48,71 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one action. The fields are explained in docs/environments.md."""
+    """Result of one action. See docs/environments.md for the fields."""
 
     observation: Observation | None = None  # None after the last action
     done: bool = False
-    reward: float = 0.0  # of this step alone
+    reward: float = 0.0  # reward of this step
     valid: bool = True  # False: the text had no readable action
-    score: Score | None = None  # of the whole episode, with `done`; an episode that ends without one is worth 0
-    kept_chars: int | None = None  # the environment used the text up to here; the rest is cut off and never trained on
-    info: dict[str, Any] = field(default_factory=dict)  # `state`: where the action was taken, for step-level credit
+    score: Score | None = None  # score of the complete episode, with `done`; an episode without a score has score 0
+    kept_chars: int | None = None  # length of the text that the environment used; later text is cut off, not trained
+    info: dict[str, Any] = field(
+        default_factory=dict
+    )  # `state`: key of the state before the action, for step-level credit
 
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The model answered instead of calling a tool."""
+    """Final answer of a model, in a turn without a tool call."""
 
-    text: str  # up to the end of the answer: what is to be graded
-    kept_chars: int | None = None  # as StepResult.kept_chars
+    text: str  # text to grade: the model's text up to the end of the answer
+    kept_chars: int | None = None  # see StepResult.kept_chars
 
 
 class Environment(Protocol):
-    """One episode of one prompt. After an exception the episode is retried once on a new environment, then masked.
+    """Environment of one episode of one prompt.
 
-    With env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]` writes the
-    prompt of each later turn. The default is the first observation and the steps as messages.
+    After an exception, the episode is retried once in a new environment; a second exception masks the episode. With
+    env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]` returns the prompt of
+    each later turn. By default, this prompt is the first observation and the steps as messages.
     """
 
     def reset(self, prompt: Prompt) -> Observation | str | Awaitable[Observation | str]:
-        """First observation: messages, or a text that the model continues."""
+        """Start the episode. Returns the first observation: messages, or a text that the model continues."""
         ...
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
-        """`action` is the model's text of this turn without special tokens."""
+        """Execute an action: the model's text of this turn without special tokens."""
         ...
 
     def close(self) -> Awaitable[None] | None:
-        """Free the resources of the episode. Called once, however the episode ended."""
+        """Free the resources of the episode. Called exactly once, also after an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What environments may use besides their prompt; shared by all episodes of a rollout worker."""
+    """Services for environments: reward function, settings and tools, shared by all episodes of a rollout worker."""
 
     score: ScoreFn
     config: Env
-    tools: ToolBox | None = None  # of env.tools and env.mcp_servers, and those that the environment enables
-    parse_calls: ToolCallParser | None = None  # with env.action_format=chat_template
+    tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
+    parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
 
 
 EnvironmentFactory = Callable[[Services], Environment]
-"""Usually the class itself, with `__init__(self, services)`."""
+"""Creates an environment from its services. Usually the environment class, with `__init__(self, services)`."""
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """A registered environment and what is known of it before a run starts."""
+    """Registered environment with its properties that are needed before a run starts."""
 
     factory: EnvironmentFactory
-    graded: bool = False  # scores with `Services.score`, so each row needs a reward function
+    graded: bool = False  # True: scores with `Services.score`, so each row needs a reward function
     check: Callable[[Env], None] | None = None  # raises ValueError for invalid settings
-    tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of its tools; None: calls no tools
-    own_prompts: bool = False  # scores its own prompts with `Services.score`: rows need no reward function
+    tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of the tools; None: no tool calls
+    own_prompts: bool = False  # True: creates and scores its prompts, so rows need no reward function
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
@@ -117,7 +120,7 @@ FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
 def register_environment(name: str, **options: Any) -> Callable[[FactoryT], FactoryT]:
-    """Decorator: register a factory as env.env_name=name. The options are the fields of `EnvironmentSpec`."""
+    """Register a factory as env.env_name=name. Decorator; `options` are the fields of `EnvironmentSpec`."""
 
     def add(factory: FactoryT) -> FactoryT:
         _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, **options))
@@ -127,23 +130,23 @@ def register_environment(name: str, **options: Any) -> Callable[[FactoryT], Fact
 
 
 def get_environment_spec(name: str) -> EnvironmentSpec:
-    """Return the environment of that name (ValueError: lists the known and the nearest names)."""
+    """Return the environment registered under a name. Raises ValueError with the known names if there is none."""
     return _ENVIRONMENTS.get(name)
 
 
 def check_environment(config: Env) -> EnvironmentSpec:
-    """Check that the environment exists and accepts its settings (ValueError), before a run starts."""
+    """Return the configured environment. Raises ValueError if it is unknown, incomplete or rejects its settings."""
     spec, name = _ENVIRONMENTS.get(config.env_name), config.env_name
-    cls = spec.factory  # other factories than classes are not checked
+    cls = spec.factory  # factories that are not classes are not checked
     if isinstance(cls, type) and (missing := [one for one in METHODS if not callable(getattr(cls, one, None))]):
         raise ValueError(
-            f"env.env_name={name}: the class {cls.__name__} has no method {' and no '.join(missing)}. Add "
-            f"{', '.join(METHODS)}; if there is nothing to free: `async def close(self): ...`."
+            f"env.env_name={name}: the class {cls.__name__} lacks {' and '.join(missing)}. Add the "
+            f"methods {', '.join(METHODS)}. If there is nothing to free, write `async def close(self): ...`."
         )
     if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
         raise ValueError(
-            f"env.env_name={name} calls no tools. Remove env.tools, env.mcp_servers and env.action_format, or use an "
-            "environment with tools (informal_math, or your own)."
+            f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "
+            "use an environment with tools (informal_math, or your own)."
         )
     if config.tool_parser and config.action_format == "tags":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Grid world: walk from A to G around walls, one step a turn.
+"""Grid world: the model walks from A to G around walls, one step per turn.
 
 .#..        env.grid_world.view=map
 .A#.
@@ -27,12 +27,12 @@ LEGENDS = {
     "map": ": A is where you are, G the goal, # a wall",
     "coordinates": "; cells are row,column, counted from 0 at the top left",
 }
-MAX_DRAWS = 50  # of walls without a path to any goal; after that there are no walls
+MAX_DRAWS = 50  # random walls are drawn this often until a goal is reachable; then a grid without walls is used
 
 
 @register_environment("grid_world", tools=None)
 class GridWorldEnvironment(TextGame):
-    """A path of at most env.max_steps always exists. Moves into walls or out of the grid do not change the position."""
+    """Grid world with a path of at most env.max_steps. Moves into walls or out of the grid have no effect."""
 
     def begin(self, rng: Random) -> None:
         settings = self.config.grid_world
@@ -43,7 +43,7 @@ class GridWorldEnvironment(TextGame):
             if not self.free:
                 continue
             self.position = rng.choice(sorted(self.free))
-            paths = shortest_paths(self.free, self.position)
+            paths = find_shortest_paths(self.free, self.position)
             goals = sorted(cell for cell, path in paths.items() if 0 < len(path) <= self.config.max_steps)
             if goals:
                 self.goal = rng.choice(goals)
@@ -52,31 +52,31 @@ class GridWorldEnvironment(TextGame):
         raise AssertionError("a grid without walls has a reachable goal")
 
     def prompt(self) -> str:
-        return self._prompt(self.view())
+        return self._make_prompt(self.view())
 
     def play(self, action: str) -> MoveResult:
         named = set(re.findall(r"[a-z]+", action.lower())) & set(MOVES)
         if len(named) != 1:
             text = f"invalid action: {len(named) or 'no'} moves; name one of {', '.join(MOVES)}\n{self.view()}"
             return MoveResult(text, valid=False)
-        there = _neighbour(self.position, named.pop())
-        if there not in self.free:
+        target = _find_neighbour(self.position, named.pop())
+        if target not in self.free:
             return MoveResult(f"there is a wall\n{self.view()}")
-        self.position = there
-        return MoveResult(self.view(), won=there == self.goal)
+        self.position = target
+        return MoveResult(self.view(), won=target == self.goal)
 
     def state(self) -> str:
         return f"{self.position[0]},{self.position[1]}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """The instructions and the newest view, which contains the complete state."""
-        return [Message(role="user", content=self._prompt(steps[-1].observation[-1]["content"]))]
+        """Return the instructions and the newest view, which shows the complete state."""
+        return [Message(role="user", content=self._make_prompt(steps[-1].observation[-1]["content"]))]
 
     def view(self) -> str:
-        """The current grid, as a map or in coordinates."""
+        """Return the current grid as a map or in coordinates."""
         if self.config.grid_world.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal
-            walls = [name for name in MOVES if self._is_wall(_neighbour(self.position, name))]
+            walls = [name for name in MOVES if self._is_wall(_find_neighbour(self.position, name))]
             beside = " ".join(["", "walls", *walls]) if walls else ""
             return f"at {row},{column} goal {goal_row},{goal_column}{beside}"
         size = self.config.grid_world.size
@@ -84,28 +84,28 @@ class GridWorldEnvironment(TextGame):
         return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
 
     def _is_wall(self, cell: Cell) -> bool:
-        """Whether a cell inside the grid is a wall; the edge of the grid does not count."""
-        return cell not in self.free and all(0 <= place < self.config.grid_world.size for place in cell)
+        """Return whether a cell is a wall inside the grid."""
+        return cell not in self.free and all(0 <= coordinate < self.config.grid_world.size for coordinate in cell)
 
-    def _prompt(self, view: str) -> str:
+    def _make_prompt(self, view: str) -> str:
         settings = self.config.grid_world
         values = {"size": settings.size, "steps": self.config.max_steps, "legend": LEGENDS[settings.view]}
         return fill_template(self.config.prompt or PROMPT, **values, view=view)
 
 
-def shortest_paths(free: set[Cell], start: Cell) -> dict[Cell, list[str]]:
-    """Shortest path, as moves, to every reachable cell."""
+def find_shortest_paths(free: set[Cell], start: Cell) -> dict[Cell, list[str]]:
+    """Return the shortest path from `start` to every reachable cell, as a list of moves."""
     paths: dict[Cell, list[str]] = {start: []}
     waiting = deque([start])
     while waiting:
         cell = waiting.popleft()
         for name in MOVES:
-            there = _neighbour(cell, name)
-            if there in free and there not in paths:
-                paths[there] = [*paths[cell], name]
-                waiting.append(there)
+            target = _find_neighbour(cell, name)
+            if target in free and target not in paths:
+                paths[target] = [*paths[cell], name]
+                waiting.append(target)
     return paths
 
 
-def _neighbour(cell: Cell, move: str) -> Cell:
+def _find_neighbour(cell: Cell, move: str) -> Cell:
     return cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]

@@ -21,11 +21,11 @@ HIGHER, LOWER = "higher", "lower"
 
 @register_environment("guessing_game", tools=None)
 class GuessingGameEnvironment(TextGame):
-    """Binary search finds one of 2**n - 1 numbers in n guesses; guessing without feedback finds it with probability
-    n / (2**n - 1)."""
+    """Guessing game for a number. Binary search finds one of 2**n - 1 numbers in n guesses; guessing without feedback
+    succeeds with probability n / (2**n - 1)."""
 
     def begin(self, rng: Random) -> None:
-        self._low, self._high = 1, self.config.guessing_game.numbers  # what the answers so far leave
+        self._low, self._high = 1, self.config.guessing_game.numbers  # range that agrees with all answers
         self.target = rng.randint(self._low, self._high)
 
     def prompt(self) -> str:
@@ -37,7 +37,7 @@ class GuessingGameEnvironment(TextGame):
         if len(numbers) != 1:
             return MoveResult(f"invalid action: {len(numbers) or 'no'} numbers; guess one", valid=False)
         digits = numbers.pop()
-        guess = int(digits[:18])  # more digits are out of range in any case, and int() limits their number
+        guess = int(digits[:18])  # longer numbers are out of range, and int() limits the number of digits
         if guess == self.target:
             return MoveResult("found", won=True)
         if guess < self.target:
@@ -50,9 +50,9 @@ class GuessingGameEnvironment(TextGame):
         return f"{self._low}-{self._high}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """The instructions and one line per remembered guess: `16: higher`."""
+        """Return the instructions and one line per remembered guess, e.g. `16: higher`."""
         lines = [self.prompt()]
         for step in steps:
             found = read_action(step.action, bare_word=True)
-            lines.append(f"{'?' if found.problem else found.content}: {step.observation[-1]['content']}")
+            lines.append(f"{'?' if found.error else found.content}: {step.observation[-1]['content']}")
         return [Message(role="user", content="\n".join(lines))]

@@ -1,11 +1,11 @@
-r"""Maths problems in words, with tools.
+r"""Environment for math word problems with tools.
 
     question -> <think>...</think><python_code>48/2</python_code>
              -> <tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>
              -> <think>...</think><answer>\boxed{24}</answer> -> the reward function of the row's data_source
 
-This is env.action_format=tags, with one action per turn. With chat_template the model calls tools in its own format,
-and a turn without a call is the answer.
+The example has env.action_format=tags, with one action per turn. With chat_template, the model calls tools in its own
+format, and a turn without a tool call is the answer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ RUN_PYTHON = (
 EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
 
 
-def tool_names(config: Env) -> list[str]:
-    """The enabled tools, then env.tools."""
+def get_tool_names(config: Env) -> list[str]:
+    """Return the names of the enabled tools, then env.tools."""
     settings = config.informal_math
     enabled = {"python_code": settings.enable_python_code, "local_rag": settings.enable_local_rag}
     return list(dict.fromkeys([*(name for name, is_on in enabled.items() if is_on), *config.tools]))
 
 
-@register_environment("informal_math", graded=True, tools=tool_names)
+@register_environment("informal_math", graded=True, tools=get_tool_names)
 class InformalMathEnvironment:
-    """One problem."""
+    """Environment of one math problem: the model may call tools before it answers."""
 
     def __init__(self, services: Services):
         self._score, self._config, self._tools = services.score, services.config, services.tools
@@ -50,7 +50,7 @@ class InformalMathEnvironment:
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
-        words = tag_instruction(self._tools) if self._config.action_format == "tags" else NATIVE
+        words = make_tag_instruction(self._tools) if self._config.action_format == "tags" else NATIVE
         template = self._config.prompt or f"{{question}}\n\n{words}"
         return Observation([Message(role="user", content=template.replace("{question}", get_question(prompt)))])
 
@@ -66,55 +66,58 @@ class InformalMathEnvironment:
 
 
 def get_question(prompt: Prompt) -> str:
-    """env_kwargs.question, which has no instructions for a single turn; else the prompt's own text."""
+    """Return env_kwargs.question, which has no single-turn instructions; else the prompt's text or last message."""
     if question := prompt.env_kwargs.get("question"):
         return str(question)
     return prompt.content if isinstance(prompt.content, str) else prompt.content[-1]["content"]
 
 
-def tag_instruction(tools: ToolBox | None) -> str:
-    """Instruction that lists the actions in tags."""
+def make_tag_instruction(tools: ToolBox | None) -> str:
+    """Return the instruction that lists the actions in tags."""
     if tools is None:
         return PLAIN
     return WITH_TOOLS % "\n".join(describe_call(schema["function"]) for schema in tools.schemas())
 
 
 def describe_call(function: dict[str, Any]) -> str:
-    """Line of the instruction about one tool, given its schema."""
+    """Return the line of the instruction that describes one tool. `function` is the tool's schema."""
     name = function["name"]
     if name == "python_code":
         return RUN_PYTHON
     properties = function["parameters"].get("properties", {})
     example = json.dumps(
-        {key: example_value(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
+        {key: make_example_value(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
     )
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 
 
-def example_value(schema: Any, whole: dict[str, Any], seen: tuple[str, ...] = ()) -> Any:
-    """Value of a JSON schema's type: its default or first listed value; "..." for a text.
+def make_example_value(schema: Any, root: dict[str, Any], followed: tuple[str, ...] = ()) -> Any:
+    """Return an example value for a JSON schema: its default, its first listed value, or a value of its type.
 
-    `whole`: the schema that contains it, for references. `seen`: references that were followed, so that recursion ends.
+    Args:
+        schema: JSON schema of the value.
+        root: schema that contains `schema` and the targets of its references.
+        followed: references that were followed already, to end recursion.
 
-    >>> example_value({"type": "integer", "default": 3}, {})
+    >>> make_example_value({"type": "integer", "default": 3}, {})
     3
     """
-    if not isinstance(schema, dict) or schema.get("$ref") in seen:
+    if not isinstance(schema, dict) or schema.get("$ref") in followed:
         return "..."
     if reference := schema.get("$ref"):
-        found: Any = whole
+        found: Any = root
         for step in reference.split("/")[1:]:
             found = found.get(step) if isinstance(found, dict) else None
-        return example_value(found, whole, (*seen, reference))
+        return make_example_value(found, root, (*followed, reference))
     if fixed := [schema[key] for key in ("default", "const") if key in schema]:
         return fixed[0]
     if listed := schema.get("enum") or schema.get("examples"):
         return listed[0]
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return None if {"type": "null"} in options else example_value(options[0], whole, seen)
+        return None if {"type": "null"} in options else make_example_value(options[0], root, followed)
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
         properties = schema.get("properties", {})
-        return {name: example_value(properties.get(name), whole, seen) for name in schema.get("required", [])}
+        return {name: make_example_value(properties.get(name), root, followed) for name in schema.get("required", [])}
     return schema.get("minimum", EXAMPLES.get(kind, "..."))

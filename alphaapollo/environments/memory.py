@@ -1,8 +1,8 @@
-"""Selection of the past steps that a new prompt shows, with env.context=memory.
+"""Select the past steps that a prompt shows, with env.context=memory.
 
-    simple         the last n
-    score          the n with the best score
-    ndimensional   the n with the best rank sum over score and brevity, without duplicates
+    simple         the last n steps
+    score          the n steps with the highest score
+    ndimensional   the n steps with the best sum of ranks by score and brevity, without duplicates
 
 The newest step is always included, because it shows the current state. Selected steps keep their order.
 """
@@ -20,7 +20,7 @@ MemoryType = Literal["simple", "score", "ndimensional"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action and the observation after it."""
+    """Past step: an action and the observation after it."""
 
     action: str
     observation: list[Message]
@@ -28,7 +28,7 @@ class Step:
 
 
 def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[Step]:
-    """At most `count` (>= 1) steps, oldest first."""
+    """Return at most `count` (>= 1) steps, oldest first."""
     if not steps:
         return []
     *earlier, newest = range(len(steps))
@@ -37,13 +37,13 @@ def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[St
     elif kind == "score":
         costs = {index: -steps[index].score for index in earlier}
     else:
-        costs = _rank_sums(steps, earlier)
-    order = sorted(costs, key=lambda index: (costs[index], -index))  # the later of equal ones first
+        costs = _compute_rank_sums(steps, earlier)
+    order = sorted(costs, key=lambda index: (costs[index], -index))  # of steps with equal cost, the later one first
     return [steps[index] for index in sorted([*order[: count - 1], newest])]
 
 
-def _rank_sums(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
-    """Sum of the ranks by score and by length; of equal actions only the last is included."""
+def _compute_rank_sums(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
+    """Return the sum of the ranks by score and by length, per index. Of equal actions, only the last is included."""
     unique = {steps[index].action: index for index in indices}.values()
     scores = sorted({-steps[index].score for index in unique})
     lengths = sorted({len(steps[index].action) for index in unique})

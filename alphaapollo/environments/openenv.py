@@ -1,6 +1,7 @@
 """Environments behind an OpenEnv server (package openenv-core), one session per episode.
 
-The content of <answer>...</answer> is the action: a JSON object as it is, any other text in env.openenv.action_field.
+The content of <answer>...</answer> is the action. A JSON object is sent unchanged; any other text is sent in the field
+env.openenv.action_field.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from typing import Any
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.environments.text_game import fill_template, instance_seed
+from alphaapollo.environments.text_game import derive_instance_seed, fill_template
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import exclude_waiting
 
 logger = logging.getLogger(__name__)
 
-ERROR_CODE = re.compile(r"\(code: ([A-Z_]+)\)$")  # ends the client's message about an error of the server
-FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between two attempts to get a session
+ERROR_CODE = re.compile(r"\(code: ([A-Z_]+)\)$")  # end of the client's message for a server error
+FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between attempts to open a session
 PROMPT = "{observation}\n\nAct with <answer>...</answer>."
-_open_sessions: Counter[str] = Counter()  # of this process's episodes, by server
+_open_sessions: Counter[str] = Counter()  # number of open sessions of this process, by server
 
 
-def check(config: Env) -> None:
-    """Check that the package is installed and a server is configured (ValueError)."""
+def check_settings(config: Env) -> None:
+    """Raise ValueError if the package is not installed or no server is configured."""
     if find_spec("openenv") is None:
         raise ValueError("env.env_name=openenv needs the package openenv-core. Install it: pip install -e '.[openenv]'")
     if not config.openenv.url:
         raise ValueError("env.openenv.url is empty. Set it to the server's address, e.g. http://localhost:8000.")
 
 
-@register_environment("openenv", check=check, tools=None)
+@register_environment("openenv", check=check_settings, tools=None)
 class OpenEnvEnvironment:
-    """The reward of the last step is the episode's score; the rewards before it belong to their turns."""
+    """Environment on an OpenEnv server. The reward of the last step is the episode's score."""
 
     def __init__(self, services: Services):
         self._config, self._settings = services.config, services.config.openenv
@@ -53,27 +54,29 @@ class OpenEnvEnvironment:
         self._has_session = False
 
     async def reset(self, prompt: Prompt) -> Observation:
-        result = await self._start_session(instance_seed(self._config, prompt) % 2**31)
-        text = fill_template(self._config.prompt or PROMPT, observation=self._format(result.observation))
-        return _observation(text)
+        result = await self._start_session(derive_instance_seed(self._config, prompt) % 2**31)
+        text = fill_template(self._config.prompt or PROMPT, observation=self._format_observation(result.observation))
+        return _make_observation(text)
 
     async def step(self, action: str) -> StepResult:
         found = read_action(action)
-        if found.problem:
-            return _invalid(found.problem)
+        if found.error:
+            return _make_invalid_step(found.error)
         fields = self._parse_action(found.content)
         if not _is_unicode(fields):
-            return _invalid("it holds half a Unicode character")
+            return _make_invalid_step("the action contains a lone surrogate, which is not valid Unicode")
         try:
             result = await self._client.step(fields)
         except RuntimeError as error:
-            if _error_code(error) != "VALIDATION_ERROR":
+            if _read_error_code(error) != "VALIDATION_ERROR":
                 raise
-            return _invalid(f"not one that this environment takes. {error}")
+            return _make_invalid_step(f"the environment rejects this action. {error}")
         reward = float(result.reward or 0.0)
         if result.done:
             return StepResult(done=True, score=Score(reward), kept_chars=found.kept_chars)
-        return StepResult(_observation(self._format(result.observation)), reward=reward, kept_chars=found.kept_chars)
+        return StepResult(
+            _make_observation(self._format_observation(result.observation)), reward=reward, kept_chars=found.kept_chars
+        )
 
     async def close(self) -> None:
         _open_sessions[self._settings.url] -= self._has_session
@@ -81,9 +84,9 @@ class OpenEnvEnvironment:
         await self._client.close()
 
     async def _start_session(self, seed: int) -> Any:
-        """First result of a new session. Retries while the server has no free session.
+        """Open a session and return its first result. Retries while the server has no free session.
 
-        The wait does not count for env.episode_timeout while other episodes of this process have sessions there.
+        The wait does not count towards env.episode_timeout while other episodes of this process use the server.
         """
         wait = FIRST_WAIT
         while True:
@@ -93,8 +96,8 @@ class OpenEnvEnvironment:
                 self._has_session = True
                 return result
             except Exception as error:
-                # A full server answers and closes; a client that is still sending may only notice the close.
-                if _error_code(error) != "CAPACITY_REACHED" and type(error).__name__ != "ConnectionClosedOK":
+                # A full server replies and closes the connection; a sending client may see only the close.
+                if _read_error_code(error) != "CAPACITY_REACHED" and type(error).__name__ != "ConnectionClosedOK":
                     raise
                 _warn_once(self._settings.url, str(error))
             await self._client.close()
@@ -110,7 +113,7 @@ class OpenEnvEnvironment:
             action = None
         return action if isinstance(action, dict) else {self._settings.action_field: content}
 
-    def _format(self, observation: dict[str, Any]) -> str:
+    def _format_observation(self, observation: dict[str, Any]) -> str:
         field = self._settings.observation_field
         if not field:
             return json.dumps(observation, ensure_ascii=False)
@@ -120,8 +123,8 @@ class OpenEnvEnvironment:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _error_code(error: Exception) -> str:
-    """The server's error code, e.g. CAPACITY_REACHED; empty if there is none."""
+def _read_error_code(error: Exception) -> str:
+    """Return the server's error code, e.g. CAPACITY_REACHED; empty if there is none."""
     found = ERROR_CODE.search(str(error))
     return found[1] if found else ""
 
@@ -137,7 +140,7 @@ def _warn_once(url: str, message: str) -> None:
 
 
 def _is_unicode(action: dict[str, Any]) -> bool:
-    r"""Whether there is no lone surrogate, which JSON can spell (`"\ud83d"`) and which breaks the connection."""
+    r"""Return whether an action has no lone surrogate (JSON `"\ud83d"`), which would break the connection."""
     try:
         json.dumps(action, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -145,9 +148,9 @@ def _is_unicode(action: dict[str, Any]) -> bool:
     return True
 
 
-def _observation(text: str) -> Observation:
+def _make_observation(text: str) -> Observation:
     return Observation([Message(role="user", content=text)])
 
 
-def _invalid(problem: str) -> StepResult:
-    return StepResult(_observation(f"invalid action: {problem}"), valid=False)
+def _make_invalid_step(reason: str) -> StepResult:
+    return StepResult(_make_observation(f"invalid action: {reason}"), valid=False)

@@ -1,4 +1,4 @@
-"""Puzzles of the package reasoning-gym: one question, one answer."""
+"""Environment for puzzles of the package reasoning-gym: one question and one answer per episode."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.environments.text_game import fill_template, instance_seed
+from alphaapollo.environments.text_game import derive_instance_seed, fill_template
 from alphaapollo.tools.reasoning_gym_data import make_dataset
 from alphaapollo.types import Message, Prompt
-from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.registry import suggest_similar
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
-PUZZLE = "reasoning_gym"  # the key of extra_info that the grader reads
+PUZZLE = "reasoning_gym"  # key of extra_info that the grader reads
 EXCLUDED_TASKS = frozenset({"composite"})  # a mixture of other tasks
-_puzzle_lock = Lock()  # the samples of a group start at once: one generates the puzzle, the others use the cache
+_puzzle_lock = Lock()  # samples of a group start together: one generates the puzzle, the rest read the cache
 
 
-def check(config: Env) -> None:
-    """Check that every task can be made with its settings (ValueError)."""
+def check_settings(config: Env) -> None:
+    """Raise ValueError if the package is missing, or a task is unknown or rejects its settings."""
     if find_spec("reasoning_gym") is None:
         raise ValueError(
             "env.env_name=reasoning_gym needs the package reasoning-gym. Install it: pip install -e '.[reasoning-gym]'"
@@ -32,36 +32,36 @@ def check(config: Env) -> None:
     settings = config.reasoning_gym
     if not settings.tasks:
         raise ValueError("env.reasoning_gym.tasks is empty. List tasks, e.g. [chain_sum,countdown], or use [all].")
-    known = task_names(None)
+    known = list_tasks(None)
     for task in [*settings.settings, *(task for task in settings.tasks if task != "all")]:
         if task not in known:
-            hint = did_you_mean(task, known, count=3)
+            hint = suggest_similar(task, known, count=3)
             raise ValueError(f"env.reasoning_gym: no task {task!r}.{hint} Known: {', '.join(known)}.")
     for task in settings.tasks:
         if task != "all":
             make_dataset(task, settings.level, settings.settings.get(task, {}), seed=0)
 
 
-def task_names(level: int | None) -> list[str]:
-    """The tasks that `all` means: every task, or with a level every task that has a curriculum."""
+def list_tasks(level: int | None) -> list[str]:
+    """Return the tasks of `all`: every task, or, with a level, every task that has a curriculum."""
     from reasoning_gym.factory import CURRICULA, DATASETS
 
     return sorted(set(DATASETS if level is None else CURRICULA) - EXCLUDED_TASKS)
 
 
-@register_environment("reasoning_gym", check=check, tools=None, own_prompts=True)
+@register_environment("reasoning_gym", check=check_settings, tools=None, own_prompts=True)
 class ReasoningGymEnvironment:
-    """A row's env_kwargs.task and .level override env.reasoning_gym.tasks and .level, so that the order of the rows can
-    be a curriculum (data.shuffle=false)."""
+    """Environment of one puzzle. A row's env_kwargs.task and .level override env.reasoning_gym.tasks and .level, so the
+    rows can form a curriculum with data.shuffle=false."""
 
     def __init__(self, services: Services):
         self._config, self._score = services.config, services.score
 
     def reset(self, prompt: Prompt) -> Observation:
-        settings, seed = self._config.reasoning_gym, instance_seed(self._config, prompt)
+        settings, seed = self._config.reasoning_gym, derive_instance_seed(self._config, prompt)
         task = prompt.env_kwargs.get("task")
         if task is None:
-            every = task_names(settings.level)
+            every = list_tasks(settings.level)
             tasks = [task for name in settings.tasks for task in (every if name == "all" else [name])]
             task = tasks[seed % len(tasks)]
         level = prompt.env_kwargs.get("level")
@@ -85,7 +85,7 @@ class ReasoningGymEnvironment:
         found = read_action(action)
         return StepResult(
             done=True,
-            valid=not found.problem,
+            valid=not found.error,
             score=await self._score(self._prompt, action[: found.kept_chars]),
             kept_chars=found.kept_chars,
             info={"task": self._prompt.extra_info[PUZZLE]["task"]},

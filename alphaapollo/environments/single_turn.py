@@ -1,4 +1,4 @@
-"""One prompt, one answer, one reward function."""
+"""Environment with one turn: one prompt, one answer, one reward function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alphaapollo.types import Prompt
 
 @register_environment("single_turn", graded=True, tools=None)
 class SingleTurnEnvironment:
-    """Shows the prompt unchanged and scores the first answer."""
+    """Environment that shows the prompt unchanged and scores the first answer."""
 
     def __init__(self, services: Services):
         self._score = services.score

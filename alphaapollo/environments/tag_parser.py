@@ -1,8 +1,8 @@
-"""Read the one action in a model's text, with env.action_format=tags.
+"""Read the action in a model's text, with env.action_format=tags.
 
     <think>...</think> <answer>42</answer> and more     ->  Action("answer", "42", end)     the rest is cut off
 
-Tags inside thoughts are ignored. Takes linear time for any text.
+Tags inside thoughts are ignored. Parsing takes linear time.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ PUNCTUATION = ".,;:!?*'\"`()[]{}"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The action that the model chose, or why there is none."""
+    """Action in a model's text, or the error if there is none."""
 
-    kind: str = ""  # the tag; "" for a bare word
+    kind: str = ""  # tag name; "" for a bare word
     content: str = ""  # the stripped text inside the tag
-    kept_chars: int | None = None  # the text up to its end; None if only whitespace follows, so that nothing is cut
-    problem: str = ""  # message to the model: the text has no action, or several kinds of action
+    kept_chars: int | None = None  # end of the action in the text; None if only white space follows
+    error: str = ""  # message to the model if the text has no action, or several kinds of action
 
 
 def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action:
-    """First complete action in the text. With `bare_word`, the first word of a text without tags is an action.
+    """Return the first complete action in a text. With `bare_word`, the first word of a text without tags is an action.
 
-    Of several actions of one kind the first is used. An unreadable text is not cut, so that a penalty applies to what
-    caused it.
+    Of several actions of one kind, the first is used. An unreadable text is not cut, so that a penalty covers all of
+    it.
     """
-    start = _end_of_open_thought(text)
-    found = list(_actions(text, start, tags))
+    start = _find_end_of_open_thought(text)
+    found = list(_find_actions(text, start, tags))
     kinds = list(dict.fromkeys(action.kind for action in found))
     if len(kinds) > 1:
-        return Action(problem=f"several kinds of action at once ({', '.join(kinds)}); make one")
+        return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
     if found:
         return found[0]
-    word = _first_word(text, start) if bare_word else None
-    return word or Action(problem=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
+    word = _find_first_word(text, start) if bare_word else None
+    return word or Action(error=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 
 
-def _end_of_open_thought(text: str) -> int:
-    """End of a thought that the prompt opened; 0 if there is none."""
+def _find_end_of_open_thought(text: str) -> int:
+    """Return the end of a thought that the prompt opened; 0 if there is none."""
     end, opened = text.find(f"</{THINK}>"), text.find(f"<{THINK}>")
     return end + len(f"</{THINK}>") if end >= 0 and (opened < 0 or end < opened) else 0
 
 
-def _actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
+def _find_actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
     openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in (THINK, *tags)))
     never_closed: set[str] = set()
     while opening := openings.search(text, position):
@@ -59,13 +59,13 @@ def _actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
             if kind != THINK:
                 yield Action(kind, content, _count_kept_chars(text, position))
         elif kind == THINK:
-            return  # the rest is thought
+            return  # the remaining text is an open thought
         else:
             never_closed.add(kind)
 
 
-def _first_word(text: str, position: int) -> Action | None:
-    """First word outside of thoughts, without the punctuation around it."""
+def _find_first_word(text: str, position: int) -> Action | None:
+    """Return the first word outside of thoughts, without surrounding punctuation; None if there is none."""
     while text.startswith(f"<{THINK}>", position := len(text) - len(text[position:].lstrip())):
         end = text.find(f"</{THINK}>", position)
         if end < 0:

@@ -1,4 +1,4 @@
-"""Base class of seeded text games: one move a turn, at most env.max_steps turns, score 1 if won and 0 otherwise."""
+"""Base class of seeded text games: one move per turn, at most env.max_steps turns, score 1 if won, else 0."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.seeds import derive_seed
 
 
-def instance_seed(config: Env, prompt: Prompt) -> int:
-    """Seed of a prompt's instance, the same for all samples of a group.
+def derive_instance_seed(config: Env, prompt: Prompt) -> int:
+    """Return the seed of a prompt's game instance, which is the same for all samples of a group.
 
-    Depends on env.seed and the row's env_kwargs.seed, which `examples.data_preprocess.prepare` makes different for
-    training and validation; without it, on the row's position.
+    The seed depends on env.seed and the row's env_kwargs.seed, or on the row's position if env_kwargs.seed is missing.
+    `examples.data_preprocess.prepare` writes different env_kwargs.seed for training and validation.
     """
     seed = prompt.env_kwargs.get("seed")
     return derive_seed(config.seed, config.env_name, prompt.id if seed is None else int(seed))
 
 
 def fill_template(template: str, **values: object) -> str:
-    """Replace each `{name}` by its value; other braces stay as they are."""
+    """Replace each `{name}` in a template by its value. Other braces are not changed."""
     for name, value in values.items():
         template = template.replace(f"{{{name}}}", str(value))
     return template
@@ -34,13 +34,13 @@ def fill_template(template: str, **values: object) -> str:
 class MoveResult:
     """Result of one move."""
 
-    text: str  # for the model
+    text: str  # message to the model
     won: bool = False
     valid: bool = True
 
 
 class TextGame(ABC):
-    """One episode of a game. Subclasses define `begin`, `prompt`, `play` and `state`."""
+    """Environment of one episode of a game. Subclasses define `begin`, `prompt`, `play` and `state`."""
 
     def __init__(self, services: Services):
         self.config = services.config
@@ -48,32 +48,30 @@ class TextGame(ABC):
 
     @abstractmethod
     def begin(self, rng: Random) -> None:
-        """Set up the instance; `rng` is its only source of randomness."""
+        """Set up the game instance. Use `rng` as the only source of randomness."""
 
     @abstractmethod
     def prompt(self) -> str:
-        """The instructions and the current situation."""
+        """Return the instructions and the current state of the game."""
 
     @abstractmethod
     def play(self, action: str) -> MoveResult:
-        """Execute the action, or return an invalid move that explains the problem."""
+        """Execute an action. Returns a move with valid=False and an explanation if the action is invalid."""
 
     @abstractmethod
     def state(self) -> str:
-        """Key of the situation: within an instance, equal keys mean that equal moves have equal consequences."""
+        """Return a key of the game state. States of one instance with equal keys have the same transitions."""
 
     async def reset(self, prompt: Prompt) -> Observation:
-        self.begin(Random(instance_seed(self.config, prompt)))
+        self.begin(Random(derive_instance_seed(self.config, prompt)))
         return Observation([Message(role="user", content=self.prompt())])
 
     async def step(self, action: str) -> StepResult:
         self._turns += 1
         state = self.state()
         found = read_action(action, bare_word=True)
-        if found.problem:
-            move = MoveResult(f"invalid action: {found.problem}", valid=False)
-        else:
-            move = self.play(found.content)
+        error = f"invalid action: {found.error}"
+        move = MoveResult(error, valid=False) if found.error else self.play(found.content)
         done = move.won or self._turns >= self.config.max_steps
         return StepResult(
             observation=None if done else Observation([Message(role="user", content=move.text)]),

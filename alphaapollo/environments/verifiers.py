@@ -1,8 +1,8 @@
-"""Environments of the verifiers library (0.1.14), by the name that its `load_environment` takes.
+"""Adapter for environments of the verifiers library (0.1.14).
 
-Such an environment runs the episode itself and requests completions from an OpenAI client, which this adapter replaces:
+A verifiers environment runs the episode and requests completions from an OpenAI client. The adapter is this client:
 
-    rollout --create(messages)--> our observation ... our step(action) --completion--> rollout --> rubric
+    rollout --create(messages)--> observation of the adapter    step(action) of the adapter --completion--> rollout
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from alphaapollo.types import Message, Prompt, Score
 _load_lock = Lock()
 
 
-def check(config: Env) -> None:
-    """Check the library's version, and that the environment loads and is supported (ValueError)."""
+def check_settings(config: Env) -> None:
+    """Raise ValueError if the library's version is wrong, or the environment does not load or is not supported."""
     module = importlib.import_module("verifiers") if find_spec("verifiers") is not None else None
     if not hasattr(getattr(module, "Environment", None), "requires_group_rollouts"):
         raise ValueError(
@@ -36,19 +36,19 @@ def check(config: Env) -> None:
         raise ValueError("env.verifiers.name is empty. Set it to a name for verifiers.load_environment, e.g. wordle.")
     try:
         environment = _load(name, json.dumps(arguments))
-    except Exception as error:  # the environment's own code
+    except Exception as error:  # environment code may raise anything
         raise ValueError(
             f"env.verifiers.name={name} cannot be loaded with env.verifiers.args={arguments} "
             f"({type(error).__name__}: {error}). Install that environment or correct the arguments."
         ) from error
-    if problem := _unsupported_feature(environment):
-        raise ValueError(f"env.verifiers.name={name}: {problem}. Use an environment of single chats without tools.")
+    if reason := _explain_unsupported_feature(environment):
+        raise ValueError(f"env.verifiers.name={name}: {reason}. Use an environment of single chats without tools.")
 
 
-@register_environment("verifiers", check=check, tools=None)
+@register_environment("verifiers", check=check_settings, tools=None)
 class VerifiersEnvironment:
-    """Row i plays example i of the environment's data (modulo its length), of the training data if extra_info.split is
-    `train`, else of the evaluation data."""
+    """Environment of one verifiers episode. Row i plays example i (modulo the number of examples) of the training data
+    if extra_info.split is `train`, else of the evaluation data."""
 
     def __init__(self, services: Services):
         self._settings = services.config.verifiers
@@ -63,21 +63,20 @@ class VerifiersEnvironment:
         is_training = prompt.extra_info.get("split", "train") == "train"
         data = self._environment.get_dataset() if is_training else self._environment.get_eval_dataset()
         example = data[int(prompt.extra_info.get("index", prompt.id)) % len(data)]
-        ours = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
-        client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(ours)
+        openai_client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
+        client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(openai_client)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
-        if not await self._next_request():
-            raise RuntimeError(
-                f"{self._settings.name} ended before its first request to the model: {_error(self._rollout.result())}"
-            )
+        if not await self._wait_for_request():
+            reason = _describe_error(self._rollout.result())
+            raise RuntimeError(f"{self._settings.name} ended before its first request to the model: {reason}")
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
         assert self._answer is not None and self._rollout is not None, "step before reset"
-        content = action or " "  # verifiers treats an empty answer as a failure of the server
+        content = action or " "  # verifiers treats an empty answer as a server failure
         before = [*self._chat, Message(role="assistant", content=content)]
-        self._answer.set_result(_completion(content))
-        if not await self._next_request():
+        self._answer.set_result(_make_completion(content))
+        if not await self._wait_for_request():
             return StepResult(done=True, score=await self._score(self._rollout.result()))
         if self._chat[: len(before)] != before:
             raise RuntimeError(
@@ -91,17 +90,17 @@ class VerifiersEnvironment:
             await asyncio.gather(self._rollout, return_exceptions=True)
 
     async def _create(self, messages: list[dict[str, Any]], tools: Any = None, **_: Any) -> Any:
-        """`client.chat.completions.create`, called by the environment's rollout."""
+        """Return the completion of a chat. Called by the rollout as `client.chat.completions.create`."""
         if tools or not all(isinstance(message["content"], str) for message in messages):
-            what = "native tool calls" if tools else "messages that are not plain text"
-            raise NotImplementedError(f"environments with {what} are not supported")
+            feature = "native tool calls" if tools else "messages that are not plain text"
+            raise NotImplementedError(f"environments with {feature} are not supported")
         chat = [Message(role=message["role"], content=message["content"]) for message in messages]
         answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait((chat, answer))
         return await answer
 
-    async def _next_request(self) -> bool:
-        """Wait for the environment's next request (True) or its end (False)."""
+    async def _wait_for_request(self) -> bool:
+        """Wait for the next request of the environment. Returns False if the episode ended instead."""
         assert self._rollout is not None
         request = asyncio.ensure_future(self._requests.get())
         await asyncio.wait({request, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,7 +111,7 @@ class VerifiersEnvironment:
         return True
 
     async def _score(self, state: Any) -> Score:
-        if error := _error(state):
+        if error := _describe_error(state):
             raise RuntimeError(f"{self._settings.name}: {error}")
         await self._environment.rubric.score_rollout(state)
         await self._environment.rubric.cleanup(state)
@@ -121,19 +120,19 @@ class VerifiersEnvironment:
 
 def _load(name: str, arguments: str) -> Any:
     with _load_lock:
-        return _load_once(name, arguments)
+        return _load_cached(name, arguments)
 
 
 @lru_cache(maxsize=8)
-def _load_once(name: str, arguments: str) -> Any:
+def _load_cached(name: str, arguments: str) -> Any:
     module = importlib.import_module("verifiers.envs.environment")
-    # Its environments replace the handlers of SIGINT and SIGTERM, which belong to the run.
+    # verifiers environments would replace the run's handlers of SIGINT and SIGTERM.
     module.__dict__["signal"] = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
     return importlib.import_module("verifiers").load_environment(name, **json.loads(arguments))
 
 
-def _unsupported_feature(environment: Any) -> str:
-    """Why the environment cannot be played as single text chats; empty if it can."""
+def _explain_unsupported_feature(environment: Any) -> str:
+    """Return why an environment is not supported; empty if it is."""
     if environment.message_type != "chat":
         return "it completes texts; only chat environments are supported"
     if environment.requires_group_rollouts:
@@ -144,7 +143,7 @@ def _unsupported_feature(environment: Any) -> str:
     return ""
 
 
-def _completion(text: str) -> Any:
+def _make_completion(text: str) -> Any:
     from openai.types.chat import ChatCompletion
 
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
@@ -153,7 +152,7 @@ def _completion(text: str) -> Any:
     )
 
 
-def _error(state: Any) -> str:
-    """The error that ended a rollout, with its cause; empty if there was none."""
+def _describe_error(state: Any) -> str:
+    """Return the error that ended a rollout, with its cause; empty if there was none."""
     error = state["error"]
     return "" if error is None else f"{error!r} ({error.__cause__!r})"

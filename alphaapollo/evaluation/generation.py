@@ -1,7 +1,7 @@
 """Generate and score samples without training (main_generation).
 
-prepare: read, check, print the plan  ->  run: unfinished prompts -> engines -> results.jsonl, one group at a time
-->  metrics of all results on the console, in summary.json and summary.csv
+prepare: read and check the inputs, print the plan
+run: generate unfinished prompts, append each group to results.jsonl, report the metrics (summary.json, summary.csv)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.rendering import unused_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
-from alphaapollo.evaluation.report import report_results
+from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished_results
 from alphaapollo.launch.input_checks import (
     check_engine_split,
@@ -52,11 +52,11 @@ RESULTS = "results.jsonl"
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """A generation that has passed all checks."""
+    """Plan of a generation that has passed all checks."""
 
     config: GenerationConfig
     device: Device
-    rollout: Rollout  # with resolved dtype and number of engines
+    rollout: Rollout  # settings with resolved dtype and number of engines
     prompts: list[Prompt]
     finished: FinishedResults
     start: StartPoint
@@ -67,7 +67,7 @@ class GenerationPlan:
 
     @property
     def requests(self) -> list[GroupRequest]:
-        """Requests of unfinished prompts, with the same random draws as a validation with this seed."""
+        """Requests of unfinished prompts. Their random draws equal those of a validation with the same seed."""
         done, sampling = self.finished.prompt_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
@@ -125,11 +125,11 @@ async def run(generation: GenerationPlan, terminal: Terminal) -> None:
                 results += await _generate_groups(generation, workers, terminal)
         finally:
             await workers.close()
-    report_results(results, generation.prompts, folder, terminal)
+    write_report(results, generation.prompts, folder, terminal)
 
 
 async def launch(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
-    """Start the engines, in this process or over Ray (trainer.controller). rollout: resolved."""
+    """Start the engines, in this process or with Ray (trainer.controller). `rollout` has resolved settings."""
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     parallel = rollout.tensor_model_parallel_size
@@ -157,9 +157,9 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
 
 
 async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
-    """Write each group when it ends, so that a kill loses only groups in progress."""
+    """Generate all requests and return their results. Each group is written when it ends."""
     results: list[SampleResult] = []
-    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # of this process
+    started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
     path, done = generation.folder / RESULTS, len(generation.finished.prompt_ids)
     with (
         SPANS("generate"),
@@ -168,12 +168,12 @@ async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, te
     ):
         async for _, group in workers.engines.generate(generation.requests):
             write(group)
-            own = [convert_trajectory(group.prompt, trajectory) for trajectory in group.trajectories]
-            results += own
-            scored = [result.accuracy for result in own if not result.outcome.failed]
+            new = [convert_trajectory(group.prompt, trajectory) for trajectory in group.trajectories]
+            results += new
+            scored = [result.accuracy for result in new if not result.outcome.failed]
             total_accuracy += sum(scored)
             num_scored += len(scored)
-            num_tokens += sum(result.num_tokens or 0 for result in own)
+            num_tokens += sum(result.num_tokens or 0 for result in new)
             accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if num_scored else ""
             counter.advance(f"{accuracy}{num_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return results

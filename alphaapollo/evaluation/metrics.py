@@ -1,6 +1,6 @@
 """Evaluation metrics, shared by validation, main_generation and main_eval.
 
-Trajectory (or its line in a results file, or a graded text) -> SampleResult -> summarize -> Summary of each data source
+Trajectory, line of a results file, or graded text -> SampleResult -> summarize -> Summary per data source
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majori
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory
 
-CORRECT_ACCURACY = 1.0  # accuracy from which a sample is correct, for pass@k
+CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """One graded sample."""
+    """Result of one graded sample."""
 
     problem: int  # prompt id
     sample: int
     data_source: str
     outcome: Outcome
-    reward: float  # NaN if grader or environment failed; likewise accuracy
+    reward: float  # NaN if the grader or the environment failed; the same applies to accuracy
     accuracy: float
-    answer: str | None = None  # its vote; None: no vote
-    num_tokens: int | None = None  # sampled by the model; None if unknown
+    answer: str | None = None  # normalized answer, for majority votes; None: no vote
+    num_tokens: int | None = None  # number of tokens sampled by the model; None if unknown
     end: EpisodeEnd | None = None
-    reason: str = ""  # if it failed
+    reason: str = ""  # failure reason
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over problems with its 95 % interval (None with fewer than two problems)."""
+    """Mean over problems with its 95 % interval; the bounds are None with fewer than two problems."""
 
     value: float
     low: float | None
@@ -47,15 +47,15 @@ class Estimate:
     problems: int  # number of problems with a value
 
     @classmethod
-    def of(cls, value: float, bounds: Iterable[float], problems: int) -> Estimate:
-        """bounds: NaN if there is no interval."""
+    def from_bounds(cls, value: float, bounds: Iterable[float], problems: int) -> Estimate:
+        """Create an estimate from NumPy values. NaN in `bounds` means that there is no interval."""
         low, high = (None if math.isnan(bound) else float(bound) for bound in bounds)
         return cls(float(value), low, high, int(problems))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Metrics of one data source, or of all together."""
+    """Metrics of one data source, or of all data sources together."""
 
     data_source: str
     problems: int
@@ -66,17 +66,17 @@ class Summary:
 
     @property
     def failed(self) -> int:
-        """Number of samples without a reward; only the response length includes them."""
+        """Number of samples without a reward. They are excluded from all metrics except the response length."""
         return sum(self.outcomes.get(outcome, 0) for outcome in Outcome if outcome.failed)
 
 
-def sample_result(prompt: Prompt, trajectory: Trajectory, vote: bool = True) -> SampleResult:
-    """Convert a trajectory. vote: also extract the answer."""
-    text = trajectory.turns[-1].text if vote and trajectory.turns else ""
-    own = make_sample_result(
+def convert_trajectory(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
+    """Convert a trajectory to a SampleResult. The answer is extracted only if `needs_answer`."""
+    text = trajectory.turns[-1].text if needs_answer and trajectory.turns else ""
+    result = make_sample_result(
         prompt, trajectory.sample, text, trajectory.score, num_tokens=trajectory.num_tokens, end=trajectory.end
     )
-    return own if own.outcome.failed else replace(own, reward=trajectory.reward, accuracy=trajectory.accuracy)
+    return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=trajectory.accuracy)
 
 
 def make_sample_result(
@@ -87,7 +87,7 @@ def make_sample_result(
     num_tokens: int | None = None,
     end: EpisodeEnd | None = None,
 ) -> SampleResult:
-    """Combine a response text (of a trajectory: its last turn) with its score."""
+    """Create the SampleResult of a response text and its score. The text of a trajectory is its last turn."""
     failed = score.outcome.failed
     return SampleResult(
         problem=prompt.id,
@@ -104,7 +104,7 @@ def make_sample_result(
 
 
 def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
-    """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
+    """Convert a rollout log record. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
     reward = math.nan if outcome.failed else float(record["reward"]) + steps
@@ -119,47 +119,47 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
 
 
 def join_repeats(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
-    """Merge samples of rows that repeat a problem, as prepare_validation writes them, into its first row.
+    """Assign the samples of repeated rows, which prepare_validation writes, to the first row of their problem.
 
-    A repeated row has the same data source, prompt, ground truth and extra_info.index.
+    Repeated rows have the same data source, prompt, ground truth and extra_info.index.
     """
     first: dict[tuple[object, ...], int] = {}
     before: Counter[int] = Counter()
-    places: dict[int, tuple[int, int]] = {}  # prompt -> (problem, repeats before)
+    first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
         index = prompt.extra_info.get("index")
         key = (prompt.data_source, json.dumps(prompt.content), prompt.ground_truth, index)
         problem = prompt.id if index is None else first.setdefault(key, prompt.id)
-        places[prompt.id] = problem, before[problem]
+        first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1
     n = max((result.sample for result in results), default=0) + 1
     return [
         replace(result, problem=problem, sample=repeats * n + result.sample)
         for result in results
-        for problem, repeats in [places[result.problem]]
+        for problem, repeats in [first_rows[result.problem]]
     ]
 
 
-def max_samples_per_problem(results: Iterable[SampleResult]) -> int:
-    """Largest number of samples of a problem."""
+def count_max_samples(results: Iterable[SampleResult]) -> int:
+    """Return the largest number of samples per problem."""
     return max(Counter(result.problem for result in results).values(), default=1)
 
 
 def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summary]]:
-    """Summarize all results, and those of each data source in alphabetical order."""
+    """Return the summary of all results, and the summary of each data source in alphabetical order."""
     by_source: dict[str, list[SampleResult]] = defaultdict(list)
     for result in results:
         by_source[result.data_source].append(result)
-    everything = [result for own in by_source.values() for result in own]
-    sources = {source: _summary(source, by_source[source]) for source in sorted(by_source)}
+    everything = [result for group in by_source.values() for result in group]
+    sources = {source: _summarize_source(source, by_source[source]) for source in sorted(by_source)}
     if len(sources) == 1:
         return next(iter(sources.values())), sources
-    return _summary("all", everything), sources
+    return _summarize_source("all", everything), sources
 
 
-def _summary(data_source: str, results: Sequence[SampleResult]) -> Summary:
-    names, values = problem_values(results, max_samples_per_problem(results))
-    means, counts = _means(values)
+def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
+    names, values = compute_problem_values(results, count_max_samples(results))
+    means, counts = _compute_means(values)
     bounds = bootstrap_interval(values)
     return Summary(
         data_source=data_source,
@@ -168,21 +168,21 @@ def _summary(data_source: str, results: Sequence[SampleResult]) -> Summary:
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
         figures={
-            name: Estimate.of(means[index], bounds[:, index], counts[index])
+            name: Estimate.from_bounds(means[index], bounds[:, index], counts[index])
             for index, name in enumerate(names)
             if counts[index]
         },
     )
 
 
-def mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
-    """Means of all metrics without intervals; NaN for metrics without values."""
-    names, values = problem_values(results, num_samples)
-    return dict(zip(names, _means(values)[0].tolist(), strict=True))
+def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
+    """Return the mean of each metric over problems; NaN for metrics without values."""
+    names, values = compute_problem_values(results, num_samples)
+    return dict(zip(names, _compute_means(values)[0].tolist(), strict=True))
 
 
-def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of each column over the problems with a value, and the number of these problems."""
+def _compute_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of each column over its values that are not NaN, and the number of these values."""
     values = np.sort(values, axis=0)  # makes sums independent of the order of problems
     known = ~np.isnan(values)
     counts = known.sum(axis=0)
@@ -190,31 +190,33 @@ def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0), counts
 
 
-def problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[list[str], np.ndarray]:
-    """Metric names [F] and the values of each problem [P, F], ordered by problem id.
+def compute_problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[list[str], np.ndarray]:
+    """Return the metric names [F] and the values of each problem [P, F], ordered by problem id.
 
-    Failed samples are excluded: a problem may have no pass@k for large k, and a problem with failed samples only has no
-    metric but the response length (NaN).
+    Failed samples are excluded, so pass@k may be NaN for large k. If all samples of a problem failed, all metrics
+    except the response length are NaN.
     """
     by_problem: dict[int, list[SampleResult]] = defaultdict(list)
     for result in sorted(results, key=lambda result: (result.problem, result.sample)):
         by_problem[result.problem].append(result)
     problems = list(by_problem.values())
-    scored = [[result for result in own if not result.outcome.failed] for own in problems]
-    correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in own) for own in scored]
-    passes = pass_at_k(np.array([len(own) for own in scored]), np.array(correct), num_samples)
-    columns = {f"avg@{num_samples}": [_mean([result.accuracy for result in own]) for own in scored]}
+    scored = [[result for result in group if not result.outcome.failed] for group in problems]
+    correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in group) for group in scored]
+    passes = pass_at_k(np.array([len(group) for group in scored]), np.array(correct), num_samples)
+    columns = {f"avg@{num_samples}": [_compute_mean([result.accuracy for result in group]) for group in scored]}
     columns |= {f"pass@{k}": passes[:, k - 1].tolist() for k in range(1, num_samples + 1)}
     columns[f"maj@{num_samples}"] = [
-        majority_accuracy([result.answer for result in own], [result.accuracy for result in own]) if own else math.nan
-        for own in scored
+        majority_accuracy([result.answer for result in group], [result.accuracy for result in group])
+        if group
+        else math.nan
+        for group in scored
     ]
-    columns["reward"] = [_mean([result.reward for result in own]) for own in scored]
+    columns["reward"] = [_compute_mean([result.reward for result in group]) for group in scored]
     columns["response_length"] = [
-        _mean([result.num_tokens for result in own if result.num_tokens is not None]) for own in problems
+        _compute_mean([result.num_tokens for result in group if result.num_tokens is not None]) for group in problems
     ]
     return list(columns), np.array(list(columns.values()), dtype=float).T.reshape(len(problems), len(columns))
 
 
-def _mean(values: Sequence[float]) -> float:
+def _compute_mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan

@@ -23,9 +23,7 @@ TOKENS = ("response_length",)  # metrics in tokens
 WIDE = 1000  # columns; prevents rich from truncating names in narrow terminals
 
 
-def report_results(
-    results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal
-) -> None:
+def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
     """Print and write the metrics of `results`, whose prompts are in `prompts`.
 
     Raises ValueError, after writing, if all samples failed.
@@ -54,9 +52,8 @@ def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal:
         title = summary.data_source or "(no data source)"
         for name, figure in summary.figures.items():
             shape = "{:.1f}" if name in TOKENS else "{:.4f}"
-            table.add_row(
-                title, name, shape.format(figure.value), _format_interval(figure, shape), str(figure.problems)
-            )
+            value, interval = shape.format(figure.value), _format_interval(figure, shape)
+            table.add_row(title, name, value, interval, str(figure.problems))
             title = ""
         if not summary.figures:
             table.add_row(title, "nothing scored")
@@ -83,10 +80,7 @@ def format_outcome_line(summary: Summary) -> str:
 
 def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
-    record = {
-        "all": _make_record(everything),
-        "by_data_source": {name: _make_record(summary) for name, summary in sources.items()},
-    }
+    record = {"all": _to_dict(everything), "by_data_source": {name: _to_dict(one) for name, one in sources.items()}}
     table = StringIO(newline="")
     rows = csv.DictWriter(table, FIELDS)
     rows.writeheader()
@@ -106,7 +100,7 @@ def _list_summaries(everything: Summary, sources: Mapping[str, Summary]) -> Sequ
     return [*sources.values(), everything] if len(sources) != 1 else [*sources.values()]
 
 
-def _make_record(summary: Summary) -> dict[str, Any]:
+def _to_dict(summary: Summary) -> dict[str, Any]:
     return asdict(summary) | {"failed": summary.failed}
 
 

@@ -1,6 +1,6 @@
-"""Existing outputs, scored: rows with a prompt and one or several responses, make_sample_result in isolation.
+"""Score existing outputs: rows with a prompt and one or several responses (main_eval).
 
-Rows with one prompt, data source and ground truth are one problem, so a file may also have a row a response.
+Rows with equal prompt, data source and ground truth form one problem, so a file may also have one row per response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
-from alphaapollo.evaluation.report import report_results
+from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
 from alphaapollo.observability.counter import ProgressCounter
@@ -28,20 +28,20 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
-IN_FLIGHT = 64  # responses per grader process
+IN_FLIGHT = 64  # maximum responses in flight per grader process
 GradedResponse = tuple[SampleResult, Score]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt with all its responses; `prompt.id` is the index of the problem."""
+    """Prompt with all its responses. `prompt.id` is the index of the problem."""
 
     prompt: Prompt
     responses: list[str]
 
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
-    """Check everything, read the files and print what will be scored."""
+    """Check the configuration, read the problems and print their number. Raises ValueError for invalid input."""
     notices = check_config(config)
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
@@ -55,7 +55,7 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
 
 
 def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[Problem]:
-    """Read problems. Raises ValueError for a missing file, invalid rows or a missing response column."""
+    """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key)
     rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], Problem] = {}
@@ -82,26 +82,26 @@ def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRo
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
-            raise ValueError(f"{column!r} is {repr(value)[:80]}; must be a string or a list of strings.")
+            raise ValueError(f"{column!r} is {repr(value)[:80]}. It must be a string or a list of strings.")
         return row, responses
 
     return convert_rows(path, rows, split_responses)
 
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
-    """Grade every response and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
+    """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
-    everything = await _grade_responses(config, problems, terminal)
-    lines = (json.dumps(_make_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything)
+    graded = await _grade_responses(config, problems, terminal)
+    lines = (json.dumps(_make_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in graded)
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
-    report_results([result for result, _ in everything], [problem.prompt for problem in problems], folder, terminal)
+    write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, terminal)
 
 
 async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
-    """Grade all responses. Returns results in the order of problems and responses."""
+    """Return the results of all responses, ordered by problem and response."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
     slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)

@@ -1,4 +1,4 @@
-"""Budget of a run (`budget.*`), price of a model call, and the STOP file."""
+"""Limit the model calls of a run: budget (`budget.*`), prices and the STOP file."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ T = TypeVar("T")
 
 
 class EvolutionStopped(Exception):
-    """No further model call may be made; the text says why. The run still selects answers and writes its results."""
+    """Exception that ends the rounds of a run; its text is the reason. Answers are still selected and written."""
 
 
 def compute_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
-    """Price of one call, from models.NAME.price_in and price_out (per million tokens)."""
+    """Return the price of one call, from models.NAME.price_in and price_out (per million tokens)."""
     return (tokens_read * model.price_in + tokens_written * model.price_out) / 1e6
 
 
 class Budget:
     """Admission control for model calls; belongs to one event loop.
 
-    A call is admitted with its maximum usage and settled with its usage, so calls in flight never exceed a limit.
+    A call is admitted with its maximum usage and settled with its actual usage, so no limit is exceeded.
 
     Args:
-        limits: for all processes of the run together.
+        limits: limits for all processes of the run together.
         used: usage of earlier processes.
-        seconds: run time of earlier processes.
-        stop_file: no call is admitted while this file exists.
+        seconds: run time of earlier processes, in seconds.
+        stop_file: path of the stop file. No call is admitted while it exists.
     """
 
     def __init__(self, limits: EvolvingBudget, used: Usage, seconds: float, stop_file: Path):
@@ -45,12 +45,12 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Run time of all processes so far."""
+        """Run time of all processes so far, in seconds."""
         return time.monotonic() - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left for calls in flight; None without a time limit."""
+        """Remaining time in seconds; None without a time limit."""
         return None if self._limits.seconds is None else self._limits.seconds * self._share - self.seconds
 
     def release_reserve(self) -> None:
@@ -62,35 +62,35 @@ class Budget:
         """Wait until `maximum` fits into the budget.
 
         Raises:
-            EvolutionStopped: it does not fit and no call in flight could return any budget, or the stop file exists.
+            EvolutionStopped: the stop file exists, or `maximum` does not fit and no call is in flight.
         """
         async with self._changed:
             while True:
                 if self._stop_file.exists():
                     raise EvolutionStopped(f"the stop file {self._stop_file} exists")
                 if (left := self.seconds_left) is not None and left <= 0:
-                    raise EvolutionStopped(self._spent("seconds"))
-                wanted = self.used + self._in_flight + maximum
-                exceeded = [name for name in ("calls", "tokens", "money") if self._is_exceeded(name, wanted)]
+                    raise EvolutionStopped(self._describe_spent_limit("seconds"))
+                requested = self.used + self._in_flight + maximum
+                exceeded = [name for name in ("calls", "tokens", "money") if self._is_exceeded(name, requested)]
                 if not exceeded:
                     self._in_flight += maximum
                     return
                 if not self._in_flight.calls:
-                    raise EvolutionStopped(self._spent(exceeded[0]))
+                    raise EvolutionStopped(self._describe_spent_limit(exceeded[0]))
                 await self._changed.wait()
 
     async def settle(self, maximum: Usage, used: Usage) -> None:
-        """Replace the maximum of a call that has ended by what it used."""
+        """Replace the maximum usage of a finished call by its actual usage."""
         async with self._changed:
             self._in_flight -= maximum
             self.used += used
             self._changed.notify_all()
 
-    def _is_exceeded(self, name: str, wanted: Usage) -> bool:
+    def _is_exceeded(self, name: str, requested: Usage) -> bool:
         limit = getattr(self._limits, name)
-        return limit is not None and getattr(wanted, name) > limit * self._share
+        return limit is not None and getattr(requested, name) > limit * self._share
 
-    def _spent(self, name: str) -> str:
+    def _describe_spent_limit(self, name: str) -> str:
         reserve = f"; {self._limits.reserve:.0%} of it is reserved for the final selection" if self._share < 1 else ""
         return f"budget.{name}={getattr(self._limits, name):g} is spent{reserve}"
 

@@ -27,26 +27,26 @@ ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your fin
 
 @dataclass(frozen=True)
 class Grader:
-    """The reward function, limited to problems with a ground truth."""
+    """Grader that calls the reward function for problems with a ground truth."""
 
     score: ScoreFn
     has_truth: Callable[[Prompt], bool]
-    used_by_environment: bool  # the environment scores with this grader, rather than by itself
+    used_by_environment: bool  # True: the environment scores with this grader
 
     async def grade(self, prompt: Prompt, text: str) -> Score:
-        """Score of a text; a failure if the problem has no ground truth."""
+        """Return the score of a text; a failed score if the problem has no ground truth."""
         if self.has_truth(prompt):
             return await self.score(prompt, text)
-        return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="there is no ground truth")
+        return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="the problem has no ground truth")
 
     def grade_transcript(self, prompt: Prompt, transcript: Transcript) -> Grade | None:
-        """Grade of an episode; None without a ground truth or after a failure."""
+        """Return the grade of an episode; None without a ground truth or after a failure."""
         if transcript.failure or (self.used_by_environment and not self.has_truth(prompt)):
             return None
-        return Grade.of(transcript.score or Score(0.0, reason="the episode ended without a score"))
+        return Grade.from_score(transcript.score or Score(0.0, reason="the episode ended without a score"))
 
     def lacks_answer(self, prompt: Prompt, transcript: Transcript) -> bool:
-        """Always False in an environment that scores by itself."""
+        """Return whether an episode ended without a readable answer; always False if the environment scores itself."""
         if not self.used_by_environment:
             return False
         if not transcript.done or transcript.score is None:
@@ -58,9 +58,9 @@ class Grader:
 
 @dataclass(frozen=True)
 class CandidateMaker:
-    """Makes candidates and judges them by `votes` verifiers each. What is complete in the pool is not repeated.
+    """Maker of candidates and their judgements by `votes` verifiers. Steps that are complete in the pool are skipped.
 
-    `make_environment` makes a new environment that scores with `grader`.
+    `make_environment` creates an environment that scores with `grader`.
     """
 
     caller: RoleCaller
@@ -69,21 +69,25 @@ class CandidateMaker:
     make_environment: Callable[[], Environment]
     votes: int
 
-    async def make(self, prompt: Prompt, place: CandidateId, branch: str, past: Sequence[JudgedCandidate]) -> None:
-        """Make the candidate at this place and, if it has not failed, its judgement. branch: its model."""
-        candidate = self.pool.candidates.get(place.key) or await self._propose(prompt, place, branch, past)
+    async def make_candidate(
+        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+    ) -> None:
+        """Create the candidate with this id and, if it has not failed, its judgement. `branch` is a model name."""
+        candidate = self.pool.candidates.get(candidate_id.key)
+        candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch, past)
         if not candidate.failure and candidate.key not in self.pool.judgements:
-            await self._judge(RoleView(get_question(prompt), solution=candidate.summary), candidate.key, branch)
+            view = RoleView(get_question(prompt), solution=candidate.summary)
+            await self._judge_candidate(view, candidate.key, branch)
 
-    async def _propose(
-        self, prompt: Prompt, place: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+    async def _propose_candidate(
+        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
     ) -> Candidate:
         shown: list[JudgedCandidate] = []
         try:
-            transcript, shown = await self._run_proposer(prompt, place, branch, past)
+            transcript, shown = await self._run_proposer(prompt, candidate_id, branch, past)
             if not transcript.failure and self.grader.lacks_answer(prompt, transcript):
                 chat = [*transcript.messages, Message(role="user", content=ASK_FOR_ANSWER)]
-                reply = await self.caller.call("proposer", branch, f"{place.key}/proposer/answer", chat)
+                reply = await self.caller.call_model("proposer", branch, f"{candidate_id.key}/proposer/answer", chat)
                 transcript.messages = [*chat, Message(role="assistant", content=reply.text)]
                 transcript.score = await self.grader.grade(prompt, reply.text)
         except ModelCallError as error:
@@ -91,15 +95,15 @@ class CandidateMaker:
         summary = ""
         if not transcript.failure:
             view = RoleView(get_question(prompt), solution=transcript.text)
-            result = await self.caller.ask("summariser", branch, f"{place.key}/summariser", view)
+            result = await self.caller.ask_role("summariser", branch, f"{candidate_id.key}/summariser", view)
             summary = transcript.text if result.value is None else str(result.value)
-        usage = self.pool.usage[place.key]
+        usage = self.pool.usage[candidate_id.key]
         candidate = Candidate(
-            key=place.key,
-            place=place,
-            model=self.caller.model_of("proposer", branch),
+            key=candidate_id.key,
+            id=candidate_id,
+            model=self.caller.get_model_name("proposer", branch),
             parents=tuple(candidate.key for candidate, _ in shown),
-            seed=self.caller.call_seed(f"{place.key}/proposer/turn0"),
+            seed=self.caller.derive_call_seed(f"{candidate_id.key}/proposer/turn0"),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
@@ -115,10 +119,10 @@ class CandidateMaker:
         return candidate
 
     async def _run_proposer(
-        self, prompt: Prompt, place: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
     ) -> tuple[Transcript, list[JudgedCandidate]]:
-        """The episode, and the past solutions shown in it: the newest ones that fit into the prompt limit."""
-        model, shown = self.caller.model_of("proposer", branch), list(past)
+        """Run the proposer. Returns the episode and the past solutions in its prompt (the newest that fit)."""
+        model, shown = self.caller.get_model_name("proposer", branch), list(past)
 
         def build(first: list[Message]) -> list[Message]:
             while True:
@@ -133,31 +137,33 @@ class CandidateMaker:
                     return messages
                 shown.pop(0)
 
-        key = f"{place.key}/proposer/"
+        key = f"{candidate_id.key}/proposer/"
         return await self.caller.run_episode("proposer", branch, key, self.make_environment, prompt, build), shown
 
-    async def _judge(self, view: RoleView, candidate: str, branch: str) -> None:
-        verdicts = await gather_all([self._verify(view, candidate, branch, index) for index in range(self.votes)])
+    async def _judge_candidate(self, view: RoleView, candidate: str, branch: str) -> None:
+        verdicts = await gather_all(
+            [self._verify_candidate(view, candidate, branch, index) for index in range(self.votes)]
+        )
         votes_for, votes_against = count_votes(verdicts)
         reports = get_majority_reports(verdicts)
         report = "\n\n".join(reports)
         if len(reports) > 1:
             view = RoleView(view.question, solution=view.solution, reports=tuple(reports))
-            result = await self.caller.ask("aggregator", branch, f"{candidate}/aggregator", view)
+            result = await self.caller.ask_role("aggregator", branch, f"{candidate}/aggregator", view)
             report = report if result.value is None else str(result.value)
         self.pool.append(Judgement(candidate, votes_for, votes_against, report))
 
-    async def _verify(self, view: RoleView, candidate: str, branch: str, index: int) -> VerifierVerdict:
+    async def _verify_candidate(self, view: RoleView, candidate: str, branch: str, index: int) -> VerifierVerdict:
         if logged := self.pool.verdicts.get(candidate, {}).get(index):
             return logged
-        model = self.caller.model_of("verifier", branch)
-        result = await self.caller.ask("verifier", branch, f"{candidate}/verifier.{index}", view)
+        model = self.caller.get_model_name("verifier", branch)
+        result = await self.caller.ask_role("verifier", branch, f"{candidate}/verifier.{index}", view)
         if result.value is None:
             verdict = VerifierVerdict(candidate, index, model, failure=result.failure)
         else:
             vote, report = result.value.vote, result.value.text
             slot, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
-            upheld = (await self.caller.ask(slot, branch, f"{candidate}/{slot}.{index}", view)).value
+            upheld = (await self.caller.ask_role(slot, branch, f"{candidate}/{slot}.{index}", view)).value
             verdict = VerifierVerdict(
                 candidate, index, model, result.messages, vote, report, None if upheld is None else bool(upheld)
             )
@@ -166,20 +172,22 @@ class CandidateMaker:
 
 
 def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
-    """Votes for and against."""
-    votes = [verdict.vote for verdict in verdicts if verdict.counts]
+    """Return the number of counted votes for and against."""
+    votes = [verdict.vote for verdict in verdicts if verdict.is_counted]
     return votes.count(True), votes.count(False)
 
 
 def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
-    """Distinct reports of the majority. A tie counts as against."""
+    """Return the distinct reports of the majority. A tie counts as against."""
     votes_for, votes_against = count_votes(verdicts)
-    won = votes_for > votes_against
-    own = [verdict.report for verdict in verdicts if verdict.counts and verdict.vote == won and verdict.report]
-    return list(dict.fromkeys(own))
+    majority = votes_for > votes_against
+    reports = [
+        verdict.report for verdict in verdicts if verdict.is_counted and verdict.vote == majority and verdict.report
+    ]
+    return list(dict.fromkeys(reports))
 
 
 def digest_row(prompt: Prompt) -> str:
-    """Digest of a data row, to detect that the data of a resumed run has changed."""
+    """Return a digest of a data row, to detect changed data when a run resumes."""
     row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
     return hashlib.blake2b(row, digest_size=8).hexdigest()

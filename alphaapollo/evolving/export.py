@@ -6,7 +6,7 @@
     preference.parquet   prompt, chosen, rejected    a right and a wrong solution of the same problem
     verifier.parquet     prompt, reward_model        solutions to judge; the ground truth is whether they are right
 
---by decides which solutions are right: the reward function, or the verifiers' votes (without verifier.parquet).
+--by selects the judge of solutions: the reward function (truth), or the verifiers (votes, no verifier.parquet).
 To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
 """
 
@@ -24,33 +24,35 @@ import pandas as pd
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Candidate, Pool
 
-By = Literal["truth", "votes"]
+Criterion = Literal["truth", "votes"]
 Row = dict[str, Any]
 
 
-def make_rows(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
-    """The rows of each file, by its name without the suffix."""
+def make_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:
+    """Return the rows of each file, by file name without suffix."""
     rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
-    for problem in sorted({one.place.problem for one in pool.candidates.values()}):
-        candidates = pool.candidates_of_problem(problem)
-        right = [one for one in candidates if is_right(pool, one, by) is True]
-        wrong = [one for one in candidates if is_right(pool, one, by) is False]
-        rows["sft"] += [{"messages": list(one.messages), **_source(one)} for one in right]
-        rows["preference"] += _pairs(candidates, right, wrong)[:max_pairs]
-        rows["verifier"] += [row for one in candidates for row in _to_judge(pool, one) if by == "truth"]
+    for problem in sorted({one.id.problem for one in pool.candidates.values()}):
+        candidates = pool.get_candidates(problem)
+        right = [one for one in candidates if is_right(pool, one, criterion) is True]
+        wrong = [one for one in candidates if is_right(pool, one, criterion) is False]
+        rows["sft"] += [{"messages": list(one.messages), **_make_source(one)} for one in right]
+        rows["preference"] += _make_pairs(candidates, right, wrong)[:max_pairs]
+        rows["verifier"] += [
+            row for one in candidates for row in _make_verifier_rows(pool, one) if criterion == "truth"
+        ]
     return rows
 
 
-def is_right(pool: Pool, candidate: Candidate, by: By) -> bool | None:
-    """None if unknown."""
-    if by == "truth":
-        return candidate.right
+def is_right(pool: Pool, candidate: Candidate, criterion: Criterion) -> bool | None:
+    """Return whether a candidate is right by a criterion; None if this is unknown."""
+    if criterion == "truth":
+        return candidate.is_right
     judgement = pool.judgements.get(candidate.key)
-    return judgement.right if judgement else None
+    return judgement.is_right if judgement else None
 
 
-def _pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]) -> list[Row]:
-    """All pairs; none if every candidate was shown past solutions, because then no plain prompt is known."""
+def _make_pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]) -> list[Row]:
+    """Return all pairs, with the prompt of a candidate that has no past solutions; none without such a prompt."""
     first = next((one for one in candidates if not one.parents), None)
     if first is None:
         return []
@@ -60,45 +62,45 @@ def _pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: S
             "prompt": prompt,
             "chosen": list(good.messages[good.num_prompt_messages :]),
             "rejected": list(bad.messages[bad.num_prompt_messages :]),
-            **_source(good),
+            **_make_source(good),
         }
         for good, bad in product(right, wrong)
     ]
 
 
-def _to_judge(pool: Pool, candidate: Candidate) -> list[Row]:
-    """One row if a verifier was asked and the truth is known, else none."""
-    prompt = next((verdict.messages for verdict in pool.verdicts_of(candidate.key) if verdict.messages), None)
-    if prompt is None or candidate.right is None:
+def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[Row]:
+    """Return one row if a verifier was asked and the truth is known, else no row."""
+    prompt = next((verdict.messages for verdict in pool.get_verdicts(candidate.key) if verdict.messages), None)
+    if prompt is None or candidate.is_right is None:
         return []
-    truth = {"style": "rule", "ground_truth": "right" if candidate.right else "wrong"}
-    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_source(candidate)}]
+    truth = {"style": "rule", "ground_truth": "right" if candidate.is_right else "wrong"}
+    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_make_source(candidate)}]
 
 
-def _source(candidate: Candidate) -> Row:
-    place = candidate.place
+def _make_source(candidate: Candidate) -> Row:
+    key = candidate.id
     return {
         "data_source": "evolving",
-        "extra_info": {"problem": place.problem, "round": place.round, "candidate": candidate.key},
+        "extra_info": {"problem": key.problem, "round": key.round, "candidate": candidate.key},
     }
 
 
-def export(run: Path, out: Path, by: By, max_pairs: int) -> dict[str, int]:
+def export(run: Path, out: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
     """Write the files that have rows and return their numbers of rows.
 
     Raises:
         ValueError: the run has no pool, or no solution is known to be right or wrong.
     """
     if not (run / FILE).is_file():
-        raise ValueError(f"{run} has no {FILE}. Give the folder of a run of alphaapollo.evolving.main.")
-    rows = {name: own for name, own in make_rows(Pool(run), by, max_pairs).items() if own}
+        raise ValueError(f"{run} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
+    rows = {name: file_rows for name, file_rows in make_rows(Pool(run), criterion, max_pairs).items() if file_rows}
     if not rows:
-        other = "votes" if by == "truth" else "truth"
-        raise ValueError(f"{run}: --by {by} finds no solution that is known to be right or wrong. Try --by {other}.")
+        other = "votes" if criterion == "truth" else "truth"
+        raise ValueError(f"{run}: --by {criterion} finds no solution known to be right or wrong. Use --by {other}.")
     out.mkdir(parents=True, exist_ok=True)
-    for name, own in rows.items():
-        pd.DataFrame(own).to_parquet(out / f"{name}.parquet")
-    return {name: len(own) for name, own in rows.items()}
+    for name, file_rows in rows.items():
+        pd.DataFrame(file_rows).to_parquet(out / f"{name}.parquet")
+    return {name: len(file_rows) for name, file_rows in rows.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an evolution; returns the exit code of launch/command.py."""
+    """Run an evolution. Returns the exit code of launch/command.py."""
     return run_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run", argv)
 
 

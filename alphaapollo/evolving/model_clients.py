@@ -26,7 +26,7 @@ REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; oth
 
 
 class ModelCallError(Exception):
-    """Error for a call that failed after all retries. `server_down`: the server failed; it did not reject the request."""
+    """Error for a call that failed after all retries. `server_down`: not caused by the request."""
 
     def __init__(self, reason: str, server_down: bool = False):
         super().__init__(reason)
@@ -153,7 +153,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
 def make_engine_clients(
     config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
 ) -> dict[str, EngineClient]:
-    """Create one engine client per model of `renderers`, without starting it. Engines share the CPU cores or the GPU."""
+    """Create one engine client per model of `renderers`, without starting it. They share the CPU cores or the GPU."""
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.spec import EngineSpec
 

@@ -87,7 +87,7 @@ class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
     """Record of one proposed solution of a problem."""
 
     key: str
-    candidate_id: CandidateId = msgspec.field(name="place")
+    id: CandidateId = msgspec.field(name="place")
     model: str
     parents: tuple[str, ...]  # keys of the past solutions that the proposer was shown
     seed: int  # seed of the first call
@@ -237,17 +237,14 @@ class Pool:
         """Return the verdicts on a candidate, ordered by verifier index."""
         return [verdict for _, verdict in sorted(self.verdicts.get(candidate, {}).items())]
 
-    def get_candidates(
-        self, problem: int, before_round: int | None = None, include_failed: bool = False
-    ) -> list[Candidate]:
-        """Return the candidates of rounds before `before_round`, ordered by round, branch and index."""
+    def get_candidates(self, problem: int, before_round: int | None = None, failed: bool = False) -> list[Candidate]:
+        """Return candidates ordered by round, branch and index, also failed candidates if `failed`."""
         selected = [
             candidate
             for candidate in self._by_problem.get(problem, [])
-            if (include_failed or not candidate.failure)
-            and (before_round is None or candidate.candidate_id.round < before_round)
+            if (failed or not candidate.failure) and (before_round is None or candidate.id.round < before_round)
         ]
-        return sorted(selected, key=lambda candidate: msgspec.structs.astuple(candidate.candidate_id))
+        return sorted(selected, key=lambda candidate: msgspec.structs.astuple(candidate.id))
 
     def get_judged_candidates(self, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
         """Return the judged candidates of a problem with their judgements, in the order of `get_candidates`."""
@@ -286,7 +283,7 @@ class Pool:
                 self.usage[record.owner] += Usage(1, record.prompt_tokens + record.tokens, record.money)
             case Candidate():
                 self.candidates[record.key] = record
-                self._by_problem[record.candidate_id.problem].append(record)
+                self._by_problem[record.id.problem].append(record)
             case VerifierVerdict():
                 self.verdicts[record.candidate][record.index] = record
             case Judgement():

@@ -1,4 +1,4 @@
-"""Results of an evolution: accuracy by round, how well votes predict the truth, report.json, problems/ID.json."""
+"""Compute, write and print the results of an evolution: report.json and problems/ID.json."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from alphaapollo.types import Prompt
 FOLDER = "problems"
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
 GradedJudgement = tuple[Judgement, bool]
-"""Votes on a candidate, at least one, and whether it is right."""
+"""Judgement with at least one vote, and whether the candidate is right."""
 
 
 def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
-    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and the table of its verdicts.
+    """Return the accuracies of a round, as means over problems with 95 % intervals, and the table of its verdicts.
 
-    chosen: the best candidate by votes and brevity, of this round and earlier ones. sampled: all of this round's
-    candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one
-    candidate so far is right. Candidates without a ground truth are left out.
+    chosen: the best candidate by votes and brevity up to this round. sampled: all candidates of this round. majority:
+    the most frequent answer so far, without verifiers (self-consistency). oracle: at least one candidate so far is
+    right. Candidates without a ground truth are excluded. An accuracy without candidates is None.
     """
     known = [
         [one for one in pool.get_candidates(problem, number + 1) if one.is_right is not None] for problem in problems
     ]
     so_far = [own for own in known if own]
-    of_round = [made for own in so_far if (made := [one for one in own if one.candidate_id.round == number])]
+    of_round = [made for own in so_far if (made := [one for one in own if one.id.round == number])]
     majorities = [
         majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
     ]
@@ -55,15 +55,15 @@ def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[st
 
 
 def compute_round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
-    """The line of metrics.jsonl of a round (docs/metrics.md). NaN: no problem has the value."""
+    """Return the metrics of a round for metrics.jsonl (docs/metrics.md). NaN: no problem has the metric."""
     summary, metrics = summarize_round(pool, problems, number), dict[str, float]()
     for name in ACCURACIES:
         for suffix, field in (("", "value"), ("/low", "low"), ("/high", "high")):
             value = getattr(summary[name], field, None)
             metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
     metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
-    candidates = [candidate for candidate in pool.candidates.values() if candidate.candidate_id.round == number]
-    # including calls for candidates that are not complete yet
+    candidates = [candidate for candidate in pool.candidates.values() if candidate.id.round == number]
+    # includes calls for incomplete candidates
     usage = sum((usage for owner, usage in pool.usage.items() if f".r{number}." in owner), Usage())
     metrics["candidates/made"] = float(len(candidates))
     metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
@@ -71,7 +71,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], number: int) -> d
 
 
 def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
-    """Counts of right and wrong candidates by the verifiers' majority. `unjudged`: candidates without votes."""
+    """Count right and wrong candidates by the verifiers' majority. `unjudged`: candidates without votes."""
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
         judgement = pool.judgements.get(candidate.key)
@@ -83,23 +83,22 @@ def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, 
 
 
 def get_accuracy(candidate: Candidate | None) -> float:
-    """1 or 0; NaN if there is no candidate or no ground truth."""
+    """Return 1 if a candidate is right, else 0; NaN without a candidate or a ground truth."""
     return math.nan if candidate is None or candidate.is_right is None else float(candidate.is_right)
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """Mean over the values that are not NaN, with its 95 % bootstrap interval; None without values."""
+    """Return the mean of the values that are not NaN, with its 95 % bootstrap interval; None without values."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
-    return Estimate.from_bounds(
-        math.fsum(known) / len(known), bootstrap_interval(np.array(known)[:, None])[:, 0], len(known)
-    )
+    bounds = bootstrap_interval(np.array(known)[:, None])[:, 0]
+    return Estimate.from_bounds(math.fsum(known) / len(known), bounds, len(known))
 
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Votes against the truth; positive is a vote for."""
+    """Confusion matrix of votes (positive: a vote for) and the truth."""
 
     true_positive: float = 0
     false_positive: float = 0
@@ -125,7 +124,7 @@ class ConfusionMatrix:
 
 
 def count_confusion(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
-    """Confusion matrix of single votes."""
+    """Return the confusion matrix of single votes."""
     counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
     for judgement, right in votes:
         counts[right][0] += judgement.votes_for
@@ -134,9 +133,9 @@ def count_confusion(votes: Sequence[GradedJudgement]) -> ConfusionMatrix:
 
 
 def roc_curve(votes: Sequence[GradedJudgement]) -> list[tuple[float, float]]:
-    """(false positive rate, true positive rate) for falling thresholds on the share of votes, from (0, 0) to (1, 1).
+    """Return points (false positive rate, true positive rate) for falling thresholds on the share of votes.
 
-    Empty unless there are both right and wrong candidates.
+    The points lead from (0, 0) to (1, 1). The list is empty unless there are both right and wrong candidates.
     """
     num_right = sum(right for _, right in votes)
     num_wrong = len(votes) - num_right
@@ -144,24 +143,24 @@ def roc_curve(votes: Sequence[GradedJudgement]) -> list[tuple[float, float]]:
         return []
     points = [(0.0, 0.0)]
     for threshold in sorted({judgement.share for judgement, _ in votes}, reverse=True):
-        taken = [right for judgement, right in votes if judgement.share >= threshold]
-        points.append(((len(taken) - sum(taken)) / num_wrong, sum(taken) / num_right))
+        accepted = [right for judgement, right in votes if judgement.share >= threshold]
+        points.append(((len(accepted) - sum(accepted)) / num_wrong, sum(accepted) / num_right))
     return points
 
 
 def area_under_curve(points: Sequence[tuple[float, float]]) -> float:
-    """Trapezoidal area: the probability that a right candidate has a larger share of votes than a wrong one, where
-    ties count half. 0.5 for random votes; NaN without points."""
+    """Return the trapezoidal area under the ROC curve; 0.5 for random votes, NaN without points. It is the probability
+    that a right candidate has a larger share of votes than a wrong candidate; ties count half."""
     if not points:
         return math.nan
     return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
 
 
 def compute_best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
-    """Expected accuracy of the candidate with the most votes among n of one problem's N, drawn without replacement.
+    """Return the expected accuracy of the best-voted of n candidates, drawn from a problem's N without replacement.
 
-    Exact: with s candidates of one share of votes and b below it, one of the s wins with probability
-    (C(b + s, n) - C(b, n)) / C(N, n); ties are broken at random. NaN if N < n.
+    The value is exact: if s candidates have the same share of votes and b a smaller share, one of the s wins with
+    probability (C(b + s, n) - C(b, n)) / C(N, n). Ties are broken at random. NaN if N < n.
     """
     if len(votes) < n:
         return math.nan
@@ -175,9 +174,9 @@ def compute_best_of_n(votes: Sequence[GradedJudgement], n: int) -> float:
 
 
 def compute_majority_of_k(votes: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
-    """Expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
+    """Return the expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
 
-    A tie counts as against. Candidates with fewer than k votes are left out.
+    A tie counts as against. Candidates with fewer than k votes are excluded.
     """
     counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
     for judgement, right in votes:
@@ -191,7 +190,7 @@ def compute_majority_of_k(votes: Sequence[GradedJudgement], k: int) -> Confusion
 
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: str, terminal: Terminal) -> None:
-    """Write and print all results, replacing earlier ones. stopped: why the run ended early, or an empty string."""
+    """Write and print all results; existing files are replaced. `stopped` is why the run ended early, or empty."""
     report = make_report(pool, [prompt.id for prompt in prompts], stopped)
     with explain_write_errors("the results", folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -203,12 +202,12 @@ def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: 
 
 
 def _write_json(path: Path, value: Any) -> None:
-    """NaN becomes null."""
+    """Write a value as JSON, with null for NaN."""
     replace_file(path, [msgspec.json.format(msgspec.json.encode(value), indent=1), b"\n"])
 
 
 def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
-    """Content of problems/ID.json."""
+    """Return the content of problems/ID.json."""
     choice = pool.choices.get(prompt.id)
     chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
     return {
@@ -221,42 +220,38 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
         "right": chosen.is_right if chosen else None,
-        "candidates": [_make_candidate_result(pool, one) for one in pool.get_candidates(prompt.id, failed=True)],
-        "matches": [
-            _read_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id
-        ],
+        "candidates": [_make_result(pool, one) for one in pool.get_candidates(prompt.id, failed=True)],
+        "matches": [_to_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id],
     }
 
 
-def _make_candidate_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
-    """A candidate without its messages, with its verdicts and the usage of all its calls."""
+def _make_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
+    """Return a candidate for problems/ID.json: without messages, with verdicts and the usage of all its calls."""
     judgement = pool.judgements.get(candidate.key)
-    verdicts = [_read_fields(verdict) for verdict in pool.get_verdicts(candidate.key)]
-    fields = _read_fields(candidate)
+    verdicts = [_to_fields(verdict) for verdict in pool.get_verdicts(candidate.key)]
+    fields = _to_fields(candidate)
     del fields["messages"], fields["asked"]
     return {
         **fields,
         "right": candidate.is_right,
         "verdicts": [{key: one[key] for key in ("vote", "upheld", "report", "failure")} for one in verdicts],
-        "judgement": None if judgement is None else _read_fields(judgement),
+        "judgement": None if judgement is None else _to_fields(judgement),
         **vars(pool.usage[candidate.key]),
     }
 
 
-def _read_fields(record: msgspec.Struct) -> dict[str, Any]:
+def _to_fields(record: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
 
 
 def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, Any]:
-    """Content of report.json (docs/evolving.md)."""
+    """Return the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
     choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
     table = tabulate_verdicts(pool, graded)
     return {
-        "rounds": [
-            summarize_round(pool, problems, number) for number in sorted({one.candidate_id.round for one in candidates})
-        ],
+        "rounds": [summarize_round(pool, problems, number) for number in sorted({one.id.round for one in candidates})],
         "chosen": estimate_mean([get_accuracy(pool.candidates.get(key or "")) for key in choices]),
         "table": table,
         "calibration": _compute_calibration(pool, graded, table),
@@ -267,12 +262,12 @@ def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, 
 
 
 def _compute_calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
-    """How well votes predict the truth; None if no candidate has both."""
+    """Return how well votes predict the truth; None if no candidate has both votes and a truth."""
     by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
     for candidate in graded:
         judgement = pool.judgements.get(candidate.key)
         if judgement is not None and judgement.votes:
-            by_problem[candidate.candidate_id.problem].append((judgement, bool(candidate.is_right)))
+            by_problem[candidate.id.problem].append((judgement, bool(candidate.is_right)))
     votes = [one for own in by_problem.values() for one in own]
     if not votes:
         return None
@@ -296,7 +291,7 @@ def _compute_calibration(pool: Pool, graded: Sequence[Candidate], table: dict[st
 
 
 def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
-    """Calls (including failed ones), tokens, money and seconds by role. Seconds are summed; calls overlap."""
+    """Return calls (including failed calls), tokens, money and seconds by role. Parallel seconds are summed."""
     by_role = defaultdict(list)
     for call in pool.all_calls:
         by_role[call.role].append(call)
@@ -314,7 +309,7 @@ def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
-    """Number of failures by kind. Failures are excluded from all accuracies."""
+    """Count failures by kind, without kinds that have none. Failures are excluded from all accuracies."""
     verdicts = [verdict for own in pool.verdicts.values() for verdict in own.values()]
     grades = [candidate.grade for candidate in pool.candidates.values() if candidate.grade]
     counts = {
@@ -374,7 +369,7 @@ def _format_calibration(calibration: dict[str, Any]) -> list[str]:
 
 
 def _format_estimate(estimate: Estimate | None) -> str:
-    """`0.812 (0.750 to 0.868)`"""
+    """Return the text of an estimate, e.g. `0.812 (0.750 to 0.868)`."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None:

@@ -1,4 +1,4 @@
-"""How a role uses its model: one question, a conversation with tools, or an episode in the run's environment."""
+"""Run the calls of a role: one question, a conversation with tools, or an episode in the run's environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
 from alphaapollo.rollout.check_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.rollout.episode import ATTEMPTS
+from alphaapollo.rollout.episode import MAX_ATTEMPTS
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -38,51 +38,51 @@ from alphaapollo.utils.time_limit import TimeLimit
 
 
 class ModelUnavailableError(ConnectionError):
-    """evolving.max_failures calls in a row failed because a model's server is down."""
+    """Error for evolving.max_failures consecutive calls that failed because a model's server is down."""
 
 
 @dataclass
 class Transcript:
-    """One episode in messages."""
+    """Transcript of one episode as messages."""
 
     messages: list[Message] = field(default_factory=list)
-    num_prompt_messages: int = 0  # how many of them are the first prompt
-    reply: ModelReply | None = None  # the last one, complete
-    score: Score | None = None  # given by the environment
-    done: bool = False  # the environment ended the episode, rather than a limit
-    failure: str = ""  # of the environment
+    num_prompt_messages: int = 0  # number of messages in the first prompt
+    reply: ModelReply | None = None  # last reply, not cut
+    score: Score | None = None  # score by the environment
+    done: bool = False  # True if the environment, not a limit, ended the episode
+    failure: str = ""  # failure of the environment
 
     @property
     def text(self) -> str:
-        """Everything after the prompt."""
+        """Text of all messages after the prompt."""
         return "\n\n".join(message["content"] for message in self.messages[self.num_prompt_messages :])
 
     @property
     def last_reply(self) -> str:
-        """The model's last message, without text that the environment ignored; empty if there is none."""
+        """Last message of the model, without text that the environment ignored; empty if there is none."""
         own = self.messages[self.num_prompt_messages :]
         return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
 
 
 @dataclass(frozen=True)
 class RoleResult:
-    """What a role returned."""
+    """Result of a role."""
 
-    value: Any = None  # what the role's `read` returned; None: no reply could be read, or the role is disabled
-    messages: tuple[Message, ...] = ()  # its prompt
+    value: Any = None  # result of the role's `read`; None: no readable reply, or the role is disabled
+    messages: tuple[Message, ...] = ()  # prompt of the role
     failure: str = ""
 
 
 class RoleCaller:
-    """Calls roles on their models. Each call is admitted by the budget and logged in the pool.
+    """Caller of roles. Each model call is admitted by the budget and logged in the pool.
 
     Args:
-        clients: by model name.
-        services: of the environment: its tools, and env.max_steps and env.episode_timeout, which also limit
+        clients: clients by model name.
+        services: services of the environment. Its tools, env.max_steps and env.episode_timeout also apply to
             conversations with tools.
 
     Raises:
-        ValueError: a plugin is not registered.
+        ValueError: a role plugin is not registered.
     """
 
     def __init__(
@@ -97,28 +97,28 @@ class RoleCaller:
         self._environments = EnvironmentCaller()
 
     def get_model_name(self, slot: str, branch: str) -> str:
-        """The model of a role: its own, or that of the branch."""
+        """Return the model name of a role: roles.SLOT.model, else the model of the branch."""
         return self._settings[slot].model or branch
 
     def fits(self, model: str, messages: Sequence[Message]) -> bool:
-        """Whether the messages fit into the model's prompt limit."""
+        """Return whether the messages fit into the model's prompt limit."""
         return self._clients[model].fits(messages)
 
     def derive_call_seed(self, key: str) -> int:
-        """Seed of a call: a function of the run's seed and the call's key alone."""
+        """Derive the seed of a call from the run's seed and the call's key."""
         return derive_seed(self._config.trainer.seed, "evolve", key)
 
     async def call_model(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
-        """One reply of a role's model, with its sampling parameters; from the pool if the call has succeeded before.
+        """Return one reply of a role's model. A call that succeeded before is read from the pool.
 
         Raises:
             ModelCallError: the call failed; the failure is logged.
-            EvolutionStopped: the budget does not admit the call.
-            ModelUnavailableError: too many calls in a row failed.
+            EvolutionStopped: the budget rejects the call, or budget.seconds ends during the call.
+            ModelUnavailableError: evolving.max_failures consecutive calls failed.
         """
-        own, model = self._settings[slot], self.get_model_name(slot, branch)
-        max_tokens = own.max_tokens or self._config.data.max_response_length
-        sampling = Sampling(max_tokens, own.temperature, own.top_p, seed=self.derive_call_seed(key))
+        settings, model = self._settings[slot], self.get_model_name(slot, branch)
+        max_tokens = settings.max_tokens or self._config.data.max_response_length
+        sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(key))
         request = msgspec.json.encode([model, list(messages), sampling])
         digest = hashlib.blake2b(request, digest_size=8).hexdigest()
         logged = self._pool.calls.get(key)
@@ -159,14 +159,14 @@ class RoleCaller:
         if count < self._config.evolving.max_failures:
             raise error
         raise ModelUnavailableError(
-            f"models.{model}: {count} calls in a row failed; the last error: {error}. No result is lost. Fix the "
-            "server, then run the same command again."
+            f"models.{model}: {count} calls in a row failed. Last error: {error}. No result is lost. Fix "
+            "the server, then run the same command again."
         ) from error
 
     async def _generate(
         self, model: str, key: str, messages: Sequence[Message], sampling: Sampling
     ) -> tuple[ModelReply, ModelCallError | None]:
-        """The reply, or an empty one and the error."""
+        """Return the reply and None, or an empty reply and the error."""
         client = self._clients[model]
         try:
             with HEARTBEAT.call("a reply", f"models.{model}", client.time_limit):
@@ -178,28 +178,28 @@ class RoleCaller:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 
     def _bound_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
-        """Upper bound of the call's usage. The number of characters bounds the prompt tokens, except for the chat
-        template and for scripts with several tokens per character."""
+        """Return an upper bound on the usage of a call. The number of characters approximates the prompt tokens; chat
+        template and scripts with several tokens per character are not covered."""
         characters = sum(len(message["content"]) for message in messages)
         price = compute_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
     async def ask_role(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
-        """Ask a role until its reply can be read. key: what for, e.g. `p17.r2.b0.i1/verifier.0`.
+        """Ask a role until its reply can be read. `key` identifies the question, e.g. `p17.r2.b0.i1/verifier.0`.
 
         Raises:
-            EvolutionStopped, ModelUnavailableError: as `call`.
+            EvolutionStopped, ModelUnavailableError: see `call_model`.
         """
         if slot not in self.roles:
             return RoleResult()
-        own, role = self._settings[slot], self.roles[slot]
-        tools = self._tools if isinstance(own, EvolvingToolRole) and own.tools else []
+        settings, role = self._settings[slot], self.roles[slot]
+        tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
         messages = role.build(replace(view, tools="\n".join(map(describe_call, tools))))
         names, failure = [tool["name"] for tool in tools], ""
         attempts = self._config.evolving.asks + 1
         for number in range(attempts):
             try:
-                talk = await self.run_episode(
+                transcript = await self.run_episode(
                     slot,
                     branch,
                     f"{key}/ask{number}.",
@@ -210,41 +210,41 @@ class RoleCaller:
             except ModelCallError as error:
                 failure = str(error)
                 continue
-            if talk.failure or talk.reply is None:
-                failure = talk.failure
-            elif (value := role.read(talk.reply)) is not None:
+            if transcript.failure or transcript.reply is None:
+                failure = transcript.failure
+            elif (value := role.read(transcript.reply)) is not None:
                 return RoleResult(value, tuple(messages))
             else:
-                failure = f"the reply could not be read: {' '.join(talk.reply.text.split())[-120:]!r}"
-        return RoleResult(failure=f"{slot}: no result after {attempts} attempts; the last: {failure}")
+                failure = f"the reply could not be read: {' '.join(transcript.reply.text.split())[-120:]!r}"
+        return RoleResult(failure=f"{slot}: no result after {attempts} attempts. Last failure: {failure}")
 
     async def run_episode(
         self,
         slot: str,
         branch: str,
         key: str,
-        make: Callable[[], Environment],
+        make_environment: Callable[[], Environment],
         prompt: Prompt,
-        build: Callable[[list[Message]], list[Message]],
+        build_prompt: Callable[[list[Message]], list[Message]],
     ) -> Transcript:
-        """Run one episode in messages; rollout/episode.py is the variant in tokens, for training.
+        """Run one episode as messages. rollout/episode.py is the variant with tokens, for training.
 
-        A failed environment is replaced once. The pool has the earlier replies, so no call is repeated.
+        A failed environment is replaced once. Earlier replies are read from the pool, so no call is repeated.
 
         Args:
-            key: of the calls, followed by `turn0`, `turn1`, ...
-            build: from the environment's first messages to the role's prompt.
+            key: prefix of the call keys, followed by `turn0`, `turn1`, ...
+            build_prompt: function from the environment's first messages to the role's prompt.
         """
         transcript, limit = Transcript(), self._config.env.episode_timeout
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             transcript, clock = Transcript(), TimeLimit(limit)
             try:
-                with wrap_environment_errors("making the environment"):
-                    environment = make()
+                with wrap_environment_errors("creating the environment"):
+                    environment = make_environment()
                 try:
                     first = check_reset_reply(await self._environments.call(clock, environment, "reset", prompt))
-                    asked = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
-                    transcript.messages = check_messages(build(asked), f"{slot}.build")
+                    first_messages = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
+                    transcript.messages = check_messages(build_prompt(first_messages), f"{slot}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
                     await self._take_turns(slot, branch, key, transcript, environment, clock)
                     return transcript
@@ -254,7 +254,7 @@ class RoleCaller:
                 transcript.failure = f"the environment took longer than env.episode_timeout={limit:g} s"
                 return transcript
             except EnvironmentFailure as error:
-                transcript.failure = f"{error} (attempt {attempt} of {ATTEMPTS})"
+                transcript.failure = f"{error} (attempt {attempt} of {MAX_ATTEMPTS})"
         return transcript
 
     async def _take_turns(
@@ -277,19 +277,19 @@ class RoleCaller:
 
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
-    """The role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
+    """Create the role of each slot with a plugin. Raises ValueError for a plugin that is not registered."""
     return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
 
 
 class ToolConversation:
-    """Environment in which a role answers, with the help of tools: a reply without a tool call ends it."""
+    """Environment for a role with tools. A reply without a tool call ends the episode."""
 
     def __init__(self, actions: ActionHandler, tool_names: Sequence[str]):
         self._actions, self._tags = actions, [f"<{name}>" for name in tool_names]
         self._session = Session()
 
     async def reset(self, prompt: Prompt) -> str:
-        return ""  # the role has its own prompt
+        return ""  # unused: the role builds the prompt
 
     async def step(self, action: str) -> StepResult:
         if not any(tag in action for tag in self._tags):

@@ -51,12 +51,12 @@ from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 @dataclass(frozen=True)
 class PreparedEvolution:
-    """An evolution that has passed all checks; nothing is started yet."""
+    """Evolution that has passed all checks. No process is started yet."""
 
     config: EvolvingConfig
     prompts: list[Prompt]
-    renderers: Mapping[str, Renderer]  # of the models that this run serves
-    uses_reward: bool  # the environment scores by the reward function
+    renderers: Mapping[str, Renderer]  # renderers of the models that this run serves, by name
+    uses_reward: bool  # True: the environment scores with the reward function
     start: StartPoint
 
     @property
@@ -65,11 +65,11 @@ class PreparedEvolution:
 
     @property
     def branches(self) -> list[str]:
-        """The model of each branch."""
+        """Model name of each branch."""
         return self.config.evolving.branches or [next(iter(self.config.models))]
 
     def has_truth(self, prompt: Prompt) -> bool:
-        """Whether solutions of the problem can be graded."""
+        """Return whether solutions of a problem can be graded."""
         return bool(self.config.custom_reward_function.path) or is_gradable(prompt)
 
 
@@ -77,7 +77,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     """Check everything that needs no model, and print the plan.
 
     Raises:
-        ValueError: the configuration, the data or the run folder does not allow the run.
+        ValueError: the configuration, the data or the run folder is invalid.
     """
     serves = any(model.path for model in config.models.values())
     notices = check_config(config, detect_machine().num_gpus if serves else 0)
@@ -90,7 +90,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     for renderer in renderers.values():
         prompts, lengths = apply_length_limit(prompts, renderer, config.data.max_prompt_length, config.data.truncation)
         if lengths.too_long:
-            notices.append(f"{lengths.too_long} of {lengths.total} problems are over data.max_prompt_length.")
+            notices.append(f"{lengths.too_long} of {lengths.total} problems exceed data.max_prompt_length.")
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
@@ -111,19 +111,19 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
 
 
 def _check_same_data(prepared: PreparedEvolution) -> None:
-    """Raises ValueError if the pool has results of other data."""
+    """Raise ValueError if the pool has results of other data."""
     rows = {prompt.id: digest_row(prompt) for prompt in prepared.prompts}
     for candidate in Pool(prepared.folder).candidates.values():
-        if rows.get(candidate.candidate_id.problem) != candidate.row:
+        if rows.get(candidate.id.problem) != candidate.row:
             raise ValueError(
                 f"{prepared.folder} has results of other data: its {candidate.key} does not belong to row "
-                f"{candidate.candidate_id.problem} of data.path. Set another trainer.experiment_name, or "
+                f"{candidate.id.problem} of data.path. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
 
 
 async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
-    """Run to the end or until the budget is spent, and write the results. Resumes from the pool."""
+    """Run or resume an evolution until its end or the end of the budget, and write the results."""
     config, folder, note = prepared.config, prepared.folder, terminal.note
     if moved := prepared.start.claim(config):
         note(f"the previous run of this name was moved to {moved}")
@@ -160,7 +160,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
 async def _start_loop(
     prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None]
 ) -> AsyncIterator[EvolutionLoop]:
-    """Start models, tools and graders; close them at the end, also after an error."""
+    """Start models, tools and graders. Context manager that yields the loop and closes everything at the end."""
     config, evolving = prepared.config, prepared.config.evolving
     async with AsyncExitStack() as stack:
         clients: dict[str, ModelClient] = {

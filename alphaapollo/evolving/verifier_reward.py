@@ -7,9 +7,9 @@ from alphaapollo.types import Outcome, Prompt, Score
 
 
 def compute_score(prompt: Prompt, completion: str) -> Score:
-    """1 if the verdict matches the ground truth, else 0."""
+    """Score 1 if the verdict matches the ground truth, else 0; wrong format without a verdict."""
     report = Verifier().read(ModelReply(completion))
     if report is None:
-        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "there is no line 'VERDICT: right' or 'wrong'")
+        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no line 'VERDICT: right' or 'VERDICT: wrong'")
     correct = float(report.vote == (prompt.ground_truth == "right"))
     return Score(correct, {"accuracy": correct})

@@ -1,4 +1,4 @@
-r"""Extraction of the final answer that a text marks: `<answer>...</answer>`, `\boxed{...}`, `#### ...`."""
+r"""Find the final answer that a text marks: `<answer>...</answer>`, `\boxed{...}`, `#### ...`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 
 def find_marked_answer(text: str) -> str | None:
-    r"""Return the answer marked as final: `<answer>` (or a `\boxed` in it), else `\boxed`, else `####`."""
+    r"""Return the answer marked as final: `<answer>` (or a `\boxed` inside this tag), else `\boxed`, else `####`."""
     tag = find_answer_tag(text)
     boxed = find_boxed(text if tag is None else tag)
     if boxed is not None:
@@ -25,11 +25,11 @@ def find_answer_tag(text: str) -> str | None:
 
 
 def find_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the inner one of nested boxes.
+    r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the innermost of nested boxes.
 
-    Without one, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
+    Without such a box, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
     """
-    opened: list[int | None] = []  # for each open brace: start of the content if it opens a box
+    opened: list[int | None] = []  # per open brace: start of the content if the brace opens a box
     last: tuple[int, int] | None = None
     for brace in BRACE.finditer(text):
         if brace[0] != "}":

@@ -1,10 +1,10 @@
-"""Agreement of graders with labelled answers, computed in the same isolated processes as in a run.
+"""Measure how often graders agree with labelled answers, in the same isolated processes as in a run.
 
     python -m alphaapollo.rewards.audit labelled.jsonl [--json] [--data_source math]
 
 DATA is a jsonl or parquet file of rows `{data_source, response, ground_truth, is_correct}`. A false positive is a wrong
-answer that is graded right, a false negative the reverse. A failure is an answer without a verdict (the grader raised,
-hung or crashed), which agrees with no label. All of these are listed. With --json the last line is
+answer that is graded as right. A false negative is a right answer that is graded as wrong. A failure is an answer
+without a verdict, because the grader raised, hung or crashed. All three kinds are listed. With --json the last line is
 `{"rows", "agreement", "false_positives", "false_negatives", "failures", "rows_per_s"}`, agreement from 0 to 1.
 """
 
@@ -31,8 +31,8 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import find_grader
 from alphaapollo.types import Prompt, Score
 
-MAX_CONCURRENT = 512  # answers sent to the graders at a time
-MAX_SHOWN = 160  # characters of an answer in the list
+MAX_CONCURRENT = 512  # number of answers sent to the graders at a time
+MAX_SHOWN = 160  # printed characters of an answer
 AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE, FAILURE = "agreement", "false positive", "false negative", "failure"
 
 console = Terminal(stderr=True)
@@ -45,7 +45,7 @@ def _to_text(truth: Any) -> Any:
 
 
 class LabelledAnswer(BaseModel):
-    """Row of the file."""
+    """Row of the file of labelled answers."""
 
     data_source: str
     response: str
@@ -53,11 +53,11 @@ class LabelledAnswer(BaseModel):
     is_correct: bool
 
 
-def read_labelled(path: str, data_source: str = "") -> list[LabelledAnswer]:
-    """Read labelled answers from a file; `data_source` replaces the column of that name.
+def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
+    """Read labelled answers from a file; a non-empty `data_source` replaces the column of that name.
 
     Raises:
-        ValueError: the file cannot be read, a row is malformed (names the first), or a data source has no grader.
+        ValueError: the file cannot be read, a row is malformed (the first is reported), or a data source has no grader.
     """
     try:
         if path.endswith(".parquet"):
@@ -73,17 +73,17 @@ def read_labelled(path: str, data_source: str = "") -> list[LabelledAnswer]:
     try:
         answers = TypeAdapter(list[LabelledAnswer]).validate_python(rows)
     except ValidationError as error:
-        problems = error.errors()
-        row, *column = problems[0]["loc"]
-        where = ", ".join([f"row {row}", *map(str, column)])
-        raise ValueError(f"{path}: {len(problems)} invalid values. {where}: {problems[0]['msg']}.") from error
+        errors = error.errors()
+        row, *column = errors[0]["loc"]
+        location = ", ".join([f"row {row}", *map(str, column)])
+        raise ValueError(f"{path}: {len(errors)} invalid values. {location}: {errors[0]['msg']}.") from error
     for source in sorted({answer.data_source for answer in answers}):
         find_grader(source)
     return answers
 
 
 async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tuple[list[Score], float]:
-    """Grade all answers in reward.num_workers processes, each within reward.timeout. Returns also the seconds taken."""
+    """Grade answers in reward.num_workers processes, each within reward.timeout. Returns the scores and the seconds."""
     client, slots = RewardClient(reward, CustomRewardFunction()), asyncio.Semaphore(MAX_CONCURRENT)
     await client.start()
     try:
@@ -104,8 +104,8 @@ async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tu
         await client.close()
 
 
-def compare(is_correct: bool, score: Score) -> str:
-    """Compare a score with the label: one of the four kinds of result."""
+def compare_with_label(is_correct: bool, score: Score) -> str:
+    """Compare a score with its label. Returns AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE or FAILURE."""
     if score.outcome.failed:
         return FAILURE
     if (score.accuracy > 0.5) is is_correct:
@@ -114,7 +114,7 @@ def compare(is_correct: bool, score: Score) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the end of a text on one line."""
+    """Return a text on one line, cut at the start to MAX_SHOWN characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 
@@ -128,14 +128,14 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=Reward().timeout, help="seconds for one answer")
     args = parser.parse_args()
     try:
-        answers = read_labelled(args.data, args.data_source)
+        answers = read_labelled_answers(args.data, args.data_source)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     kinds = Counter[str]()
     scores, seconds = asyncio.run(grade_answers(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
     speed = round(len(answers) / seconds, 1)
     for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
-        kind = compare(answer.is_correct, score)
+        kind = compare_with_label(answer.is_correct, score)
         kinds[kind] += 1
         if kind != AGREEMENT:
             marked = find_marked_answer(answer.response)

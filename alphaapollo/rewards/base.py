@@ -1,12 +1,12 @@
-"""The contract of a reward function, and the conversion of its result to a Score.
+"""Define the result of a reward function and convert it to a Score.
 
 A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`: the name of its second parameter decides
-whether it gets the graded text or the whole `types.Episode`. It returns
+whether it receives the graded text or the complete `types.Episode`. It returns
   * a number: the reward, or
   * a dict of named numbers: the total is `reward` if present, else the sum; the other entries are components, which
     are shown in metrics and used by filters (`accuracy`), or
   * a `Score`, which can also report a wrong format or a failure with its reason.
-Any other result, and any exception, is a failure with a reason and never a reward of 0.
+Any other result and any exception count as a failure with a reason, never as a reward of 0.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ ResultT = TypeVar("ResultT")
 MAX_REWARD = 1e9  # its square, summed over a batch, is still finite in float32
 
 
-def to_score(result: object) -> Score:
-    """Convert the result of a reward function.
+def convert_to_score(result: object) -> Score:
+    """Convert the result of a reward function to a Score.
 
     Raises:
-        ValueError: NaN, infinite or too large. TypeError: not a number, dict of numbers or Score.
+        ValueError: a number is NaN, infinite or larger than MAX_REWARD.
+        TypeError: the result is not a number, a dict of numbers or a Score.
     """
     if isinstance(result, Score) and result.outcome.failed:
-        return failed_score(result.reason)
+        return score_failure(result.reason)
     if isinstance(result, Score):
-        components = {name: to_number(value, f"component {name!r}") for name, value in result.components.items()}
-        return Score(to_number(result.reward, "the reward"), components, result.outcome, result.reason)
+        components = {name: convert_number(value, f"component {name!r}") for name, value in result.components.items()}
+        return Score(convert_number(result.reward, "the reward"), components, result.outcome, result.reason)
     if not isinstance(result, Mapping):
-        return Score(to_number(result, "the reward"))
+        return Score(convert_number(result, "the reward"))
     if not result:
         raise ValueError("the reward function returned an empty dict")
-    parts = {str(name): to_number(value, f"component {name!r}") for name, value in result.items()}
+    parts = {str(name): convert_number(value, f"component {name!r}") for name, value in result.items()}
     if "reward" in parts:
         return Score(parts.pop("reward"), parts)
     return Score(math.fsum(parts.values()), parts)
 
 
-def to_number(value: object, name: str) -> float:
-    """Convert a Python or NumPy number or a one-element tensor. `name` describes it in errors (see `to_score`)."""
+def convert_number(value: object, name: str) -> float:
+    """Convert a Python or NumPy number or a one-element tensor to a float. `name` describes the number in errors."""
     if hasattr(value, "item"):
-        with contextlib.suppress(ValueError, RuntimeError):  # several elements: rejected below
+        with contextlib.suppress(ValueError, RuntimeError):  # with several elements, raises TypeError below
             value = value.item()
     if not isinstance(value, Real):
         length = f" of length {len(value)}" if isinstance(value, Sized) and not isinstance(value, str) else ""
@@ -60,45 +61,45 @@ def to_number(value: object, name: str) -> float:
             "completion."
         )
     size: Any = abs(value)
-    if not size <= MAX_REWARD:  # NaN, too
+    if not size <= MAX_REWARD:  # also true for NaN
         raise ValueError(f"{name} is {value!r:.30}. Return a finite number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
     return float(value)
 
 
-def accuracy_score(is_correct: bool) -> Score:
-    """Score of 1 or 0, with the same number as its `accuracy`."""
+def score_accuracy(is_correct: bool) -> Score:
+    """Return a score of 1 or 0 with the same number as the component `accuracy`."""
     return Score(float(is_correct), {"accuracy": float(is_correct)})
 
 
-def wrong_format(reason: str) -> Score:
-    """Score of 0 for a completion from which no answer can be read."""
+def score_wrong_format(reason: str) -> Score:
+    """Return a score of 0 for a completion from which no answer can be read."""
     return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
 
 
-def failed_score(reason: str) -> Score:
-    """Score of a grader that failed: no reward. Its trajectory is left out of training."""
+def score_failure(reason: str) -> Score:
+    """Return the score of a grader that failed: the reward is NaN, and the trajectory is excluded from training."""
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
 
 
 def get_question(prompt: Prompt) -> str:
-    """Return the user's messages; a prompt that is a text is all question."""
+    """Return the user messages of a prompt; of a text prompt, the complete text."""
     if isinstance(prompt.content, str):
         return prompt.content
     return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
 
 
 def takes_trajectory(function: Callable[..., Any]) -> bool:
-    """Whether the second parameter is named `trajectory`."""
+    """Return whether the second parameter of a function is named `trajectory`."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
 
 def accept_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Wrap a function to take an Episode, which it gets whole if it takes a trajectory, and as its text otherwise."""
+    """Wrap a reward function to accept an Episode. A function that takes no trajectory receives the episode's text."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
 
 
-def signature_mismatch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Why the function cannot be called with these arguments; empty if it can."""
+def explain_signature_mismatch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Return why a function cannot be called with these arguments; empty if it can be called."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

@@ -1,9 +1,9 @@
-"""Named extra rewards that `reward.components` adds, with weights, to the reward of the prompt's own reward function.
+"""Reward components: extra rewards that `reward.components` adds, with weights, to the task reward.
 
     reward = w_task * task + sum over k of w_k * component_k
 
-A component is a function `(prompt, completion) -> float`, usually in [0, 1]. It runs in the grader process and is
-imported there only. `reward_component` registers a user's own, in the file of reward.custom_module.
+A component is a function `(prompt, completion) -> float`, usually in [0, 1]. It is imported and
+runs in the grader process only. The decorator `reward_component` registers components in reward.custom_module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from alphaapollo.rewards.base import failed_score, signature_mismatch
+from alphaapollo.rewards.base import explain_signature_mismatch, score_failure
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
 
 Component = Callable[[Prompt, str], float]
 ComponentT = TypeVar("ComponentT", bound=Component)
 
-TASK = "task"  # name of the reward of the data source, or of the user's function
+TASK = "task"  # name of the task reward: the reward of the data source, or of the user's function
 COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")  # name -> loader
 
 for _name, _function in {
@@ -34,22 +34,24 @@ for _name, _function in {
 
 
 def reward_component(function: ComponentT) -> ComponentT:
-    """Decorator: register a function as a component under its own name, and return it unchanged.
+    """Register a function as a component under the function's name. Decorator that returns the function unchanged.
 
     Raises:
-        ValueError: the name is taken or reserved, or the function does not take (prompt, completion).
+        ValueError: the name exists already or is reserved, or the function does not take (prompt, completion).
     """
     name = function.__name__
-    if problem := signature_mismatch(function, "prompt", "completion"):
-        raise ValueError(f"reward component {name} must take (prompt, completion): {problem}.")
+    if reason := explain_signature_mismatch(function, "prompt", "completion"):
+        raise ValueError(f"reward component {name} must take (prompt, completion): {reason}.")
     if name == TASK:
-        raise ValueError(f"a reward component cannot be named {TASK}, the name of the data source's own reward.")
+        raise ValueError(
+            f"A reward component cannot be named {TASK}, the name of the task reward. Rename the function."
+        )
     COMPONENTS.register(name)(lambda: function)
     return function
 
 
 def check_components(names: Iterable[str], required: Iterable[str]) -> None:
-    """Check reward.components and reward.required at startup (ValueError: an unknown name, or one not computed)."""
+    """Check at startup that the components of `names` exist and include the `required` ones. Raises ValueError."""
     names = {TASK, *names}
     for name in sorted(names - {TASK}):
         COMPONENTS.get(name)
@@ -60,24 +62,25 @@ def check_components(names: Iterable[str], required: Iterable[str]) -> None:
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the functions by name, without `task` (ValueError: an unknown name)."""
+    """Import the component functions and return them by name, without `task`. Raises ValueError for an unknown name."""
     return {name: COMPONENTS.get(name)() for name in names if name != TASK}
 
 
 def add_components(
     task: Score, components: Mapping[str, float], weights: Mapping[str, float], required: Iterable[str]
 ) -> Score:
-    """Add the values of `components` to the task's score.
+    """Add the values of `components` to the task score.
 
-    The reward is the weighted sum (`task` has weight 1 unless `weights` names it), or 0 if one of `required` is not
-    above 0. The components of the result are unweighted: `task`, the given ones and the task's own. `accuracy`,
-    outcome and reason stay the task's, and a failed task stays as it is. Using a name twice is a failure.
+    The reward is the weighted sum (`task` has weight 1 unless `weights` names it), or 0 if a `required`
+    component is not above 0. The result lists unweighted values: `task`, `components` and the components of the task
+    score. Accuracy, outcome and reason are those of the task score. A failed task score is returned unchanged. A name
+    that is used twice is a failure.
     """
     if task.outcome.failed:
         return task
     values = {TASK: task.reward, **components}
     if duplicates := sorted(values.keys() & task.components.keys()):
-        return failed_score(
+        return score_failure(
             f"the reward function and reward.components both name {', '.join(duplicates)}. Rename it in your "
             "function's dict, or remove it from reward.components."
         )

@@ -1,7 +1,7 @@
-"""Loading of the user's own reward function (`custom_reward_function`), with this project's or verl's signature.
+"""Load the user's reward function (`custom_reward_function`), with this project's or verl's signature.
 
-verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. Such a function gets these arguments by
-name; it may leave some out, or take all with `**kwargs`.
+verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. These arguments are passed
+by name. The function may omit some of them, or accept all with `**kwargs`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from alphaapollo.rewards.base import RewardFunction, RewardResult, signature_mismatch
+from alphaapollo.rewards.base import RewardFunction, RewardResult, explain_signature_mismatch
 from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_object
 
@@ -21,8 +21,8 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     """Import a reward function from a file, in the grader process.
 
     Raises:
-        ValueError: no such file, an import error (with the line), no such function, or one that takes neither (prompt,
-            completion), nor (prompt, trajectory), nor verl's parameters.
+        ValueError: the file or the function is missing, the import fails (the message has the line), or the function
+            accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
     """
     key, name_key = "custom_reward_function.path", "custom_reward_function.name"
     function = load_user_object(path, name, key, name_key)
@@ -33,20 +33,23 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     if "solution_str" in parameters:
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         names = [one for one in VERL_NAMES if takes_all or one in parameters]
-        adapted, problem = adapt_verl_function(function, names), signature_mismatch(function, **dict.fromkeys(names))
+        adapted, reason = (
+            adapt_verl_function(function, names),
+            explain_signature_mismatch(function, **dict.fromkeys(names)),
+        )
     else:
-        adapted, problem = function, signature_mismatch(function, "prompt", "completion")
-    if problem:
+        adapted, reason = function, explain_signature_mismatch(function, "prompt", "completion")
+    if reason:
         raise ValueError(
             f"{name_key}: {path}: {name}{inspect.signature(function)} must take (prompt, completion) or (prompt, "
-            f"trajectory), or by name any of verl's ({', '.join(VERL_NAMES)}): {problem}. The ground truth is "
+            f"trajectory), or by name any of verl's ({', '.join(VERL_NAMES)}): {reason}. The ground truth is "
             "prompt.ground_truth, other columns are in prompt.extra_info."
         )
     return adapted
 
 
 def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> RewardFunction:
-    """Wrap a function that takes those of verl's arguments to take (prompt, completion)."""
+    """Wrap a function with verl's arguments `names` so that it takes (prompt, completion)."""
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
         values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
@@ -57,8 +60,9 @@ def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> Rewar
 
 
 def convert_verl_result(result: Any) -> Any:
-    """Convert a dict with `score` to this project's names, without entries that are not numbers; return anything else
-    unchanged.
+    """Convert verl's dict with `score` to this project's names; entries that are not numbers are removed.
+
+    Any other result is returned unchanged.
 
     Example: `{"score": 0.5, "acc": True, "pred": "7"}` -> `{"reward": 0.5, "accuracy": 1.0}`.
     """

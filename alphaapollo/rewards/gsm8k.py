@@ -1,6 +1,6 @@
-r"""Word problems with one number as the answer.
+r"""Grader of word problems with one number as the answer.
 
-The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`), or of the whole text if none is marked.
+The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`), or of the complete text.
 Numbers are compared as exact fractions: `1,200`, `$1200.00`, `1.2e3` and `2400/2` are equal.
 """
 
@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
-from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.rewards.base import score_accuracy, score_wrong_format
 from alphaapollo.types import Prompt, Score
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
@@ -25,15 +25,15 @@ NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSI
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the completion's number equals the ground truth's, else 0. Wrong format: no number."""
+    """Score 1 if the completion's number equals the ground truth's, else 0. Wrong format without a number."""
     if prompt.ground_truth is None or (truth := read_number(prompt.ground_truth)) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
     answer = read_number(completion)
-    return wrong_format("no number in the answer") if answer is None else accuracy_score(answer == truth)
+    return score_wrong_format("no number in the answer") if answer is None else score_accuracy(answer == truth)
 
 
 def read_number(text: str) -> Fraction | None:
-    """Return the final number of a text."""
+    """Return the final number of a text; None if there is no number."""
     marked = find_marked_answer(text)
     if marked is not None:
         marked = SPACED.sub(lambda number: number[0].replace(" ", ""), marked)
@@ -54,7 +54,7 @@ def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None
 
 
 def _count_digits(number: str) -> int:
-    """Upper bound of the digits of a number without its exponent, e.g. 4 for `1e3`."""
+    """Return an upper bound on the digits of a number written without exponent, e.g. 4 for `1e3`."""
     mantissa, _, exponent = number.lower().partition("e")
     if len(exponent) > len(str(MAX_DIGITS)) + 1:
         return MAX_DIGITS + 1

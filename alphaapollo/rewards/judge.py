@@ -1,8 +1,8 @@
-"""A language model as judge, behind an OpenAI-compatible server: its requests, retries and verdicts.
+"""Grader that asks a language model (judge) on an OpenAI-compatible server for a score.
 
 The openai client retries a request MAX_RETRIES times, with growing pauses, after status 408, 409, 429 or
-5xx and after a broken connection. A reply without a verdict is a failure of the grader, never a reward of 0; as any
-failed grade, it is requested once more (grader_processes.client).
+5xx and after a broken connection. A reply without a verdict is a failure of the grader, never a reward of 0. A failed
+grade is requested a second time (grader_processes.client).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import re
 
 from alphaapollo.config.schema import Judge
-from alphaapollo.rewards.base import RewardFunction, failed_score, get_question
+from alphaapollo.rewards.base import RewardFunction, get_question, score_failure
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
-MAX_RETRIES = 4  # of a request
-MAX_SHOWN = 120  # characters of a reply in a reason
+MAX_RETRIES = 4  # retries of one request
+MAX_SHOWN = 120  # characters of a reply in a failure reason
 
 
 def make_judge(judge: Judge) -> RewardFunction:
-    """Make the reward function of `reward.judge`.
+    """Create the reward function that asks the judge of `reward.judge`.
 
     Raises:
-        ValueError: no model is set, the openai package is missing, or OpenAI's own server has no key.
+        ValueError: no model is set, the openai package is missing, or no API key is set for OpenAI's own server.
     """
     if not judge.model:
         raise ValueError("reward.judge.model is empty. Set it to the model that judges.")
@@ -34,7 +34,7 @@ def make_judge(judge: Judge) -> RewardFunction:
     client = openai.OpenAI(**connection, timeout=judge.timeout, max_retries=MAX_RETRIES)
 
     def grade(prompt: Prompt, completion: str) -> Score:
-        """The judge's score, from 0 to 1; `accuracy` is 1 from 0.5 on."""
+        """Return the judge's score, from 0 to 1. The component `accuracy` is 1 for scores of at least 0.5."""
         try:
             reply = client.chat.completions.create(
                 model=judge.model,
@@ -44,16 +44,16 @@ def make_judge(judge: Judge) -> RewardFunction:
             )
             text = reply.choices[0].message.content
         except openai.APIError as error:
-            return failed_score(f"the judge gave no answer: {type(error).__name__}: {error}")
+            return score_failure(f"the judge gave no answer: {type(error).__name__}: {error}")
         except MALFORMED_RESPONSE_ERRORS as error:
-            return failed_score(f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}")
+            return score_failure(f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}")
         return read_verdict(text)
 
     return grade
 
 
 def fill_template(template: str, prompt: Prompt, completion: str) -> str:
-    """Fill {question}, {ground_truth} and {answer} into the template, once each.
+    """Replace {question}, {ground_truth} and {answer} in the template.
 
     Thoughts before `</think>` are left out of the answer.
     """
@@ -66,12 +66,12 @@ def fill_template(template: str, prompt: Prompt, completion: str) -> str:
 
 
 def read_verdict(reply: str | None) -> Score:
-    """Read the last line `SCORE: x` of a reply, 0 <= x <= 1; without one, the grade failed."""
+    """Return the score of the last line `SCORE: x` of a reply, with 0 <= x <= 1; a failed score without such a line."""
     text = THOUGHTS.sub("", reply or "")
     scores = [float(number) for number in VERDICT.findall(text)]
     end = " ".join(text.split())[-MAX_SHOWN:]
     if not scores:
-        return failed_score(f"the judge's answer has no line 'SCORE: ...': {end!r}")
+        return score_failure(f"the judge's answer has no line 'SCORE: ...': {end!r}")
     if not 0 <= scores[-1] <= 1:
-        return failed_score(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
+        return score_failure(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
     return Score(scores[-1], {"accuracy": float(scores[-1] >= 0.5)})

@@ -13,14 +13,14 @@ from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.think_format import split_thoughts
 from alphaapollo.types import Prompt
 
-# A subset of the classifier's 139: it mistakes short texts for close relatives (Wu, Malay, Nigerian Pidgin).
+# Subset of the classifier's 139 languages: it mistakes short texts for related languages (Wu, Malay, Nigerian Pidgin).
 LANGUAGES = (
     "ar az bg bn ca cs da de el en es et eu fa fi fr gu he hi hr hu hy id it ja ka kk kn ko lt lv ml mr nl no pa pl pt "
     "ro ru sk sl sr sv sw ta te th tl tr uk ur vi zh"
 )
-MIN_LETTERS = 40  # of a text to be classified; from 40 on, English solutions are recognized in 99.9 % of cases
+MIN_LETTERS = 40  # shorter texts are not classified; with 40 letters, 99.9 % of English solutions are recognized
 DENSE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, ideographs, hangul
-DENSITY = 5  # letters that one such character counts as
+DENSITY = 5  # number of letters that one DENSE character counts as
 NOT_PROSE = re.compile(
     r"""
     ```.*?(?:```|\Z)                                       # code
@@ -42,9 +42,10 @@ IDENTIFIER.set_languages(LANGUAGES.split())
 
 
 def score_language(prompt: Prompt, completion: str) -> float:
-    """1 if question (the user's messages), thoughts and answer are in the same language, else 0.
+    """Return 1 if question (the user's messages), thoughts and answer are in the same language, else 0.
 
-    LaTeX and code are ignored, and so is a part with too few words. If thoughts and answer are both too short, 0.
+    LaTeX, code and parts with fewer than MIN_LETTERS letters are ignored. If thoughts and answer are both too short,
+    return 0.
     """
     thoughts, answer = split_thoughts(completion)
     languages = {detect_language(thoughts), detect_language(answer)} - {None}
@@ -52,12 +53,12 @@ def score_language(prompt: Prompt, completion: str) -> float:
 
 
 def detect_language(text: str) -> str | None:
-    """Return the ISO 639-1 code of the main language of a text, or None for too little prose."""
+    """Return the ISO 639-1 code of the main language of a text, or None for fewer than MIN_LETTERS letters."""
     words = extract_prose(text)
     letters = sum(map(str.isalpha, words)) + (DENSITY - 1) * len(DENSE.findall(words))
     return str(IDENTIFIER.classify(words)[0]) if letters >= MIN_LETTERS else None
 
 
 def extract_prose(text: str) -> str:
-    """Remove code, LaTeX, tags, numbers and punctuation."""
+    """Return a text without code, LaTeX, tags, numbers and punctuation."""
     return " ".join(NOT_PROSE.sub(" ", text).split())

@@ -1,11 +1,11 @@
-r"""Multiple choice: one letter from A to Z."""
+r"""Grader of multiple-choice questions: the answer is one letter from A to Z."""
 
 from __future__ import annotations
 
 import re
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
-from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.rewards.base import score_accuracy, score_wrong_format
 from alphaapollo.types import Prompt, Score
 
 # `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a lower-case letter in brackets or alone ("a" is a word)
@@ -19,19 +19,19 @@ STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the chosen letter is the ground truth's, else 0. Wrong format: no letter is chosen.
+    """Score 1 if the chosen letter is the ground truth's, else 0; wrong format if no letter is chosen.
 
     Raises:
-        ValueError: the ground truth is no letter.
+        ValueError: the ground truth is not a letter.
     """
     if (truth := read_letter(prompt.ground_truth or "")) is None:
-        raise ValueError(f"the ground truth {prompt.ground_truth!r} is not a letter of multiple choice")
+        raise ValueError(f"the ground truth {prompt.ground_truth!r} is not a letter from A to Z.")
     chosen = find_letter(completion)
-    return wrong_format("no letter is chosen") if chosen is None else accuracy_score(chosen == truth)
+    return score_wrong_format("no letter is chosen") if chosen is None else score_accuracy(chosen == truth)
 
 
 def find_letter(text: str) -> str | None:
-    """Return the letter of the marked answer, else the one after the last "answer is", else of the last line."""
+    """Return the letter of the marked answer, else the letter after the last "answer is", else the last line's."""
     marked = find_marked_answer(text)
     if marked is not None:
         return read_letter(marked) or _find_stated_letter(marked)
@@ -40,7 +40,7 @@ def find_letter(text: str) -> str | None:
 
 
 def read_letter(text: str) -> str | None:
-    """Return the letter with which a text begins."""
+    """Return the choice letter with which a text begins; None if there is none."""
     found = LETTER.match(LATEX.sub("", text).strip())
     return (found[1] or found[2] or found[3]).upper() if found else None
 

@@ -7,17 +7,17 @@ import os
 from typing import Any
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
-"""Raised when reading a response of a server that is not OpenAI-compatible: the client accepts any JSON."""
+"""Exceptions raised when a response is not OpenAI-compatible; the client accepts any JSON."""
 
 
 def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
     """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
     Args:
-        section: of the configuration, e.g. reward.judge, for errors.
+        section: configuration section for error messages, e.g. reward.judge.
 
     Raises:
-        ValueError: the openai package is missing, or the server is OpenAI's own and there is no key.
+        ValueError: the openai package is missing, or no API key is set for OpenAI's own server (empty base_url).
     """
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")

@@ -1,7 +1,7 @@
-"""Tasks of the reasoning-gym package, created and scored by it, without executing the model's answer.
+"""Grader of reasoning-gym tasks: the package scores the answer, without executing it.
 
-Some of its scorers call `eval` on the answer. Here they get `ast.literal_eval`, which reads the lists that they expect.
-Others pass the answer to sympy's parser, which also evaluates it, so only plain arithmetic is passed on.
+Some scorers of the package call `eval` on the answer. It is replaced by `ast.literal_eval`, which reads the lists that
+they expect. Other scorers pass the answer to sympy's parser, which evaluates it, so they receive plain arithmetic only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import reasoning_gym
 
-from alphaapollo.rewards.base import wrong_format
+from alphaapollo.rewards.base import score_wrong_format
 from alphaapollo.tools.reasoning_gym_data import make_dataset
 from alphaapollo.types import Prompt, Score
 
@@ -41,19 +41,20 @@ for name in EVAL_MODULES:
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score of the package for the last <answer>...</answer>, from 0 to 1; `accuracy` is 1 only at 1.
+    """Return the package's score of the last <answer>...</answer>, from 0 to 1. `accuracy` is 1 for a score of 1.
 
-    Wrong format: no answer, or the scorer raises for it but not for the right answer.
+    A completion has the wrong format if it has no answer, or if the scorer raises for its answer but not for the right
+    answer.
 
     Raises:
-        ValueError: the prompt has no puzzle of this package.
+        ValueError: the prompt has no reasoning-gym puzzle.
     """
     puzzle = prompt.extra_info.get(EXTRA)
     if puzzle is None:
         raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates it.")
     answer = reasoning_gym.utils.extract_answer(completion)
     if answer is None:
-        return wrong_format("no <answer>...</answer>")
+        return score_wrong_format("no <answer>...</answer>")
     task = puzzle["task"]
     dataset = _load_scorer(task, puzzle["level"], json.dumps(puzzle["settings"]))
     if task in SYMPY_TASKS and not is_plain_arithmetic(answer):
@@ -62,18 +63,18 @@ def grade(prompt: Prompt, completion: str) -> Score:
         reward = float(dataset.score_answer(answer, puzzle["entry"]))
     except Exception as error:  # noqa: BLE001  many scorers raise for an answer that they cannot read
         dataset.score_answer(puzzle["entry"]["answer"], puzzle["entry"])  # raises if the scorer itself is broken
-        return wrong_format(f"the scorer of {task} cannot read it ({type(error).__name__})")
+        return score_wrong_format(f"the scorer of {task} cannot read the answer ({type(error).__name__})")
     return Score(reward, {"accuracy": float(reward == 1.0)})
 
 
 @lru_cache(maxsize=64)
 def _load_scorer(task: str, level: int | None, settings: str) -> Any:
-    """Return a data set of the task, which scores all its puzzles. Some take long to create."""
+    """Return a data set that scores all puzzles of a task. Cached because some data sets take long to create."""
     return make_dataset(task, level, json.loads(settings), seed=0)
 
 
 def is_plain_arithmetic(expression: str) -> bool:
-    """Whether the text has only numbers, one-letter variables and common functions, and no name of a Python object."""
+    """Return whether a text has only numbers, one-letter variables and common functions, and no other names."""
     return (
         len(expression) <= MAX_EXPRESSION
         and PLAIN.fullmatch(expression) is not None

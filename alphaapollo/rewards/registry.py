@@ -1,4 +1,4 @@
-"""Built-in graders by `data_source`, and the startup checks of a data set against them."""
+"""Built-in graders by `data_source`, and the startup check that they can grade a data set."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from alphaapollo.types import Prompt
 
 @dataclass(frozen=True)
 class BuiltInGrader:
-    """Built-in reward function. Its module is imported only in the process that grades."""
+    """Built-in reward function. Its module is imported only in the grader process."""
 
     name: str
     function: str  # "module:function" under alphaapollo.rewards
-    patterns: tuple[str, ...]  # of data sources, lower case; the first grader that matches is used
-    is_judge: bool = False  # `function` makes the reward function from reward.judge; ground truths are optional
+    patterns: tuple[str, ...]  # patterns of data sources, lower case; the first matching grader is used
+    is_judge: bool = False  # `function` creates the reward function from reward.judge; ground truths are optional
 
 
 GRADERS = (
@@ -52,7 +52,7 @@ GRADERS = (
 
 
 def match_grader(data_source: str) -> BuiltInGrader | None:
-    """Return the first built-in grader with a pattern that matches the data source."""
+    """Return the first built-in grader with a pattern that matches the data source; None without a match."""
     matching = (one for one in GRADERS if any(fnmatchcase(data_source.lower(), pattern) for pattern in one.patterns))
     return next(matching, None)
 
@@ -61,7 +61,7 @@ def find_grader(data_source: str) -> BuiltInGrader:
     """Return the built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`.
 
     Raises:
-        ValueError: no grader matches; the message lists the patterns.
+        ValueError: no grader matches the data source.
     """
     if (grader := match_grader(data_source)) is not None:
         return grader
@@ -74,10 +74,10 @@ def find_grader(data_source: str) -> BuiltInGrader:
 
 
 def load_grader(data_source: str, judge: Judge) -> RewardFunction:
-    """Import the built-in reward function of a data source, which uses `judge` if a judge grades it.
+    """Import the built-in reward function of a data source. Graders with `is_judge` use the settings `judge`.
 
     Raises:
-        ValueError: no grader matches the data source, or the settings of the judge are incomplete.
+        ValueError: no grader matches the data source, or the judge's settings are incomplete.
     """
     grader = find_grader(data_source)
     function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
@@ -86,13 +86,13 @@ def load_grader(data_source: str, judge: Judge) -> RewardFunction:
 
 
 def is_gradable(prompt: Prompt) -> bool:
-    """Whether a built-in grader matches the prompt and has the ground truth it needs."""
+    """Return whether a built-in grader matches the prompt, and the prompt has the ground truth that it needs."""
     grader = match_grader(prompt.data_source)
     return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
 
 
 def is_judged(data_source: str) -> bool:
-    """Whether a judge grades the data source (unless a custom reward function does)."""
+    """Return whether the built-in grader of the data source is a judge."""
     grader = match_grader(data_source)
     return grader is not None and grader.is_judge
 
@@ -101,8 +101,8 @@ def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
     """Check at startup that the built-in graders can grade every prompt.
 
     Raises:
-        ValueError: a data source has no grader, a prompt has no ground truth (names the first), or a data source that
-            a judge grades has no judge or not enough time.
+        ValueError: a data source has no grader, a prompt has no ground truth (the message names the first one), or a
+            judge is needed and reward.judge.model is empty or reward.timeout is too short.
     """
     prompts = list(prompts)
     graders = {source: find_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}

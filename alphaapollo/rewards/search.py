@@ -1,4 +1,4 @@
-"""Short answers of search questions: exact match and F1 after SQuAD's normalization (arXiv 1606.05250).
+"""Graders of short answers to search questions: exact match and F1 after SQuAD normalization (arXiv 1606.05250).
 
 The ground truth is one accepted answer or several: a JSON list, or {"target": [...]}. The best match counts.
 """
@@ -19,7 +19,9 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the answer is an accepted one, else 0; the component `f1` is shown. Wrong format: an empty answer.
+    """Score 1 if the answer equals an accepted answer, else 0; wrong format for an empty answer.
+
+    The score has the component `f1`.
 
     Raises:
         ValueError: the ground truth has no accepted answer.
@@ -35,13 +37,13 @@ def grade(prompt: Prompt, completion: str) -> Score:
 
 
 def grade_f1(prompt: Prompt, completion: str) -> Score:
-    """F1 of the words with the best accepted answer; `accuracy` is exact match. Errors as in `grade`."""
+    """Score the word F1 with the best matching accepted answer; `accuracy` is exact match. Raises as `grade`."""
     score = grade(prompt, completion)
     return Score(score.components["f1"], score.components, score.outcome, score.reason)
 
 
 def read_accepted(truth: str | None) -> list[list[str]]:
-    """Return the normalized words of each accepted answer."""
+    """Return the normalized words of each accepted answer. Raises ValueError if there is no accepted answer."""
     try:
         value = json.loads(truth or "")
     except ValueError:
@@ -55,12 +57,12 @@ def read_accepted(truth: str | None) -> list[list[str]]:
 
 
 def normalize(text: str) -> list[str]:
-    """Split into lower-case words, without punctuation and articles."""
+    """Return the lower-case words of a text, without punctuation and articles."""
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 
 def f1_score(answer: list[str], truth: list[str]) -> float:
-    """Harmonic mean of precision and recall of words; 1 if both are empty."""
+    """Return the harmonic mean of word precision and recall; 1 if both lists are empty."""
     if not answer or not truth:
         return float(answer == truth)
     common = (Counter(answer) & Counter(truth)).total()

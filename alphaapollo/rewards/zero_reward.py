@@ -1,4 +1,4 @@
-"""Reward function for runs in which a reward model alone, or a teacher alone, provides the training signal."""
+"""Reward function for runs that train on a reward model or a teacher only."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
@@ -116,7 +116,7 @@ returned: st.SearchStrategy[Any] = st.one_of(
 def reward(value: Any) -> str:
     """Any result of a reward function is a valid score, or a failure with its reason."""
     try:
-        score = to_score(value)
+        score = convert_to_score(value)
     except (ValueError, TypeError) as error:
         assert any(word in str(error) for word in ("reward", "component")), error
         return "masked"

@@ -1,1 +1,1 @@
-"""Code graded by unit tests in the sandbox."""
+"""Grader of code: unit tests in the sandbox."""

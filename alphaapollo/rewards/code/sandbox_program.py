@@ -1,12 +1,12 @@
 """Programs that run inside the sandbox to test code. The text of this file is sent there: standard library only.
 
-Two programs in separate processes, so that an answer can neither read nor change its tests:
+The two programs run in separate processes, so that an answer can neither read nor change its tests:
 
-    run_tests: the tests, with stubs for the answer's functions -> the calls they make, or the verdict
-    run_answer: the answer, with a list of calls                -> the result or exception of each
+    run_tests    runs the tests with stubs for the answer's functions; prints the calls of the tests, or the verdict
+    run_answer   runs the answer with a list of calls; prints the result or exception of each call
 
-The first run of the tests knows no results: a call returns an `UnknownResult`, which fits everywhere, and asserts are
-left out, so one run finds nearly all calls. Calls with arguments that depend on results need another round.
+The first run of the tests has no results. Each call returns an `UnknownResult`, which supports every operation, and
+asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results need another round.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_CALLS = 20_000  # of one run of the tests
-MAX_DEPTH = 10  # of calls with arguments that depend on results
-MAX_ITEMS = 100_000  # taken from an iterator
-MAX_TEXT = 500  # characters of an error's message
+MAX_CALLS = 20_000  # calls per run of the tests
+MAX_DEPTH = 10  # depth of calls whose arguments depend on results
+MAX_ITEMS = 100_000  # items read from an iterator
+MAX_TEXT = 500  # characters of an error message
 
 
 class OpaqueResult:
-    """Result that cannot leave its process: equal to nothing."""
+    """Placeholder for a result that cannot be encoded; it equals no other value."""
 
     def __init__(self, text: str):
         self.text = text
@@ -40,14 +40,14 @@ class OpaqueResult:
 
 
 class ArgumentError(TypeError):
-    """An argument cannot be sent to the answer."""
+    """Error for an argument that cannot be sent to the answer."""
 
 
-def encode(value: Any, others: list[Any]) -> Any:
-    """Encode plain data as JSON, and anything else as an OpaqueResult; adds what is not plain data to `others`."""
+def encode(value: Any, opaque: list[Any]) -> Any:
+    """Encode plain data as JSON, and other values as an OpaqueResult. Other values are appended to `opaque`."""
     kind = type(value)
     if kind is UnknownResult:
-        others.append(value)
+        opaque.append(value)
         return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
@@ -56,9 +56,9 @@ def encode(value: Any, others: list[Any]) -> Any:
     if kind is float:
         return ["float", value.hex() if math.isfinite(value) else repr(value)]
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [encode(item, others) for item in value]]
+        return [kind.__name__, [encode(item, opaque) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[encode(key, others), encode(item, others)] for key, item in value.items()]]
+        return ["dict", [[encode(key, opaque), encode(item, opaque)] for key, item in value.items()]]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind is bytes:
@@ -66,10 +66,10 @@ def encode(value: Any, others: list[Any]) -> Any:
     if kind is range:
         return ["range", value.start, value.stop, value.step]
     if kind.__module__ == "numpy":
-        return encode(value.tolist(), others)
+        return encode(value.tolist(), opaque)
     if isinstance(value, Iterator):
-        return ["iterator", [encode(item, others) for item in itertools.islice(value, MAX_ITEMS)]]
-    others.append(value)
+        return ["iterator", [encode(item, opaque) for item in itertools.islice(value, MAX_ITEMS)]]
+    opaque.append(value)
     return ["opaque", repr(value)[:MAX_TEXT]]
 
 
@@ -95,9 +95,10 @@ def decode(value: Any) -> Any:
 
 
 class UnknownResult:
-    """Result that is not known yet: equal to everything, true, a number, an empty collection.
+    """Placeholder for a result that is not known yet. It equals every value, and acts as a number and a collection.
 
-    `_depth` is the depth of nested calls, e.g. 2 for f(f(1)); a value computed from several has the largest.
+    `_depth` is the depth of nested calls, e.g. 2 for f(f(1)). A value computed from several placeholders has the
+    largest depth.
     """
 
     def __init__(self, depth: int):
@@ -107,18 +108,18 @@ class UnknownResult:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _deepest(self, *args)
+        return _select_deepest(self, *args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
-def _deepest(*values: Any) -> Any:
+def _select_deepest(*values: Any) -> Any:
     return max((value for value in values if type(value) is UnknownResult), key=lambda value: value._depth)
 
 
 def _define_operator(name: str, value: Any) -> None:
-    setattr(UnknownResult, f"__{name}__", lambda *values: _deepest(*values) if value is UnknownResult else value)
+    setattr(UnknownResult, f"__{name}__", lambda *values: _select_deepest(*values) if value is UnknownResult else value)
 
 
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
@@ -132,11 +133,11 @@ for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": Tru
 
 
 class CallLimitExceeded(BaseException):
-    """The tests make more than MAX_CALLS calls, or nest them more than MAX_DEPTH deep."""
+    """Error for tests that make more than MAX_CALLS calls, or nest calls more than MAX_DEPTH deep."""
 
 
 class CallRecorder:
-    """Records the calls of the tests, and answers them from the known results."""
+    """Recorder of the calls that the tests make. It answers calls from the known results."""
 
     def __init__(self, known: list[list[Any]]):
         self.calls: list[Any] = []
@@ -155,15 +156,15 @@ class CallRecorder:
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
             raise CallLimitExceeded(f"more than {MAX_CALLS} calls")
-        others: list[Any] = []
-        encoded = [name, encode(args, others), encode(kwargs, others)]
-        depth = max((value._depth for value in others if type(value) is UnknownResult), default=0)
+        opaque: list[Any] = []
+        encoded = [name, encode(args, opaque), encode(kwargs, opaque)]
+        depth = max((value._depth for value in opaque if type(value) is UnknownResult), default=0)
         if depth >= MAX_DEPTH:
             raise CallLimitExceeded(f"calls depend on the results of other calls more than {MAX_DEPTH} deep")
         if depth:
             self.unknown += 1
             return UnknownResult(depth + 1)
-        if others:
+        if opaque:
             raise ArgumentError(f"the tests call {name} with an argument that is not plain data")
         self.calls.append(encoded)
         results = self._known.get(json.dumps(encoded))
@@ -180,7 +181,7 @@ class CallRecorder:
 
 
 def _update_argument(arg: Any, after: Any) -> None:
-    """Repeat the changes that the answer made to a list, dict or set argument."""
+    """Apply the changes that the answer made to a list, dict or set argument."""
     if isinstance(arg, list):
         arg[:] = after
     elif isinstance(arg, dict | set):
@@ -194,7 +195,7 @@ class _AssertRemover(ast.NodeTransformer):
 
 
 def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> str:
-    """Run the tests once. Return how they fail, empty if they pass; raise if the tests themselves are broken."""
+    """Run the tests once. Returns the failure, or an empty string if they pass. Raises if the tests are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -216,7 +217,10 @@ def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> st
 
 
 def run_tests() -> None:
-    """stdin: {tests, setup, names, check, known: [[call, result]]}; prints {calls}, {passed, failure} or {broken}."""
+    """Run the tests of the request on stdin. Prints {calls}, {passed, failure} or {broken} as JSON.
+
+    The request is {tests, setup, names, check, known: [[call, result]]}.
+    """
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
@@ -233,14 +237,14 @@ def run_tests() -> None:
 
 
 def run_answer(source: str) -> None:
-    """stdin: a list of calls; prints a list of [outcome, value, arguments after the call], or {broken}."""
+    """Run the calls on stdin. Prints a list of [outcome, value, arguments after the call], or {broken}, as JSON."""
     calls = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     namespace: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(source, "<answer>", "exec"), namespace)
         if missing := sorted({name for name, _, _ in calls} - namespace.keys()):
-            raise NameError(f"the code defines no {', '.join(missing)}")
+            raise NameError(f"the code does not define {', '.join(missing)}")
         reply: Any = [_call_function(namespace[name], decode(args), decode(kwargs)) for name, args, kwargs in calls]
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}

@@ -1,11 +1,11 @@
-r"""Unit tests in a ground truth: JSON, one of
+r"""Read unit tests from a ground truth, which is JSON in one of these forms:
 
     {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x):\n"}   (HumanEval)
     {"asserts": ["assert f(2) == 4"], "setup": "import math"}                              (MBPP)
     {"inputs": ["1 2\n"], "outputs": ["3\n"]}                                              (stdin and stdout)
     {"inputs": [[1, 2]], "outputs": [3], "entry_point": "add"}                             (arguments and results)
 
-each with an optional "time_limit": seconds for one run of the code.
+Each form accepts "time_limit", the seconds for one run of the code.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class FunctionTests:
     """Tests that call functions of the answer."""
 
     text: str
-    setup: str  # code that runs before the tests and before the answer
-    names: tuple[str, ...]  # functions of the answer
-    check: str = ""  # argument of the text's `check(candidate)`; empty: the text itself is the test
+    setup: str  # code that runs before the tests, and before the answer
+    names: tuple[str, ...]  # names of the answer's functions that the tests call
+    check: str = ""  # name of the function to pass to `check(candidate)`; empty: running the text is the test
 
 
 @dataclass(frozen=True)
 class ProgramTests:
-    """Inputs of a program, and its expected outputs."""
+    """Tests that run the answer as a program: stdin and expected stdout."""
 
     inputs: list[str]
     outputs: list[str]
 
 
 def read_tests(truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
-    """Read the tests and the time limit of one run from a ground truth (ValueError: it is malformed)."""
+    """Return the tests and the time limit (seconds) of a ground truth. Raises ValueError if it is malformed."""
     try:
         fields = json.loads(truth or "")
         return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
@@ -70,10 +70,11 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
 
 
 def find_called_names(text: str, setup: str) -> tuple[str, ...]:
-    """Return the functions of the answer: those that asserts call and neither Python nor the setup defines.
+    """Return the names of the functions that the asserts call and that neither Python nor the setup defines.
 
     Raises:
-        ValueError: there is none. SyntaxError.
+        ValueError: the asserts call no such function.
+        SyntaxError: the asserts or the setup are not valid Python.
     """
     known = set(dir(builtins))
     for node in ast.walk(ast.parse(f"{setup}\n{text}")):

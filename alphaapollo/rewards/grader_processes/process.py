@@ -13,22 +13,22 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, make_worker_environment
 from alphaapollo.tools.sandbox.types import format_signal
 
-START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries in it
+START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
 EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
 READ_GRACE = 0.05  # seconds to read a reply that arrived while the event loop was blocked
-MAX_REPLY = 1 << 30  # bytes
+MAX_REPLY = 1 << 30  # bytes of a reply
 
 
 class GraderError(ValueError):
-    """There is no reply because the process exceeded the time limit, died, or did not start."""
+    """Error for a missing reply: the process exceeded the time limit, died, or did not start."""
 
 
 class ProcessDiedError(GraderError):
-    """The process crashed, or was killed from outside."""
+    """Error for a grader process that crashed or was killed from outside."""
 
 
 class GraderProcess:
-    """Process of `grader_processes.worker`. After a GraderError it has ended."""
+    """Handle of a child process that runs `grader_processes.worker`. After a GraderError, the process has ended."""
 
     def __init__(self, handle: asyncio.subprocess.Process):
         self._handle = handle
@@ -36,7 +36,7 @@ class GraderProcess:
 
     @classmethod
     async def create(cls, reward: Reward, custom: CustomRewardFunction) -> GraderProcess:
-        """Create a process that dies with this one. Call `wait_until_ready` next."""
+        """Start a child process that dies with the current process. Call `wait_until_ready` next."""
         settings = json.dumps([reward.model_dump(), custom.model_dump()])
         worker = [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_processes.worker", str(os.getpid()), settings]
         handle = await asyncio.create_subprocess_exec(
@@ -50,10 +50,11 @@ class GraderProcess:
         return cls(handle)
 
     async def wait_until_ready(self) -> bool:
-        """Wait for the first line. Returns whether a function takes a trajectory.
+        """Wait for the first line of the process. Returns whether a reward function takes a trajectory.
 
         Raises:
             ValueError: a function or a component cannot be loaded.
+            GraderError: the process does not answer within START_TIMEOUT, or dies.
         """
         ready = json.loads(await self._read_line(START_TIMEOUT))
         if error := ready["error"]:
@@ -61,7 +62,7 @@ class GraderProcess:
         return bool(ready["takes_turns"])
 
     async def send_request(self, request: bytes, seconds: float) -> bytes:
-        """Send a request and return the reply. Importing a grader's libraries does not count as grading time."""
+        """Send a request and return the reply line. Importing a grader's libraries does not count as grading time."""
         assert self._handle.stdin is not None
         self._handle.stdin.write(request)
         reply = await self._read_line(seconds)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.base import accept_episode, failed_score, takes_trajectory, to_number, to_score
+from alphaapollo.rewards.base import accept_episode, convert_number, convert_to_score, score_failure, takes_trajectory
 from alphaapollo.rewards.components import add_components, check_components, load_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Episode, Prompt, Score
-from alphaapollo.utils.user_module import describe, load_user_module
+from alphaapollo.utils.user_module import format_error, load_user_module
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]
 
@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class GraderWorker:
-    """Grades requests until the parent closes the pipe or dies."""
+    """Request loop of a grader process, which ends when the parent closes the pipe or dies."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._requests, self._replies = _take_pipes()
@@ -38,17 +38,17 @@ class GraderWorker:
         self._components: dict[str, EpisodeFunction] = {}
 
     def run(self) -> None:
-        takes_turns, problem = False, ""
+        takes_turns, load_error = False, ""
         try:
             takes_turns = self._load_functions()
         except ValueError as error:
-            problem = str(error)
-        self._write(json.dumps({"problem": problem, "takes_turns": takes_turns}).encode() + b"\n")
-        while not problem and self._requests.peek(1):
+            load_error = str(error)
+        self._write(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
+        while not load_error and self._requests.peek(1):
             self._write(encode_reply(self._grade(*decode_request(pickle.load(self._requests)))))
 
     def _load_functions(self) -> bool:
-        """Load the user's function and the components; return whether one of them takes a trajectory."""
+        """Load the user's function and the components. Returns whether any of them takes a trajectory."""
         reward, functions = self._reward, []
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
@@ -63,17 +63,17 @@ class GraderWorker:
     def _grade(self, prompt: Prompt, episode: Episode) -> Score:
         weights, required = self._reward.components, self._reward.required
         try:
-            task = to_score((self._custom_function or self._get_grader(prompt.data_source))(prompt, episode))
+            task = convert_to_score((self._custom_function or self._get_grader(prompt.data_source))(prompt, episode))
             if not (weights or required):
                 return task
             values = {
-                name: to_number(component(prompt, episode), f"component {name!r}")
+                name: convert_number(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
             return add_components(task, values, weights, required)
-        except Exception as error:  # noqa: BLE001 any exception of a reward function is a failure with a reason
+        except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             path = Path(self._custom.path or self._reward.custom_module).expanduser().resolve()
-            return failed_score(f"the reward function failed: {describe(error, path)}")
+            return score_failure(f"the reward function failed: {format_error(error, path)}")
 
     def _get_grader(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
@@ -91,7 +91,7 @@ class GraderWorker:
 
 
 def _take_pipes() -> tuple[BufferedReader, BinaryIO]:
-    """Reserve the pipes for messages: a reward function reads an empty stdin, and its prints go to stderr."""
+    """Return the pipes for requests and replies. Reward functions get an empty stdin, and their prints go to stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -99,8 +99,8 @@ def _take_pipes() -> tuple[BufferedReader, BinaryIO]:
     return requests, replies
 
 
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies. On systems other than Linux, it ends with the pipe."""
+def _exit_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent dies (Linux). Elsewhere, it exits when the pipe closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -108,6 +108,6 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _die_with(int(sys.argv[1]))
+    _exit_with_parent(int(sys.argv[1]))
     reward, custom = json.loads(sys.argv[2])
     GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).run()

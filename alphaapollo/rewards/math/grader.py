@@ -1,9 +1,9 @@
-r"""Mathematical answers: compared as text where possible, else by math-verify (symbolic equality of expressions).
+r"""Grader of mathematical answers: compare as text where possible, else by math-verify (symbolic equality).
 
-    final answer -> normalize -> as text? letter, words, clock? unit? brackets? -> math-verify
+    final answer -> normalize -> compare text, letters, words, clock times, units, brackets -> math-verify
 
-math-verify's own timeouts are off. They are signal alarms, which need a main thread and miss C code; the grader process
-is killed instead (grader_processes.process). This module is imported in that process only, because it imports sympy.
+math-verify's timeouts are disabled: they are signal alarms, which need a main thread and cannot interrupt C code. The
+grader process is killed instead (grader_processes.process). Only that process imports this module, because of sympy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from alphaapollo.rewards.answer_extraction import find_answer_tag, find_boxed, find_marked_answer
-from alphaapollo.rewards.base import accuracy_score, wrong_format
-from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize, squeeze
+from alphaapollo.rewards.base import score_accuracy, score_wrong_format
+from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize, remove_spacing
 from alphaapollo.rewards.math.plain_answers import (
     LETTER,
     WORD,
@@ -31,11 +31,11 @@ from alphaapollo.rewards.math.plain_answers import (
 )
 from alphaapollo.types import Prompt, Score
 
-MAX_LENGTH = 1000  # characters of an answer beyond those of the ground truth; parsing time grows with length
+MAX_LENGTH = 1000  # an answer may have this many more characters than the ground truth; parsing time grows with length
 MAX_DEPTH = 40  # nested brackets; parsing time grows with depth
-TAIL_LENGTH = 2000  # characters at the end of a text without a marked answer that are searched
-ROUNDING, PRECISION = 1e-5, 1e-12  # relative error of a number written as a decimal, and of any other
-NUM_DIGITS = 30  # of numerical comparisons
+TAIL_LENGTH = 2000  # without a marked answer, only this many characters at the end are searched
+ROUNDING, PRECISION = 1e-5, 1e-12  # allowed relative error of decimals, and of other numbers
+NUM_DIGITS = 30  # precision of numerical comparisons
 STATED = re.compile(
     r"(?:answer|option|choice)(?: is|:)[\s:*]*([^\n]*?)\**\s*(?:\.\s*\*{0,2}(?=\s|$)|\n|$)", re.IGNORECASE
 )
@@ -68,10 +68,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its ti
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the answers are mathematically equal, else 0. Wrong format: no expression can be read.
+    """Score 1 if answer and ground truth are mathematically equal, else 0; wrong format if no expression can be read.
 
     Raises:
-        ValueError: the ground truth is empty. Any exception of sympy, if nothing could be compared.
+        ValueError: the ground truth is empty.
+        Exception: sympy failed for all comparisons.
     """
     truth = prompt.ground_truth
     if truth is None or not (expected := normalize(find_final_answer(truth) or truth)):
@@ -81,18 +82,20 @@ def grade(prompt: Prompt, completion: str) -> Score:
         answer = _find_last_expression(completion[-TAIL_LENGTH:])
     if answer is None:
         readings = parse_expressions(completion[-TAIL_LENGTH:].translate(SIGNS))
-        is_equal = any_equal(_parse_answer(expected), readings) if readings else None
+        is_equal = has_equal_pair(_parse_answer(expected), readings) if readings else None
     elif len(answer) > len(truth) + MAX_LENGTH:
-        return wrong_format(f"an answer of {len(answer)} characters")
+        return score_wrong_format(f"an answer of {len(answer)} characters")
     elif measure_depth(answer) > max(MAX_DEPTH, measure_depth(truth)):
-        return wrong_format(f"an answer with {measure_depth(answer)} nested brackets")
+        return score_wrong_format(f"an answer with {measure_depth(answer)} nested brackets")
     else:
         is_equal = compare_answers(expected, normalize(answer)) if answer.strip() else None
-    return wrong_format("no mathematical expression in the answer") if is_equal is None else accuracy_score(is_equal)
+    return (
+        score_wrong_format("no mathematical expression in the answer") if is_equal is None else score_accuracy(is_equal)
+    )
 
 
 def measure_depth(text: str) -> int:
-    """Return the largest number of brackets that are open at a time."""
+    """Return the maximum nesting depth of brackets."""
     steps = (1 if sign in "([{" else -1 for sign in text if sign in "()[]{}")
     return max(itertools.accumulate(steps), default=0)
 
@@ -100,7 +103,7 @@ def measure_depth(text: str) -> int:
 def find_final_answer(text: str, allow_words: bool = False) -> str | None:
     r"""Return the marked answer, else what follows the last "answer is" or "answer:".
 
-    The latter must be an expression or a letter, or one or two words with `allow_words`. Adjacent boxes at the end,
+    An unmarked answer must be an expression or a letter, or, with `allow_words`, one or two words. Adjacent boxes,
     `\boxed{2} and \boxed{3}`, are one answer.
     """
     boxed_part = find_answer_tag(text) or text
@@ -118,7 +121,7 @@ def find_final_answer(text: str, allow_words: bool = False) -> str | None:
 
 
 def _find_last_expression(text: str) -> str | None:
-    """Return the expression that ends the text: 2√3 of "The length is 2√3.", and "5, 6" of "It is 5 or 6."."""
+    """Return the expression at the end of a text: "2√3" for "The length is 2√3.", "5, 6" for "It is 5 or 6."."""
     text = BOLD.sub(r"\1", text)
     if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
         parse_expressions(f"\\boxed{{{normalize(one)}}}") for one in several.groups()
@@ -129,8 +132,8 @@ def _find_last_expression(text: str) -> str | None:
 
 
 def compare_answers(truth: str, answer: str) -> bool:
-    """Whether two normalized answers are equal."""
-    if squeeze(truth) == squeeze(answer):
+    """Return whether two normalized answers are equal."""
+    if remove_spacing(truth) == remove_spacing(answer):
         return True
     for compare in (compare_letters, compare_numbers_with_base, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
@@ -148,15 +151,15 @@ def compare_answers(truth: str, answer: str) -> bool:
     if "\\pm" in truth + answer:
         truth, answer = (_expand_signs(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
-        return any_equal(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
+        return has_equal_pair(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
     golds, answers = (_expand_percent(text) for text in (truth, answer))
-    return any(any_equal(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
+    return any(has_equal_pair(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
 
 
 def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
-    """Pair the entries of two lists of named values (x = 1, y = 2), of one and a tuple, or of a tuple and a column.
+    """Pair the entries of two lists of named values (x = 1, y = 2), of a list and a tuple, or of a tuple and a column.
 
-    None for anything else, and for lists of different length or names.
+    Returns None for all other answers, and for different lengths or names.
     """
     named = [_read_named_values(text) for text in (truth, answer)]
     if named[0] and named[0].keys() == named[1].keys():
@@ -169,14 +172,14 @@ def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
 
 
 def _read_named_values(text: str) -> dict[str, str]:
-    """Read `a = 1, b = 2` by name; empty for anything else, and for several values of one name (x_1 = 1, x_2 = 2)."""
+    """Return the values of `a = 1, b = 2` by name; empty for other texts and repeated names (x_1 = 1, x_2 = 2)."""
     parts = [NAMED_VALUE.fullmatch(part.strip()) for part in COMMA.split(text)]
     values = {part[1]: part[2] for part in parts if part}
     return values if len(values) == len(parts) > 1 else {}
 
 
 def _split_entries(text: str) -> list[str]:
-    """Split a tuple, a bare list or a column of numbers; empty for anything else."""
+    """Return the entries of a tuple, a list without brackets or a column; empty for other texts."""
     if column := COLUMN.fullmatch(text):
         return [part for part in column[1].split("\\\\") if part.strip()]
     inner = text[1:-1] if _is_tuple(text) else text
@@ -185,18 +188,18 @@ def _split_entries(text: str) -> list[str]:
 
 
 def _expand_signs(text: str) -> str:
-    """Rewrite `1 \\pm x` as `1 + x, 1 - x`; a list stays as it is."""
+    """Rewrite `1 \\pm x` as `1 + x, 1 - x`; a list is returned unchanged."""
     return text if "\\pm" not in text or "," in text else ", ".join(text.replace("\\pm", sign) for sign in "+-")
 
 
 def _expand_percent(text: str) -> list[str]:
-    """Return the meanings of 36% beside an answer without that sign: 36 and 36/100."""
+    """Return the possible values of a percentage: 36 and 36/100 for 36%. Other texts are returned unchanged."""
     bare = PERCENT.sub("", text)
     return [text] if bare == text else [bare, f"\\frac{{{bare}}}{{100}}"]
 
 
 def parse_expressions(text: str) -> list[Any]:
-    """Parse the final expression in a text: sympy objects and, as a fallback, its string. Empty if there is none."""
+    """Return the parsed readings of the final expression in a text: sympy objects and, as a fallback, its string."""
     return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
@@ -215,7 +218,7 @@ def _read_imaginary(expression: Any) -> Any:
     """Replace the letter i by the imaginary unit, unless it is an index."""
     if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
         return expression
-    if isinstance(expression, sympy.Eq):  # it would evaluate itself
+    if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default
         return sympy.Eq(*map(_read_imaginary, expression.args), evaluate=False)
     return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
 
@@ -228,8 +231,11 @@ def _is_tuple(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," in text
 
 
-def any_equal(gold: list[Any], answer: list[Any]) -> bool:
-    """Whether any reading of the answer equals any of the ground truth. Raises sympy's exception if none does."""
+def has_equal_pair(gold: list[Any], answer: list[Any]) -> bool:
+    """Return whether any reading of the answer equals any reading of the ground truth.
+
+    Raises sympy's first exception if no pair is equal and a comparison failed.
+    """
     errors: list[Exception] = []
     for one, other in itertools.product(gold, answer):
         try:
@@ -237,7 +243,7 @@ def any_equal(gold: list[Any], answer: list[Any]) -> bool:
                 [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
             ):
                 return True
-        except Exception as error:  # noqa: BLE001 sympy may raise anything for what a model wrote
+        except Exception as error:  # noqa: BLE001 sympy may raise any exception for model output
             errors.append(error)
     if errors:
         raise errors[0]
@@ -245,9 +251,9 @@ def any_equal(gold: list[Any], answer: list[Any]) -> bool:
 
 
 def _is_close(gold: Any, answer: Any) -> bool:
-    """False for two numbers that differ by more than rounding.
+    """Return False for two numbers that differ by more than rounding, else True.
 
-    math-verify alone accepts different numbers if they are tiny (it rounds to six places) or huge (sympy chops them).
+    math-verify alone accepts different numbers if they are tiny (rounded to six places) or huge (truncated by sympy).
     """
     if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
         return True

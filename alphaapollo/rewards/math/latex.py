@@ -1,6 +1,6 @@
 r"""Normalization of LaTeX answers: spacing, fonts, synonyms, Unicode signs and calculator notation.
 
-Strings in, strings out. Nothing is computed (except repeating decimals), so remaining differences are left to algebra.
+All functions map strings to strings. Nothing is computed except repeating decimals; math-verify compares the rest.
 """
 
 # ruff: noqa: RUF001 the signs are here to be replaced
@@ -30,7 +30,7 @@ COMMAND = re.compile(r"\\([a-zA-Z]+)")
 FONT = (
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|emph|underline|(?:math|bold)(?:rm|bf|it|sf|symbol)|bm|operatorname)"
 )
-REWRITES = [  # in this order
+REWRITES = [  # applied in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
@@ -72,12 +72,12 @@ PREAMBLE = re.compile(r"^.*\b(?:(?:is|are|equals)\b|answer\s*:):?", re.DOTALL | 
 
 def normalize(answer: str) -> str:
     r"""Rewrite an answer in one notation, e.g. `$\dfrac12$ ` as `\frac{1}{2}`, `1{,}234` as `1234`, and
-    `3\,\mathrm{cm}` as `3 \text{cm}`. Words and units stay."""
+    `3\,\mathrm{cm}` as `3 \text{cm}`. Words and units are not changed."""
     text = unicodedata.normalize("NFKC", answer.translate(SIGNS))
     text = COMMAND.sub(lambda match: SYNONYMS.get(match[1], match[0]), text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
-    text = _strip(_remove_preamble(REPEATING.sub(_to_fraction, text)))
+    text = _strip_edges(_remove_preamble(REPEATING.sub(_to_fraction, text)))
     if TRIGONOMETRIC.search(text):
         text = NUMBER_OF_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = DEGREES.sub("", text)
@@ -89,25 +89,25 @@ def normalize(answer: str) -> str:
         text = rf"{scientific[1]} \times 10^{{{int(scientific[2])}}}"
     if not BRACKET.search(TEXT.sub("", text)):
         text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
-    return _strip(text)
+    return _strip_edges(text)
 
 
-def squeeze(text: str) -> str:
-    """Remove white space, and braces around one character, to compare two answers as text."""
+def remove_spacing(text: str) -> str:
+    """Return a text without white space and without braces around single characters, for comparison as text."""
     return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s", "", text))
 
 
 def extract_words(text: str) -> str:
-    r"""Remove `\text{}` and surrounding white space."""
+    r"""Return a text in which `\text{...}` is replaced by its content, with single spaces."""
     return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
-def _strip(text: str) -> str:
+def _strip_edges(text: str) -> str:
     return text.strip().rstrip(" .,;\\\n\t")
 
 
 def _remove_preamble(text: str) -> str:
-    """Remove "the answer is"."""
+    """Remove a leading phrase such as "the answer is"."""
     rest = PREAMBLE.sub("", text)
     if rest.count("}") == rest.count("{") + 1:  # the preamble opened a brace
         rest = rest.replace("}", " ", 1)
@@ -115,7 +115,7 @@ def _remove_preamble(text: str) -> str:
 
 
 def _to_fraction(match: re.Match[str]) -> str:
-    """Convert a repeating decimal: 0.1(6) = (16 - 1) / 90."""
+    """Convert a repeating decimal to a LaTeX fraction: 0.1(6) = (16 - 1) / 90."""
     whole, fixed, repeated = match.groups()
     scale = 10 ** len(fixed)
     value = Fraction(int(whole + fixed + repeated or 0) - int(whole + fixed or 0), scale * (10 ** len(repeated) - 1))

@@ -1,7 +1,7 @@
-r"""Answers that need no algebra: letters of multiple choice, words, units, clock times and numbers in a base.
+r"""Compare answers without algebra: choice letters, words, units, clock times and numbers in a base.
 
-The comparisons take two normalized answers (see `latex.normalize`) and return True or False, or None if the answers are
-not of their kind.
+Each `compare_*` function takes two normalized answers (see `latex.normalize`). It returns whether they are equal, or
+None if the answers are not of its kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 
 
 def compare_letters(truth: str, answer: str) -> bool | None:
-    """Compare letters of multiple choice; the answer may continue with the text of the choice, `(C) 12`."""
+    """Compare multiple-choice letters. The answer may continue with the text of the choice, e.g. `(C) 12`."""
     text = extract_words(truth)
     expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
     found = LETTER_FIRST.match(extract_words(answer)) if expected else None
@@ -52,7 +52,7 @@ def compare_letters(truth: str, answer: str) -> bool | None:
 
 
 def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
-    """Compare digits and base of two numbers like 1011_2."""
+    """Compare digits and base of two numbers such as 1011_2."""
     expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
     if not expected or not found or not any(map(str.isdigit, expected[1])):
         return None
@@ -60,7 +60,7 @@ def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
-    """Compare two times of the day, at least one with am or pm, which must agree if both have it."""
+    """Compare two times of day. At least one must have am or pm; if both have it, they must agree."""
     expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
     if not expected or not found or not (expected[3] or found[3]):
         return None
@@ -69,7 +69,7 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
 
 
 def compare_words(truth: str, answer: str) -> bool | None:
-    """Compare words, in any order if they are listed; None if the ground truth has no words."""
+    """Compare words. Lists of words are equal in any order. Returns None if the ground truth has no words."""
     expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
     if not WORD.search(text):
         return None
@@ -85,23 +85,23 @@ def _normalize_words(text: str) -> str:
     return SYNONYMOUS_WORDS.get(words, words)
 
 
-def split_unit(text: str, other: str) -> tuple[str, str]:
-    r"""Split into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`; the unit is a known one in short form, or empty.
+def split_unit(text: str, other_answer: str) -> tuple[str, str]:
+    r"""Split into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`. An unknown unit is returned as an empty string.
 
-    Words in `\text` after a value are removed, known or not. Bare letters after a number (2ab) are removed if they are
-    a known unit or a separate word; one letter (5 m) only if the `other` answer is a number alone.
+    Words in `\text` after a value are always removed. Letters after a number (2ab) are removed if they are a known unit
+    or a separate word. A single letter (5 m) is removed only if the `other_answer` is a number alone.
     """
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])
     if match := WORD_UNIT.fullmatch(text):
         is_word = match[2] and WORD.search(match[3])
         return (match[1], _find_unit(match[3])) if is_word or _find_unit(match[3]) else (text, "")
-    match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, other) else None
+    match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, other_answer) else None
     return (match[1], _find_unit(match[2])) if match else (text, "")
 
 
 def _find_unit(text: str) -> str:
-    """Return the known unit that the text names first, in its short form, e.g. `cm` for `square centimeters`."""
+    """Return the short form of the first word if it is a known unit, e.g. `cm` for `square centimeters`; else empty."""
     names = [
         name for name in re.findall("[a-z]+", extract_words(text).lower()) if name not in ("square", "sq", "cubic")
     ]

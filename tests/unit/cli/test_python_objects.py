@@ -127,7 +127,7 @@ def test_no_objects_write_no_files(tmp_path: Path) -> None:
 
 def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="reward of the call cannot be sent to the processes of the run"):
+    with pytest.raises(ValueError, match="reward of the call cannot be pickled for the processes of the run"):
         PythonObjects(reward=lambda prompt, completion: float(lock.locked())).write(tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.environments.grid_world import shortest_paths
+from alphaapollo.environments.grid_world import find_shortest_paths
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 from examples.quickstart.make_task import make_tokenizer
@@ -36,7 +36,7 @@ def walk(shown: str) -> str:
     rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
     cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
     here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
-    return shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
+    return find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
 
 
 def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:

@@ -13,7 +13,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import check_environment, get_environment_spec
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.environments.informal_math import example_value, get_question, tag_instruction
+from alphaapollo.environments.informal_math import get_question, make_example_value, make_tag_instruction
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.retrieval import build_index
@@ -124,7 +124,7 @@ def test_invalid_call_is_refused(body, says):
     assert response(result)["status"] == "refused" and says in response(result)["text"] and not result.valid
     _, (right,) = play('<double>{"x": 21}</double>', tools=box)
     assert response(right) == {"status": "ok", "text": "42"}
-    assert '<double>{"x": 1}</double> (Twice x.)' in tag_instruction(box)
+    assert '<double>{"x": 1}</double> (Twice x.)' in make_tag_instruction(box)
 
 
 def test_example_call_is_valid(tmp_path):
@@ -139,7 +139,7 @@ def test_example_call_is_valid(tmp_path):
         )
     )
     call = '<local_rag>{"repo_name": "sympy", "query": "...", "top_k": 3}</local_rag>'
-    assert call in tag_instruction(tools)
+    assert call in make_tag_instruction(tools)
     _, (result,) = play(call.replace("...", "dsolve"), tools=tools)
     assert response(result)["status"] == "ok"
 
@@ -164,12 +164,12 @@ def everything(
 def test_example_values_match_the_types():
     box = ToolBox([function_tool(everything)], ToolLimits())
     arguments = '{"count": 2, "unit": "km", "where": {"x": 1.5}, "either": 1, "maybe": null, "many": [], "on": true}'
-    assert f"<everything>{arguments}</everything>" in tag_instruction(box)
+    assert f"<everything>{arguments}</everything>" in make_tag_instruction(box)
     _, (result,) = play(f"<everything>{arguments}</everything>", tools=box)
     assert response(result)["status"] == "ok"
-    assert example_value({"type": ["string", "null"]}, {}) == example_value(True, {}) == "..."
+    assert make_example_value({"type": ["string", "null"]}, {}) == make_example_value(True, {}) == "..."
     itself = {"type": "object", "properties": {"next": {"$ref": "#/$defs/A"}}, "required": ["next"]}
-    assert example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
+    assert make_example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
 
 
 def test_tool_failure_is_an_environment_failure():
@@ -223,7 +223,7 @@ def test_question_falls_back_to_the_prompt():
 
 def test_settings_without_effect_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
-        with pytest.raises(ValueError, match="env_name=guessing_game calls no tools"):
+        with pytest.raises(ValueError, match="env_name=guessing_game does not call tools"):
             check_environment(Env(env_name="guessing_game", **settings))
     with pytest.raises(ValueError, match=r"tool_parser=hermes has no effect .*Set env\.action_format=chat_template"):
         check_environment(Env(env_name="informal_math", tool_parser="hermes"))
@@ -246,9 +246,9 @@ def test_two_keys_of_the_python_timeout():
 
 def test_python_timeout_is_limited():
     sixty = {"python_code_timeout": 60}
-    with pytest.raises(ValueError, match=r"python_code, 60 s, must not be above env\.tool_limits\.timeout=30"):
+    with pytest.raises(ValueError, match=r"python_code timeout of 60 s must not exceed env\.tool_limits\.timeout=30"):
         python_in(informal_math=sixty)
-    with pytest.raises(ValueError, match=r"python_code, 60 s, must not be above env\.tool_limits"):
+    with pytest.raises(ValueError, match=r"python_code timeout of 60 s must not exceed env\.tool_limits"):
         python_in(tool_settings={"python_code": {"timeout": 60}})
     assert "Time limit: 60 s" in python_in(informal_math=sixty, tool_limits={"timeout": 60})
 

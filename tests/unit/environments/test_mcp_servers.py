@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Env, McpServer
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.environments.informal_math import tag_instruction
+from alphaapollo.environments.informal_math import make_tag_instruction
 from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -71,7 +71,7 @@ def test_selected_tools():
         box = await open_toolbox(config("count", "add", tools=["python_code"]))
         try:
             assert box.names == ["add", "count", "python_code"]
-            return tag_instruction(box)
+            return make_tag_instruction(box)
         finally:
             await box.close()
 

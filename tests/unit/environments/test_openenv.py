@@ -181,9 +181,9 @@ def test_errors_are_raised(url):
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        ('{"message": 7.5}', "invalid action: not one that this environment takes"),
-        ('{"colour": "red"}', "invalid action: not one that this environment takes"),
-        (r'{"message": "half \ud83d"}', "invalid action: it holds half a Unicode character"),
+        ('{"message": 7.5}', "invalid action: the environment rejects this action"),
+        ('{"colour": "red"}', "invalid action: the environment rejects this action"),
+        (r'{"message": "half \ud83d"}', "invalid action: the action contains a lone surrogate"),
     ],
 )
 def test_rejected_action_is_an_invalid_turn(url, action, said):
@@ -224,7 +224,7 @@ def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
         monkeypatch.setattr(Client, "free", 0)
         asyncio.get_running_loop().call_later(60, lambda: setattr(Client, "free", 1))
         try:
-            async with clock.running():
+            async with clock.count_time():
                 await second.reset(row())
         except TimeoutError:
             return 0.0

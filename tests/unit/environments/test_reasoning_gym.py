@@ -9,8 +9,8 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
-from alphaapollo.environments.reasoning_gym import task_names
-from alphaapollo.rewards.base import to_score
+from alphaapollo.environments.reasoning_gym import list_tasks
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.reasoning_gym.make_curriculum import rows
@@ -25,7 +25,7 @@ SLOW = {"sokoban"}
 
 
 async def score(prompt: Prompt, text: str) -> Score:
-    return to_score(grade(prompt, text))
+    return convert_to_score(grade(prompt, text))
 
 
 def row(id: int = 0, **env_kwargs) -> Prompt:
@@ -54,7 +54,7 @@ def problem(config: Env) -> str:
 def test_every_task():
     rng = Random(0)
     texts = [word for word in WORDS if "9**9" not in word]  # an answer that hangs needs a grader process
-    names = task_names(None)
+    names = list_tasks(None)
     assert len(names) > 100
     for task in names:
         if task in SLOW:
@@ -100,7 +100,7 @@ def test_text_after_the_answer_is_cut():
 def test_answer_that_the_scorer_cannot_read():
     _, _, result = answered(env("prime_factorization"), row(), "<answer>two \u00d7 three</answer>")
     assert (result.score.outcome, result.score.reward) == (Outcome.WRONG_FORMAT, 0.0)
-    assert result.score.reason == "the scorer of prime_factorization cannot read it (ValueError)"
+    assert result.score.reason == "the scorer of prime_factorization cannot read the answer (ValueError)"
     broken = make(env("prime_factorization"), score)
     broken.reset(row())
     broken._prompt.extra_info["reasoning_gym"]["entry"] = {"answer": "?"}  # the scorer cannot read the correct answer
@@ -158,7 +158,7 @@ def test_valid_tasks():
         env("chain_sum", settings={"chain_sum": {"max_terms": 9}}),
     ):
         check_environment(config)
-    assert "acre" not in task_names(1) and "composite" not in task_names(None)
+    assert "acre" not in list_tasks(1) and "composite" not in list_tasks(None)
 
 
 ATTACKS = [

@@ -26,14 +26,14 @@ def test_first_complete_action(text, content, kept):
     "text", ["", "7", "<answer>7", "7</answer>", "<think><answer>7</answer>", "<ANSWER>7</ANSWER>", "</think>"]
 )
 def test_no_action(text):
-    assert read_action(text) == Action(problem="no action; write <answer>...</answer>")
+    assert read_action(text) == Action(error="no action; write <answer>...</answer>")
 
 
 def test_several_kinds_of_action():
     tags = ["python_code", "answer"]
     assert read_action("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
     both = read_action("<python_code>1+1</python_code> so <answer>2</answer>", tags)
-    assert both == Action(problem="several kinds of action at once (python_code, answer); make one")
+    assert both == Action(error="several kinds of action at once (python_code, answer); make one")
     thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
     assert read_action(thought, tags) == Action("python_code", "1+1", None)
     assert read_action("what?", tags) == Action(
@@ -58,7 +58,7 @@ def test_bare_word(text, word, kept):
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
 def test_no_bare_word(text):
-    assert read_action(text, bare_word=True).problem
+    assert read_action(text, bare_word=True).error
 
 
 def test_linear_time():

@@ -149,9 +149,9 @@ def countdown(tmp_path, monkeypatch):
     if not REAL:
         for name, module in fake_modules().items():
             monkeypatch.setitem(sys.modules, name, module)
-    adapter._load_once.cache_clear()
+    adapter._load_cached.cache_clear()
     yield
-    adapter._load_once.cache_clear()
+    adapter._load_cached.cache_clear()
     sys.modules.pop("countdown_env", None)
 
 

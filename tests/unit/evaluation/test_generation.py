@@ -215,14 +215,14 @@ def test_failures_are_counted_and_excluded(command: Command) -> None:
     by_prompt = [[r["components"]["accuracy"] for r in scored if r["prompt_id"] == prompt] for prompt in range(6)]
     means = [sum(own) / len(own) for own in by_prompt if own]
     assert everything["figures"]["avg@3"]["value"] == pytest.approx(sum(means) / len(means))
-    assert f"note: {len(failed)} failed. The first: prompt" in printed and "too long for me" in printed
+    assert f"note: {len(failed)} samples failed. First failure: prompt" in printed and "too long for me" in printed
 
 
 def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
     passes_a_try = "if completion.startswith('<answer>'):\n        return 0.0\n    raise KeyError('no key')\n"
     failing = f"def compute_score(prompt, completion):\n    {passes_a_try}"
     (command.folder / "reward.py").write_text(failing)
-    with pytest.raises(ValueError, match=r"all 18 samples failed\. The first: prompt 0, sample 0: .*no key"):
+    with pytest.raises(ValueError, match=r"All 18 samples failed\. First failure: prompt 0, sample 0: .*no key"):
         command.run()
     assert len(command.records()) == 18, "the samples are there to be scored by another function"
     assert command.summary()["all"]["figures"].keys() == {"response_length"}

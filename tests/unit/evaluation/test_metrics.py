@@ -9,13 +9,13 @@ import pytest
 
 from alphaapollo.evaluation.metrics import (
     SampleResult,
+    compute_problem_values,
+    convert_trajectory,
     join_repeats,
-    problem_values,
     read_sample_result,
-    sample_result,
     summarize,
 )
-from alphaapollo.evaluation.report import outcome_line, print_summary, write_summary
+from alphaapollo.evaluation.report import format_outcome_line, print_summary, write_summary
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import (
@@ -114,7 +114,7 @@ def test_sources_apart_and_together() -> None:
 def test_the_order_of_results_does_not_matter() -> None:
     shuffled = [TWO_PROBLEMS[index] for index in np.random.default_rng(0).permutation(8)]
     assert summarize(shuffled) == summarize(TWO_PROBLEMS)
-    assert np.array_equal(problem_values(shuffled, 4)[1], problem_values(TWO_PROBLEMS, 4)[1])
+    assert np.array_equal(compute_problem_values(shuffled, 4)[1], compute_problem_values(TWO_PROBLEMS, 4)[1])
 
 
 def trajectory(sample: int, score: Score, texts: list[str]) -> Trajectory:
@@ -149,7 +149,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
         trajectory(1, Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="it broke"), []),
         trajectory(2, Score(0.0, outcome=Outcome.WRONG_FORMAT, reason="no answer"), ["?"]),
     ]
-    fresh = [sample_result(prompt, one) for one in trajectories]
+    fresh = [convert_trajectory(prompt, one) for one in trajectories]
     lines = trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])
     read = [read_sample_result(json.loads(line)) for line in lines]
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
@@ -157,7 +157,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
     assert second.outcome.failed and math.isnan(second.accuracy) and second.reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
-    assert sample_result(prompt, trajectories[0], vote=False).answer is None
+    assert convert_trajectory(prompt, trajectories[0], needs_answer=False).answer is None
 
 
 def test_table_json_and_csv(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_table_json_and_csv(tmp_path: Path) -> None:
 
 def test_outcome_line_of_rows_without_a_data_source() -> None:
     everything, _ = summarize([result(0, 0, 1.0, data_source="", end=None)])
-    assert outcome_line(everything).startswith("(no data source): 1 samples")
+    assert format_outcome_line(everything).startswith("(no data source): 1 samples")
 
 
 def test_metrics_do_not_depend_on_the_order_of_problems() -> None:

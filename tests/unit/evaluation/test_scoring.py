@@ -155,7 +155,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
     )
     (tmp_path / "reward.py").write_text(passes_a_try)
     assert run(tmp_path, path, *own) == 1
-    assert "all 8 samples failed. The first: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
+    assert "All 8 samples failed. First failure: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

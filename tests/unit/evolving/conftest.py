@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.evolving import run as evolving_run
-from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Prompt, Score, Turn
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
@@ -32,7 +32,7 @@ class InProcessGrader:
         pass
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        return to_score(load_grader(prompt.data_source, Judge())(prompt, text))
+        return convert_to_score(load_grader(prompt.data_source, Judge())(prompt, text))
 
     async def close(self) -> None:
         pass

@@ -8,9 +8,9 @@ from alphaapollo.evolving.pool import Judgement
 from alphaapollo.evolving.report import (
     ConfusionMatrix,
     area_under_curve,
-    best_of_n,
-    confusion_of_votes,
-    majority_of_k,
+    compute_best_of_n,
+    compute_majority_of_k,
+    count_confusion,
     roc_curve,
 )
 
@@ -19,7 +19,7 @@ VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, vot
 
 
 def test_single_votes() -> None:
-    found = confusion_of_votes(VOTES)
+    found = count_confusion(VOTES)
     assert found == ConfusionMatrix(5, 2, 1, 4)
     assert (found.true_positive_rate, found.false_positive_rate) == (5 / 6, 2 / 6)
     assert found.balanced_accuracy == pytest.approx(0.75)
@@ -34,15 +34,15 @@ def test_area_under_curve_is_the_share_of_ordered_pairs() -> None:
 
 
 def test_best_of_n() -> None:
-    assert best_of_n(VOTES, 1) == pytest.approx(2 / 4)
-    assert best_of_n(VOTES, 2) == pytest.approx((1 + 1 + 1 + 0.5 + 1 + 0) / 6)  # AB AC AD BC BD CD
-    assert best_of_n(VOTES, 4) == 1
-    assert math.isnan(best_of_n(VOTES, 5))
+    assert compute_best_of_n(VOTES, 1) == pytest.approx(2 / 4)
+    assert compute_best_of_n(VOTES, 2) == pytest.approx((1 + 1 + 1 + 0.5 + 1 + 0) / 6)  # AB AC AD BC BD CD
+    assert compute_best_of_n(VOTES, 4) == 1
+    assert math.isnan(compute_best_of_n(VOTES, 5))
 
 
 def test_majority_of_k() -> None:
-    one, two, three = (majority_of_k(VOTES, k) for k in (1, 2, 3))
+    one, two, three = (compute_majority_of_k(VOTES, k) for k in (1, 2, 3))
     assert vars(one) == pytest.approx(vars(ConfusionMatrix(5 / 3, 2 / 3, 1 / 3, 4 / 3)))
     assert vars(two) == pytest.approx(vars(ConfusionMatrix(4 / 3, 1 / 3, 2 / 3, 5 / 3)))  # a tie is against
     assert three == ConfusionMatrix(2, 1, 0, 1)
-    assert majority_of_k(VOTES, 4) == ConfusionMatrix(0, 0, 0, 0)
+    assert compute_majority_of_k(VOTES, 4) == ConfusionMatrix(0, 0, 0, 0)

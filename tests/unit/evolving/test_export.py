@@ -25,7 +25,9 @@ def fill(folder: Path) -> Pool:
     ]
     with Pool(folder) as pool:
         for place, parents, messages, reward, votes in made:
-            one = Candidate(place.key, place, "m", parents, 0, messages, 1, "s", "s", None, Grade.of(Score(reward)))
+            one = Candidate(
+                place.key, place, "m", parents, 0, messages, 1, "s", "s", None, Grade.from_score(Score(reward))
+            )
             pool.append(one)
             pool.append(VerifierVerdict(one.key, 0, "m", chat(f"judge {messages[-1]['content']}"), True, "report"))
             pool.append(Judgement(one.key, *votes, "report"))

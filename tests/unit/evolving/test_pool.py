@@ -25,7 +25,9 @@ MESSAGES = (Message(role="user", content="2+2?"), Message(role="assistant", cont
 RECORDS: list[Record] = [
     ModelCall("p17.r2.b0.i1/proposer/turn0", "proposer", "policy", "ab", 2**62, 1.5, 0.5, "4", 10, 5, 0.25, "stop"),
     ModelCall("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
-    Candidate(PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.of(Score(1.0))),
+    Candidate(
+        PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.from_score(Score(1.0))
+    ),
     VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", upheld=False),
     VerifierVerdict(PLACE.key, 0, "policy", failure="no result"),
     Judgement(PLACE.key, 2, 1, "good"),
@@ -46,12 +48,12 @@ def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     calls, candidate = list(pool.calls.values()), pool.candidates[PLACE.key]
     assert [*calls, candidate] == RECORDS[:3] and PLACE.key == "p17.r2.b0.i1"
-    assert candidate.right is True and candidate.grade == Grade(Outcome.SCORED, 1.0, 1.0)
-    assert pool.verdicts_of(PLACE.key) == [RECORDS[4], RECORDS[3]]
+    assert candidate.is_right is True and candidate.grade == Grade(Outcome.SCORED, 1.0, 1.0)
+    assert pool.get_verdicts(PLACE.key) == [RECORDS[4], RECORDS[3]]
     assert pool.judgements[PLACE.key].share == 2 / 3
     assert pool.matches[17, 0] == RECORDS[6] and pool.choices[17] == RECORDS[7]
     assert pool.total == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
-    assert (pool.seconds, pool.torn_bytes) == (2.5, 0)
+    assert (pool.seconds, pool.incomplete_bytes) == (2.5, 0)
 
 
 def test_only_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
@@ -74,13 +76,13 @@ def test_invalid_line_is_an_error(tmp_path: Path) -> None:
 
 
 def test_failed_grade_is_not_a_wrong_answer(tmp_path: Path) -> None:
-    grade = Grade.of(Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="it crashed"))
-    assert (grade.reward, grade.right) == (None, None)
+    grade = Grade.from_score(Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="it crashed"))
+    assert (grade.reward, grade.is_right) == (None, None)
     with Pool(tmp_path) as pool:
         pool.append(Candidate(PLACE.key, PLACE, "policy", (), 3, grade=grade))
-    assert Pool(tmp_path).candidates[PLACE.key].right is None
+    assert Pool(tmp_path).candidates[PLACE.key].is_right is None
 
 
 def test_judgement_without_votes() -> None:
-    assert Judgement("c", 0, 0, "").right is None and Judgement("c", 0, 0, "").share == 0.5
-    assert Judgement("c", 1, 1, "").right is False, "a tie is against"
+    assert Judgement("c", 0, 0, "").is_right is None and Judgement("c", 0, 0, "").share == 0.5
+    assert Judgement("c", 1, 1, "").is_right is False, "a tie is against"

@@ -174,7 +174,7 @@ def test_missing_reports_are_requested_again_and_then_counted(command: Command, 
     command.run("evolving.asks=1")
     verdicts = [one for own in command.pool.verdicts.values() for one in own.values() if one.failure]
     assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
-    assert "no result after 2 attempts; the last: the reply could not be read: 'Hm.'" in verdicts[0].failure
+    assert "no result after 2 attempts. Last failure: the reply could not be read: 'Hm.'" in verdicts[0].failure
     assert command.report()["table"]["unjudged"] == ROUNDS
 
 
@@ -188,7 +188,7 @@ def test_missing_answer_is_requested(command: Command, server: Server) -> None:
     command.run("evolving.rounds=1")
     candidate = command.pool.candidates["p0.r0.b0.i0"]
     assert [message["role"] for message in candidate.messages] == ["user", "assistant", "user", "assistant"]
-    assert "Give your final answer now" in candidate.messages[2]["content"] and candidate.right is not None
+    assert "Give your final answer now" in candidate.messages[2]["content"] and candidate.is_right is not None
 
 
 def test_roles_with_own_models_and_branches(command: Command, server: Server) -> None:

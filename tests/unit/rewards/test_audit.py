@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import compare, read_labelled
-from alphaapollo.rewards.base import failed_score
+from alphaapollo.rewards.audit import compare_with_label, read_labelled_answers
+from alphaapollo.rewards.base import score_failure
 from alphaapollo.types import Outcome, Score
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,7 +76,7 @@ def test_parquet_without_json_and_another_data_source(tmp_path):
 )
 def test_bad_rows_are_named(tmp_path, row, what):
     with pytest.raises(ValueError, match=what):
-        read_labelled(str(write(tmp_path / "rows.jsonl", [row])))
+        read_labelled_answers(str(write(tmp_path / "rows.jsonl", [row])))
 
 
 @pytest.mark.parametrize(("text", "what"), [("", "has no rows"), ("{", "not a readable"), (None, "not a readable")])
@@ -96,11 +96,11 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
         (False, Score(0.0, {}, Outcome.WRONG_FORMAT, "empty"), "agreement"),
         (True, Score(0.3, {"accuracy": 0.0}), "false negative"),
         (False, Score(0.3, {"accuracy": 1.0}), "false positive"),
-        (False, failed_score("it hung"), "failure"),
+        (False, score_failure("it hung"), "failure"),
     ],
 )
 def test_scores_are_compared_with_labels(is_correct, score, kind):
-    assert compare(is_correct, score) == kind
+    assert compare_with_label(is_correct, score) == kind
 
 
 @pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")

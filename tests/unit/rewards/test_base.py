@@ -4,31 +4,33 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.types import Outcome, Score
 
 
 @pytest.mark.parametrize("number", [1, 1.0, True, np.float32(1), np.array(1.0), np.array([1.0]), np.int64(1)])
 def test_any_single_number_is_a_reward(number):
-    assert to_score(number) == Score(1.0)
-    assert type(to_score(number).reward) is float
+    assert convert_to_score(number) == Score(1.0)
+    assert type(convert_to_score(number).reward) is float
 
 
 def test_a_dict_with_reward_has_its_total():
-    assert to_score({"reward": 0.75, "accuracy": 1, "format": 0}) == Score(0.75, {"accuracy": 1.0, "format": 0.0})
+    assert convert_to_score({"reward": 0.75, "accuracy": 1, "format": 0}) == Score(
+        0.75, {"accuracy": 1.0, "format": 0.0}
+    )
 
 
 def test_a_dict_without_reward_is_summed():
-    assert to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
+    assert convert_to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
 
 
 def test_score_is_returned_unchanged():
     score = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
-    assert to_score(score) == score
+    assert convert_to_score(score) == score
 
 
 def test_score_may_report_a_failure():
-    score = to_score(Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away"))
+    score = convert_to_score(Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away"))
     assert math.isnan(score.reward)
     assert (score.outcome, score.reason) == (Outcome.GRADER_FAILED, "the judge is away")
 
@@ -55,4 +57,4 @@ def test_score_may_report_a_failure():
 )
 def test_other_results_are_rejected_with_a_reason(result, what):
     with pytest.raises((TypeError, ValueError), match=what):
-        to_score(result)
+        convert_to_score(result)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.custom import convert_verl_result, load_reward_function
 from alphaapollo.types import Prompt, Score
 
@@ -17,8 +17,8 @@ def load(tmp_path, source):
 def test_verls_function_grades_by_name(tmp_path):
     source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
     source += "    return 1.0 if (data_source, solution_str, ground_truth) == ('openai/gsm8k', 'so 4', '4') else 0.0"
-    assert to_score(load(tmp_path, source)(PROMPT, "so 4")) == Score(1.0)
-    assert to_score(load(tmp_path, source)(PROMPT, "so 5")) == Score(0.0)
+    assert convert_to_score(load(tmp_path, source)(PROMPT, "so 4")) == Score(1.0)
+    assert convert_to_score(load(tmp_path, source)(PROMPT, "so 5")) == Score(0.0)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_verls_function_grades_by_name(tmp_path):
 )
 def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
     function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
-    assert to_score(function(PROMPT, "4")) == Score(1.0)
+    assert convert_to_score(function(PROMPT, "4")) == Score(1.0)
 
 
 def test_verl_result_is_converted():
     result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
-    assert to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
+    assert convert_to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
     assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
     with pytest.raises(TypeError, match="component 'reward' is a str"):
-        to_score(convert_verl_result({"score": "high"}))
+        convert_to_score(convert_verl_result({"score": "high"}))
 
 
 @pytest.mark.parametrize(

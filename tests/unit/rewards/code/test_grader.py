@@ -53,7 +53,7 @@ def test_right_code_passes_as_program_or_continuation():
         ("def square(x):\n    raise KeyError(x)", "KeyError"),
         ("def square(x) return", "SyntaxError"),
         ("square = 3", "TypeError: 'int' object is not callable"),
-        ("del square", "NameError: the code defines no square"),
+        ("del square", "NameError: the code does not define square"),
         ("import nothing_like_it", "ModuleNotFoundError"),
         ("def square(x):\n    while True: pass", "the code ends with timeout"),
         ("def square(x):\n    return bytearray(1 << 40)", "MemoryError"),
@@ -182,7 +182,7 @@ def test_programs_read_stdin_and_print():
     truth = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
     assert score("a, b = map(int, input().split())\nprint(a + b)", truth).reward == 1.0
     wrong = score("print(3)", truth)
-    assert (wrong.reward, wrong.reason) == (0.0, "test 1: it prints '3\\n', not '7'")
+    assert (wrong.reward, wrong.reason) == (0.0, "test 1: the output is '3\\n', expected '7'")
     assert "the code ends with error" in score("1 / 0", truth).reason
     assert "timeout" in score("while True: pass", {**truth, "time_limit": 0.5}).reason
 
