@@ -1,4 +1,4 @@
-"""Reinforcement-learning post-training for language models: see README.md, then docs/architecture.md."""
+"""Reinforcement-learning post-training for language models. See README.md, then docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; typed in __init__.pyi
+API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; __init__.pyi has their types
 
 
 def __getattr__(name: str) -> object:

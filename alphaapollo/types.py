@@ -21,7 +21,7 @@ import numpy as np
 
 
 class Message(TypedDict):
-    """One chat message, e.g. `{"role": "user", "content": "2+2=?"}`."""
+    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`."""
 
     role: str
     content: str
@@ -30,14 +30,14 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One task, read from one data row.
+    """Task for the model, read from one data row.
 
     Example: `Prompt(id=17, data_source="openai/gsm8k", content=[{"role": "user", ...}], ground_truth="14")`.
     """
 
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
-    content: list[Message] | str  # a chat for the chat template, or text to continue
+    content: list[Message] | str  # chat for the chat template, or text to continue
     ground_truth: str | None = None
     extra_info: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Sampling:
     max_tokens: int
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0
-    top_k: int = -1  # -1 = all
+    top_k: int = -1  # -1 = all tokens
     seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # a stop token is part of the completion and trained on
+    stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled tokens and their log-probs, after temperature and before top-p and top-k."""
+    """Tokens sampled by an engine, with log-probs after temperature and before top-p and top-k."""
 
     token_ids: Sequence[int]  # [T]
     logprobs: Sequence[float]  # [T]
@@ -80,10 +80,10 @@ class Completion:
     weight_version: int  # weight version at the end of the completion
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
     earlier_versions: tuple[tuple[int, int], ...] = ()
-    """(version, number of tokens) of earlier parts, if weights changed during sampling."""
+    """(weight version, number of tokens) of earlier parts, if weights changed during sampling."""
     routed_experts: np.ndarray | None = None
     """uint8 or uint16 [prompt + T - 1, layers, k]: experts of every token but the last, with rollout.router_replay.
-    Moved to the rows (rollout/context.py)."""
+    rollout/context.py moves them to Row.routed_experts."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_versions)
@@ -92,13 +92,13 @@ class Completion:
 
     @property
     def weight_versions(self) -> list[int]:
-        """Weight version of each token [T]."""
+        """Weight version that sampled each token. [T]"""
         earlier = [version for version, count in self.earlier_versions for _ in range(count)]
         return [*earlier, *[self.weight_version] * (len(self.token_ids) - len(earlier))][: len(self.token_ids)]
 
 
 class Outcome(StrEnum):
-    """Outcome of an episode. The last two have no reward: they are masked, never scored 0."""
+    """Outcome of an episode. A failed episode has no reward: it is masked, never scored 0."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"  # scored, but no answer could be parsed
@@ -107,6 +107,7 @@ class Outcome(StrEnum):
 
     @property
     def failed(self) -> bool:
+        """Whether the grader or the environment failed."""
         return self in (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
 
 
@@ -121,12 +122,13 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Component named accuracy, or the reward if there is none."""
+        """Component "accuracy", or the reward if no such component exists."""
         return self.components.get("accuracy", self.reward)
 
     def component(self, name: str) -> float:
-        """Return a component; NaN if missing. A reward of 0 without components, e.g. of an episode ended by a limit,
-        has 0 in each."""
+        """Return the component `name`; NaN if it is missing.
+
+        If the reward is 0 and there are no components, e.g. after an episode limit, each component is 0."""
         if not self.components and self.reward == 0:
             return 0.0
         return self.components.get(name, math.nan)
@@ -135,39 +137,40 @@ class Score:
 class EpisodeEnd(StrEnum):
     """Reason why an episode ended."""
 
-    DONE = "done"  # by the environment
-    TOKEN_LIMIT = "token_limit"  # response budget used up, or last turn truncated by its own limit
+    DONE = "done"  # ended by the environment
+    TOKEN_LIMIT = "token_limit"  # the response budget is used up, or the last turn was truncated by the turn limit
     TURN_LIMIT = "turn_limit"
     TIME_LIMIT = "time_limit"
-    PROMPT_LIMIT = "prompt_limit"  # an observation was too long for a prompt
+    PROMPT_LIMIT = "prompt_limit"  # the prompt with the last observation is too long
     ENVIRONMENT_FAILED = "environment_failed"
 
 
 @dataclass(slots=True)
 class Turn:
-    """One action of the model, with the context before it.
+    """One action of the model, with the context before the action.
 
-    `context_ids`: tokens added since the last action (turn 0: the rendered prompt), so an append-context trajectory is
-    context_0 + action_0 + context_1 + action_1 + ...
+    `context_ids` are the tokens added since the last action (turn 0: the rendered prompt). An append-context trajectory
+    is context_0 + action_0 + context_1 + action_1 + ...
     """
 
     context_ids: Sequence[int]
     completion: Completion
-    text: str  # decoded action, for people, graders and environments
+    text: str  # decoded action, for display, graders and environments
     reward: float = 0.0  # step reward of the environment; the final score is in Trajectory.score
-    valid: bool = True  # false: the environment could not parse an action
+    valid: bool = True  # False: the environment could not parse the action
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = (self.text, self.reward, self.valid, self.info, self.observation)
-        return Turn, (array("i", self.context_ids), self.completion, *rest)
+        fields = (self.text, self.reward, self.valid, self.info, self.observation)
+        return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """A turn as seen by a reward function; fields as in Turn. While the environment processes the last turn, only its
-    text is set."""
+    """Turn as passed to a reward function, with the fields of Turn.
+
+    While the environment processes the last turn, only `text` is set."""
 
     text: str
     observation: list[Message] | None = None
@@ -178,32 +181,32 @@ class EpisodeTurn:
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode as seen by a reward function with a parameter `trajectory`: without tokens.
+    """Episode as passed to a reward function with a parameter `trajectory`, without tokens.
 
     Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
     EpisodeTurn("so 14")])`.
     """
 
-    text: str  # the `completion`; empty if a limit ended the episode before an answer
+    text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
     turns: list[EpisodeTurn]
 
 
 @dataclass(slots=True)
 class Row:
-    """One token sequence to train on: a whole trajectory (append context) or one turn of it (memory context)."""
+    """Token sequence to train on: a complete trajectory (append context) or one turn (memory context)."""
 
     token_ids: Sequence[int]  # [T]
     action_mask: Sequence[int]  # [T] 1 if the model sampled the token
-    logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 outside the mask
+    logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each turn
-    first_turn: int = 0  # index of its first turn in Trajectory.turns
-    weight_versions: Sequence[int] = field(default_factory=list)  # of its action tokens, in order
+    first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
+    weight_versions: Sequence[int] = field(default_factory=list)  # weight version of each action token, in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
 
     def __reduce__(self) -> tuple[Any, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        of_turns = (self.turn_ends, self.first_turn, array("i", self.weight_versions))
-        return Row, (*compact, *of_turns, self.routed_experts)
+        turns = (self.turn_ends, self.first_turn, array("i", self.weight_versions))
+        return Row, (*compact, *turns, self.routed_experts)
 
     @property
     def response_start(self) -> int:
@@ -213,7 +216,7 @@ class Row:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode of one prompt."""
+    """Episode of one prompt: turns, rows to train on, and score."""
 
     prompt_id: int
     sample: int  # 0 .. n-1 within its group
@@ -222,7 +225,7 @@ class Trajectory:
     score: Score
     end: EpisodeEnd
     seconds: float = 0.0
-    first_observation: list[Message] | str | None = None  # None: the environment failed before it
+    first_observation: list[Message] | str | None = None  # None: the environment failed before the first observation
 
     @property
     def num_tokens(self) -> int:
@@ -231,23 +234,23 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """Used part of the response budget: sampled tokens and, in append context, observation tokens between them."""
+        """Used response budget: sampled tokens and, in append context, the observation tokens between them."""
         return sum(len(row.token_ids) - row.response_start for row in self.rows)
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Length of the engine's prompt of each turn, in tokens."""
+        """Number of tokens in the prompt of each turn."""
         ends = [end for row in self.rows for end in row.turn_ends]
         return [end + 1 - len(turn.completion.token_ids) for end, turn in zip(ends, self.turns, strict=False)]
 
     @property
     def reward(self) -> float:
-        """Total reward: score and step rewards. NaN if failed."""
+        """Total reward: score plus step rewards. NaN for a failed episode."""
         return self.score.reward + sum(turn.reward for turn in self.turns)
 
     @property
     def accuracy(self) -> float:
-        """Component named accuracy, or the reward if there is none."""
+        """Component "accuracy", or the reward if no such component exists."""
         return self.score.components.get("accuracy", self.reward)
 
     @property
@@ -258,44 +261,46 @@ class Trajectory:
 
 @dataclass(slots=True)
 class TrajectoryGroup:
-    """The n trajectories of one prompt; unit of transfer from rollout workers to the driver."""
+    """The n trajectories of one prompt, sent together from a rollout worker to the driver."""
 
     prompt: Prompt
     trajectories: list[Trajectory]
-    baseline: Trajectory | None = None  # greedy trajectory, if requested; never trained on
+    baseline: Trajectory | None = None  # greedy trajectory, if requested; not trained on
 
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """Request of the driver to a rollout worker: n episodes of one prompt.
+    """Request from the driver to a rollout worker for n episodes of one prompt.
 
     All randomness depends only on (seed, draw, prompt.id, sample, turn).
     """
 
     prompt: Prompt
     num_samples: int
-    sampling: Sampling  # max_tokens: response budget of an episode; seed: of the run
-    draw: int  # position in the stream of training prompts; distinguishes visits to one prompt
+    sampling: Sampling  # max_tokens is the response budget of an episode, seed is the run seed
+    draw: int  # position in the stream of training prompts; differs when a prompt is repeated
     validate: bool = False
-    greedy_baseline: bool = False  # play one more episode, greedily
+    greedy_baseline: bool = False  # also run one episode with greedy sampling
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """Weights that the trainer published.
+    """Version and checksum of weights that the trainer published.
 
-    folder: name in each node's shared memory (weight_sync/transport.py); empty when vLLM's own transfer (CUDA IPC,
-    NCCL) has already carried the tensors.
+    folder: folder name in the shared memory of each node (weight_sync/transport.py); empty if vLLM's own transfer
+    (CUDA IPC, NCCL) has already carried the tensors.
     """
 
     version: int
-    digest: str  # of the sent tensors (weight_sync/digest.py)
+    digest: str  # checksum of the sent tensors (weight_sync/digest.py)
     folder: str = ""
 
 
 @dataclass(frozen=True)
 class WeightReceipt:
-    """Weights that an engine holds after a publish. A difference to the update stops the run."""
+    """Version and checksum of the weights in an engine after a publish.
+
+    A difference from the WeightUpdate stops the run."""
 
     version: int
     digest: str

@@ -30,8 +30,7 @@ class Rows:
     A row's *response* is its tokens from the first action token to the end (action tokens and the observations
     between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
 
-    Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
-    """
+    Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1]."""
 
     token_ids: np.ndarray  # int64 [sum T]
     lengths: np.ndarray  # int64 [R]
@@ -171,8 +170,7 @@ class TrainBatch:
     """The B rows of one iteration, distributed to the ranks.
 
     Matrices [B, L] are response-aligned (column 0 is a row's first action token), in the order of the rows that the
-    batch was built from; L is the longest response.
-    """
+    batch was built from; L is the longest response."""
 
     rank_batches: list[RankBatch]
     row_order: list[np.ndarray]  # for each rank, int64: indices of its rows in the batch
@@ -223,8 +221,7 @@ class TrainBatch:
     def _spans(self) -> list[list[tuple[int, int, int]]]:
         """For each rank and row: (row of the matrix, start and end of the response in a flat column).
 
-        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix.
-        """
+        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix."""
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
             offsets = rank.rows.response_offsets.tolist()

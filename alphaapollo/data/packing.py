@@ -207,8 +207,7 @@ def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Distribute rows to ranks, longest first, each to the rank with the fewest tokens.
 
-    Returns row indices for each rank, longest first. Loads differ by at most the length of one row.
-    """
+    Returns row indices for each rank, longest first. Loads differ by at most the length of one row."""
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_longest_first(lengths):
@@ -222,8 +221,7 @@ def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padde
     """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
 
     lengths: for each part, the lengths of rows that stay together. A micro-batch costs the sum of lengths, or with
-    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself.
-    """
+    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself."""
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
     for index in _sort_longest_first([max(part) if padded else sum(part) for part in lengths]):
@@ -242,8 +240,7 @@ def equalize_micro_batches(
 ) -> list[list[list[int]]]:
     """Split the parts of each rank into micro-batches, the same number (at least one) on every rank.
 
-    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones.
-    """
+    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones."""
     ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
     count = max([1, *map(len, ranks)])
     return [_split_to_count(batches, count) for batches in ranks]

@@ -145,8 +145,8 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
             more = " Single answers with labels need preference.loss=kto."
         raise ValueError(
             f"{path}: the file needs columns {data.chosen_key!r} and {data.rejected_key!r}. It has "
-            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs with python -m "
-            f"examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
+            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs "
+            f"with python -m examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
     return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
 

@@ -126,8 +126,7 @@ def _parse_metadata(value: Any) -> Any:
 def _to_text(truth: Any) -> str | None:
     """Convert a ground truth to text; lists and dicts (several accepted answers) become JSON.
 
-    Raises ValueError for bytes and NaN, which no answer can equal.
-    """
+    Raises ValueError for bytes and NaN, which no answer can equal."""
     if truth is None or isinstance(truth, str):
         return truth
     if isinstance(truth, bytes) or truth != truth:

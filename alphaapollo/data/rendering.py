@@ -32,8 +32,7 @@ class Renderer:
     """Renderer of prompts and messages with the tokenizer and chat template of one model.
 
     `template_arguments` are passed to the template at every rendering. Methods that render a chat raise ValueError if
-    the tokenizer has no chat template, or the template rejects the chat.
-    """
+    the tokenizer has no chat template, or the template rejects the chat."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any] = MappingProxyType({})
@@ -145,7 +144,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     folder = Path(path).expanduser()
     if not folder.is_dir() and is_local_path(path):
-        raise ValueError(f"{path}: the folder does not exist. Use a folder with a tokenizer, or a hub id.")
+        raise ValueError(f"{path}: no such folder. Use a folder with a tokenizer, or a hub id.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code

@@ -47,10 +47,10 @@ def load_examples(
         columns = column_names(rows)
         if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
             raise ValueError(
-                f"{path}: the file needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}. "
-                f"It has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or "
-                "convert the file to chats with python -m examples.data_preprocess.prepare_sft --data_source "
-                f"{path} (docs/data.md)."
+                f"{path}: the file needs a column {data.messages_key!r}, or {data.prompt_key!r} and "
+                f"{data.response_key!r}. It has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and "
+                "data.response_key; or convert the file to chats with python -m examples.data_preprocess.prepare_sft "
+                f"--data_source {path} (docs/data.md)."
             )
         return convert_rows(path, rows, lambda row: _split_row(row, renderer, data))
 

@@ -59,8 +59,7 @@ def decide_sharing(
 def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
     """Find the shared prefixes of each prompt group: equal prompts, or the families that save the most tokens.
 
-    group_ids: [R] prompt group of each row.
-    """
+    group_ids: [R] prompt group of each row."""
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):
         groups.setdefault(group, []).append(index)

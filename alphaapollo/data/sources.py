@@ -22,8 +22,7 @@ TuningData = SftData | PairData
 class LoadedExamples(Generic[E]):
     """Examples that a fine-tuning task loaded from its files.
 
-    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
-    """
+    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`."""
 
     examples: list[E]  # examples of all files, concatenated
     sizes: list[int]  # number of examples of each file
@@ -84,8 +83,7 @@ def apply_max_length(
 def source_names(files: str | Sequence[str]) -> list[str]:
     """Return a short unique name for each file: the last parts of the path, without the suffix.
 
-    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.
-    """
+    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`."""
     paths = [Path(file).expanduser().absolute().with_suffix("") for file in to_file_list(files)]
     parts = next(
         (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)

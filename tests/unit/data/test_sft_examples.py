@@ -159,7 +159,9 @@ def test_a_first_token_is_never_trained(tmp_path, renderer):
 
 def test_truncated_example_without_trained_tokens_is_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="right"))
-    assert len(read.examples) == 1 and read.notices == ["1 of 2 examples are longer than data.max_length and were truncated (right)."]
+    assert len(read.examples) == 1 and read.notices == [
+        "1 of 2 examples are longer than data.max_length and were truncated (right)."
+    ]
     row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
     assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
     assert row.turn_ends == []
