@@ -41,7 +41,7 @@ class DpoTask(PairTask):
         config = self.config
         load_losses(config.preference)
         return check_config(
-            config, num_gpus, problems=list_loss_errors(config), ineffective=list_ineffective_keys(config)
+            config, num_gpus, errors=list_loss_errors(config), ineffective=list_ineffective_keys(config)
         )
 
     def read(

@@ -44,7 +44,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     machine = find_machine(config.trainer)
     config, kept_threads = choose_threads(config, machine)
     task = TASKS[type(config)](config)
-    notices = task.check(machine.num_gpus) + kept_threads
+    notices = task.check_config(machine.num_gpus) + kept_threads
     check_trackers(config.trainer.logger)
     start = find_start(config)
     trainer, data = config.trainer, config.data

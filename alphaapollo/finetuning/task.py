@@ -38,7 +38,7 @@ class FinetuningTask(ABC):
         self.config = config
 
     @abstractmethod
-    def check(self, num_gpus: int) -> list[str]:
+    def check_config(self, num_gpus: int) -> list[str]:
         """Check the configuration and the inputs that only this task reads. Returns notices.
 
         Raises ValueError for invalid settings."""
