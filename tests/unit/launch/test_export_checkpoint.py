@@ -81,7 +81,7 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
 
 def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     for config, says in (
-        (ExportConfig(), "checkpoint: required"),
+        (ExportConfig(), "checkpoint is required"),
         (ExportConfig(checkpoint=str(tmp_path)), "is neither a complete checkpoint"),
         (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
     ):
