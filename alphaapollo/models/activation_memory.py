@@ -125,10 +125,10 @@ class TrainingPass:
     rows: int
     length: int
     checkpointing: bool
-    device: str  # cpu or cuda; sets the size of a chunk of logits
-    need_head: bool = True  # compute log-probs over the vocabulary; false for a critic
+    device: str  # cpu or cuda; determines the chunk size of the head
+    needs_head: bool = True  # compute log-probs over the vocabulary; false for a critic
     divergence: Divergence | None = None  # divergence from a frozen model's distributions to compute
-    adapters: bool = False  # LoRA: layers keep as many bytes, but their weights and the head get no gradient
+    adapters: bool = False  # LoRA: base weights and the head get no gradient; the bytes that layers save do not change
 
 
 def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activations:
@@ -138,7 +138,7 @@ def measure_activations(model: PreTrainedModel, training: TrainingPass) -> Activ
     layer = second - first
     parameter = next(model.parameters())
     hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _measure_head_peak(model, training) if training.need_head else 0
+    head = _measure_head_peak(model, training) if training.needs_head else 0
     if training.adapters:
         peak -= parameter.element_size() * read_model_sizes(model).unit
     depth = len(find_decoder_layers(model))

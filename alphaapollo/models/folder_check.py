@@ -1,4 +1,4 @@
-"""Checks of a model folder before a worker loads it: complete weights of the right shapes, a large enough vocabulary.
+"""Checks of a model folder before a worker loads it: complete weights, matching shapes and a sufficient vocabulary.
 
 The checks read only the headers of weight files.
 """

@@ -63,7 +63,7 @@ def compute_token_stats(
     hidden: HeadInput,
     targets: Tensor,
     temperature: float,
-    need_entropy: bool = False,
+    needs_entropy: bool = False,
     divergence_target: DivergenceTarget | None = None,
     chunk_logits: int | None = None,
 ) -> TokenStats:
@@ -77,19 +77,19 @@ def compute_token_stats(
     """
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
-    chunks = _ChunkedHead(head, temperature, need_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
+    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
     logprobs, entropy, divergence, *extra = _TokenStats.apply(states, head.weight, head.bias, targets, chunks)
-    stats = TokenStats(logprobs, entropy if need_entropy else None, None if divergence_target is None else divergence)
+    stats = TokenStats(logprobs, entropy if needs_entropy else None, None if divergence_target is None else divergence)
     return stats._replace(reverse_kl=extra[0], forward_kl=extra[1], agreement=extra[2]) if extra else stats
 
 
 @dataclass(frozen=True)
 class _ChunkedHead:
-    """Splits tokens into chunks and computes their logits."""
+    """Output head and statistics settings for tokens that are processed in chunks."""
 
     head: LmHead
     temperature: float
-    need_entropy: bool
+    needs_entropy: bool
     target: DivergenceTarget | None
     size: int  # tokens
 
@@ -131,7 +131,7 @@ class _TokenStats(torch.autograd.Function):
             total = p.sum(dim=-1)
             normaliser[chunk] = top[:, 0] + total.log()
             logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
-            if chunks.need_entropy:
+            if chunks.needs_entropy:
                 entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
             if target is not None:
                 logp, logq = logits - normaliser[chunk, None], chunks.compute_target_logprobs(chunk)

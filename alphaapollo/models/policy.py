@@ -53,12 +53,12 @@ class PolicyModel(FsdpRoot):
         self,
         micro: MicroBatch,
         temperature: float,
-        need_entropy: bool = False,
+        needs_entropy: bool = False,
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Compute statistics [n] of the response tokens, with the divergence from `divergence_target` if it is set."""
         hidden = PolicyModel.compute_head_input(self, micro)  # without the FSDP hooks of self.compute_head_input
-        stats = compute_token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
+        stats = compute_token_stats(hidden, micro.targets, temperature, needs_entropy, divergence_target)
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}

@@ -89,9 +89,9 @@ def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
 
 
 def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -> R:
-    """Shard `root` in place and copy rank 0's weights into the slices of all ranks; returns `root`.
+    """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root`.
 
-    Rank 0 has weights on the CPU, the other ranks have meta tensors.
+    Before the call, rank 0 has weights on the CPU and all other ranks have meta tensors.
 
     Args:
         dtype: dtype of forward and backward. Gradients are reduced in float32, or in float64 if `dtype` is float64.
@@ -124,7 +124,7 @@ def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -
 
 @torch.no_grad()
 def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
-    """Send rank 0's `tensors` to all ranks: parameters as slices, buffers complete."""
+    """Send slices of rank 0's parameters and complete copies of its buffers to all ranks (a collective)."""
     device = torch.device(mesh.device_type)
     is_source = dist.get_rank() == 0
     if not is_source:

@@ -105,7 +105,7 @@ def check_ulysses_support(config: PretrainedConfig, model_name: str, size: int, 
         model_name: the model with its config key, for the message.
         size: number of ranks in a sequence group.
         key: config key that sets `size`.
-        own_code: whether the model's Python code is in its folder; it may not use pluggable attention.
+        own_code: whether the model folder has modeling code, which may not support pluggable attention.
     """
     text = config.get_text_config()
     heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""

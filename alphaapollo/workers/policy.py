@@ -265,7 +265,7 @@ class PolicyWorker(TrainingWorker):
         """Run forward and backward of one micro-batch. With `recorded`, this pass's log-probs become the old ones."""
         micro = self.builder.build(self.batch.rows, positions, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)
-        stats = self.policy(micro, self.temperature, need_entropy=True, divergence_target=target)
+        stats = self.policy(micro, self.temperature, needs_entropy=True, divergence_target=target)
         old = None
         if recorded is not None:
             old = stats.logprobs.detach()

@@ -39,7 +39,7 @@ class PolicyMatrices(PolicyLossInputs):
 
 
 def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
-    """Build the response-aligned matrices of a micro-batch. Rows of one trajectory are concatenated.
+    """Build the response-aligned matrices of a micro-batch, with the rows of a trajectory concatenated.
 
     Args:
         old_logprobs: old log-probs [n] to use instead of the micro-batch's column.

@@ -77,7 +77,7 @@ def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenSt
     if ref_logits is not None:
         other = DivergenceTarget(HeadInput(ref_logits.reshape(-1, size), head), REVERSE)
     hidden = HeadInput(logits.reshape(-1, size), head)
-    return compute_token_stats(hidden, targets, 1.0, need_entropy=True, divergence_target=other)
+    return compute_token_stats(hidden, targets, 1.0, needs_entropy=True, divergence_target=other)
 
 
 def entropy_loss(

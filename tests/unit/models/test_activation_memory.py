@@ -63,7 +63,7 @@ def test_the_head_keeps_one_chunk_of_logits():
     model = meta("qwen2.5-0.5b")
     short, long = (measure_activations(model, TrainingPass(1, tokens, False, "cuda")).head for tokens in (2048, 16384))
     assert 1.5 * 2**30 < short < long < short + 16384 * 896 * 2 * 3
-    assert measure_activations(model, TrainingPass(1, 2048, False, "cuda", need_head=False)).head == 0
+    assert measure_activations(model, TrainingPass(1, 2048, False, "cuda", needs_head=False)).head == 0
 
 
 def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):

@@ -44,7 +44,7 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
         HeadInput(hidden, LmHead(weight, bias, scale, softcap)),
         targets,
         0.7,
-        need_entropy=True,
+        needs_entropy=True,
         divergence_target=DivergenceTarget(HeadInput(ref_states, LmHead(ref_weight)), REVERSE),
         chunk_logits=chunk_logits,
     )
@@ -84,7 +84,7 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
 def test_two_tokens_by_hand():
     """Logits (0, ln 3): p = (1/4, 3/4), entropy = ln 4 - 3/4 ln 3."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0.0)
-    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, need_entropy=True)
+    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, needs_entropy=True)
     assert stats.entropy is not None
     assert stats.logprobs.item() == pytest.approx(-0.2876821)
     assert stats.entropy.item() == pytest.approx(0.5623351)
@@ -111,7 +111,7 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
 
 def test_unused_statistics_need_no_gradient():
     hidden, weight, _, targets, *_ = inputs()
-    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, need_entropy=True)
+    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, needs_entropy=True)
     assert stats.entropy is not None
     (expected,) = torch.autograd.grad(entropy(hidden @ weight.T).sum(), hidden)
     (got,) = torch.autograd.grad(stats.entropy.sum(), hidden)

@@ -57,7 +57,7 @@ def test_a_micro_batch_does_not_wait(policy: PolicyModel, loss: str, first: bool
     with SynchronousCopies() as copies:
         micro = MicroBatchBuilder(False, META).build(batch.rank_batches[0].rows, positions, columns)
         target = DivergenceTarget(policy.compute_head_input(micro), REVERSE)
-        stats = policy(micro, 0.9, need_entropy=True, divergence_target=target)
+        stats = policy(micro, 0.9, needs_entropy=True, divergence_target=target)
         matrices = build_policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
         objective, metrics = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
         objective.backward()

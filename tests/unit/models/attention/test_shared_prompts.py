@@ -51,7 +51,7 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
     if reference is not None:
         with torch.no_grad():
             other = DivergenceTarget(reference.compute_head_input(micro), REVERSE)
-    stats = policy(micro, 0.8, need_entropy=True, divergence_target=other)
+    stats = policy(micro, 0.8, needs_entropy=True, divergence_target=other)
     columns = torch.stack([one for one in stats if one is not None])
     policy.zero_grad()
     (columns * torch.linspace(-1, 1, columns.numel()).view_as(columns)).sum().backward()
