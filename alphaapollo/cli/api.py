@@ -1,4 +1,4 @@
-"""The Python API: `from alphaapollo import rl, sft, dpo, evaluate, evolve`.
+"""Python API: `from alphaapollo import rl, sft, dpo, evaluate, evolve`.
 
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
 run.metrics, run.model, run.plot("critic/score/mean")
@@ -48,19 +48,19 @@ def rl(
     """Train with reinforcement learning. Resumes like the command.
 
     Args:
-        config: the keys of main_ppo (docs/config.md).
-        overrides: e.g. "algorithm=dapo", "trainer.seed=1".
-        reward: a reward function, `(prompt, completion)` or `(prompt, trajectory)` (docs/rewards.md).
-        environment: a class that implements environments/base.py; graded by `reward` if given.
-        tools: functions with types and a docstring, for an environment that calls tools.
-        estimator: `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
-        on_iteration: called as `on_iteration(step, metrics)` after each iteration; an exception ends the run.
-        show: print the output of the run.
+        config: Keys of main_ppo as a dict, or the path of a YAML file (docs/config.md).
+        overrides: KEY=VALUE or presets, e.g. "trainer.seed=1", "algorithm=dapo".
+        reward: Reward function, `(prompt, completion)` or `(prompt, trajectory)` (docs/rewards.md).
+        environment: Class that implements environments/base.py; with `reward`, the reward function grades it.
+        tools: Functions with types and a docstring, for an environment that calls tools.
+        estimator: Advantage estimator `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
+        on_iteration: Callback `on_iteration(step, metrics)` after each iteration; an exception in it ends the run.
+        show: Whether to print the output of the run.
 
     Raises:
-        ValueError: the run was refused before its start.
-        RunFailed: the run failed.
-        KeyboardInterrupt: Ctrl-C. All processes ended; the same call resumes from the newest checkpoint.
+        ValueError: The run was refused before its start.
+        RunFailed: The run failed.
+        KeyboardInterrupt: Ctrl-C. All processes have ended; the same call resumes from the newest checkpoint.
     """
     objects = PythonObjects(reward, environment, tools, estimator)
     return TrainedRun(*_run_program(Config, "ppo", config, overrides, objects, on_iteration, show))
@@ -106,8 +106,8 @@ def evolve(
     """Improve answers at inference time with the keys of evolving.main. Resumes an interrupted call.
 
     Args:
-        roles: classes with `build` and `read` (docs/evolving.md) by slot, e.g. `{"verifier": Mine}`.
-        on_round: called as `on_round(number, metrics)` after each round; an exception ends the run.
+        roles: {slot: class with `build` and `read`} (docs/evolving.md), e.g. `{"verifier": Mine}`.
+        on_round: Callback `on_round(number, metrics)` after each round; an exception in it ends the run.
 
     Other arguments and errors as in `rl`.
     """
@@ -124,7 +124,7 @@ def _run_program(
     on_iteration: OnIteration | None,
     show: bool,
 ) -> tuple[Path, ConfigT]:
-    """Run a program to its end. Returns its folder and configuration."""
+    """Run a command to its end. Returns the run's folder and configuration."""
     with tempfile.TemporaryDirectory() as scratch:
         file = settings
         if isinstance(settings, Mapping):
@@ -164,22 +164,21 @@ def _set_value(values: dict[str, Any], path: Sequence[str], value: Any, maps: Se
     for part in sections:
         inside = inside.setdefault(part, {})
         if not isinstance(inside, dict):
-            raise ConfigError(f"{key}: {part} is also given as a value. Give it once.")
+            raise ConfigError(f"{key}: {part} is also set to a value. Remove one of them.")
     if isinstance(value, dict):
         for name, inner in value.items():
             _set_value(values, [*path, *([name] if key in maps else name.split("."))], inner, maps)
     elif last in inside:
-        raise ConfigError(f"{key} is given twice. Give it once.")
+        raise ConfigError(f"{key} is set twice. Set it once.")
     else:
         inside[last] = value
 
 
 def _check_not_configured(config: BaseModel, words: Sequence[str]) -> None:
-    """Raise ConfigError if a key is set although a Python object is given for it. An estimator may override a
-    preset."""
+    """Raise ConfigError if a key is set although the call has a Python object for it, except a preset's estimator."""
     known = list_keys(type(config))
     for key in (word.partition("=")[0] for word in words):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
             raise ConfigError(
-                f"{key}={format_value(value)}, but a Python object is also given for it. Remove one of them."
+                f"{key}={format_value(value)}, but the call also has a Python object for it. Remove one of them."
             )

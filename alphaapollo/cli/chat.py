@@ -1,6 +1,6 @@
 """`alphaapollo chat RUN`: chat with a model through the engine, environment and tools of its run, or with a server.
 
-line -> Prompt(chat so far) -> one episode: the model's turns and tool results are printed as they come
+line -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
 KEY = "OPENAI_API_KEY"
 Answer = Callable[[list[Message]], str | None]
-"""From the chat so far to the model's answer, which it prints; None: there is no answer, and the message is dropped."""
+"""Function that prints and returns the model's answer to a chat; None = no answer, so the last message is dropped."""
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a chat. Returns 0 at its end, 1 if it failed, 2 if refused before the start."""
+    """Run a chat. Returns 0 at its end, 1 if it failed, 2 if it was refused before the start."""
     options = _parse(argv)
     if options.url:
         try:
@@ -91,7 +91,7 @@ def run_chat(answer: Answer) -> None:
 
 
 class EngineChat:
-    """A chat with its own engine, in the run's environment. A model without chat template continues each line as text.
+    """Chat with its own engine, in the run's environment. A model without chat template continues each line as text.
 
     Raises ValueError for an unusable environment, tool, template or model.
     """
@@ -116,7 +116,7 @@ class EngineChat:
         self._terminal, self._number = terminal, 0
 
     def run(self) -> None:
-        """Run until the user exits. No event loop runs between messages, so that input() works normally."""
+        """Chat until the user exits. The event loop does not run between messages, so that input() works normally."""
         from alphaapollo.evaluation.generation import launch
 
         folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @command
@@ -148,17 +148,17 @@ class EngineChat:
 
 
 class EnvironmentPrinter:
-    """Wrapper of one environment that prints the model's turns and the replies."""
+    """Environment wrapper that prints the model's turns and the environment's replies."""
 
     def __init__(self, inner: Environment, terminal: Terminal):
         self._inner, self._terminal = inner, terminal
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # reset, close, recall
+        return getattr(self._inner, name)  # e.g. reset, close, recall
 
     async def step(self, action: str) -> StepResult:
         self._terminal.print(action.strip(), style="bold", markup=False, soft_wrap=True)
-        result: Any = await asyncio.to_thread(self._inner.step, action)  # of an async method, the thread only calls it
+        result: Any = await asyncio.to_thread(self._inner.step, action)  # an async step returns a coroutine at once
         if inspect.isawaitable(result):
             result = await result
         for message in result.observation.messages if result.observation else ():
@@ -169,7 +169,7 @@ class EnvironmentPrinter:
 
 
 def print_turns(env: Env, terminal: Terminal) -> Env:
-    """Register the printed environment in this process and return a config section that selects it."""
+    """Register a printing wrapper of the environment in this process, and return a section that selects it."""
     known = get_environment_spec(env.env_name)
 
     async def skip_grading(prompt: Prompt, text: str) -> Score:
@@ -201,14 +201,14 @@ def chat_with_server(url: str, name: str | None) -> None:
         return "".join(parts)
 
     try:
-        model = name or next((one.id for one in client.models.list()), None)
+        model = name or next((entry.id for entry in client.models.list()), None)
         if model is None:
-            raise ValueError(f"the server at {url} lists no model. Set --name MODEL.")
+            raise ValueError(f"--url {url}: the server lists no model. Set --name MODEL.")
         print(f"{model} at {url}. {USAGE}")
         run_chat(answer)
     except OpenAIError as error:
         raise ValueError(
-            f"the server at {url} failed: {error}. Check that it runs and that {KEY} is its key."
+            f"--url {url}: the server failed: {error}. Check that it runs and that {KEY} is its API key."
         ) from error
 
 
@@ -225,8 +225,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", metavar="RUN", nargs="?", help="a run's folder, a checkpoint, or a model's folder")
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--url", help="URL of a server, e.g. http://127.0.0.1:8000/v1 (alphaapollo serve)")
-    parser.add_argument("--name", help="model of the server (default: its first)")
+    parser.add_argument("--name", help="model of the server (default: the first one that it lists)")
     options = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     if bool(options.run) == bool(options.url):
-        parser.error("give a RUN, or --url of a server")
+        parser.error("set either RUN or --url URL")
     return options

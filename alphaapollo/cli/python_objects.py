@@ -1,4 +1,4 @@
-"""Write functions and classes given to the Python API to files that every process of the run loads.
+"""Write the functions and classes of a Python API call to files that every process of the run loads.
 
     rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward.py and objects.py, each with a pickle
                              ->  custom_reward_function.path, env.custom_module, ...: the keys of user modules
@@ -36,7 +36,7 @@ compute_score = load_objects(Path(__file__).with_suffix(".pkl"))
 
 @dataclass(frozen=True)
 class PythonObjects:
-    """Python objects of an API call."""
+    """Functions and classes that an API call passes to a run."""
 
     reward: Callable[..., Any] | None = None  # (prompt, completion) or (prompt, trajectory)
     environment: type | None = None  # implements environments/base.py
@@ -46,9 +46,9 @@ class PythonObjects:
     graded: bool = False  # the environment is graded by a reward function
 
     def write(self, folder: Path) -> list[str]:
-        """Write the files and return the overrides naming them. Raises ValueError for unpicklable objects."""
+        """Write the files and return overrides with their paths. Raises ValueError if an object cannot be pickled."""
         words: list[str] = []
-        if self.reward is not None:  # graders load nothing else
+        if self.reward is not None:  # graders load only this file
             path = _write_objects(folder / "reward.py", PythonObjects(self.reward))
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
         others = replace(self, reward=None, graded=self.reward is not None)
@@ -60,7 +60,7 @@ class PythonObjects:
         if self.environment is not None:
             words.append(format_override("env.env_name", self.environment.__name__))
         if self.tools:
-            words.append(format_override("env.tools", [one.__name__ for one in self.tools]))
+            words.append(format_override("env.tools", [function.__name__ for function in self.tools]))
         if self.estimator is not None:
             name = getattr(self.estimator, "name", None) or self.estimator.__name__  # type: ignore[union-attr]
             words.append(format_override("algorithm.custom_module", path))
@@ -72,23 +72,23 @@ class PythonObjects:
 
 
 def _write_objects(file: Path, objects: PythonObjects) -> str:
-    """Write a loader and a pickle beside it, with user modules by value. Raises ValueError if it cannot be pickled."""
+    """Write a pickle, with user modules by value, and its loader. Raises ValueError if an object cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]
-    names = {getattr(getattr(one, "fn", one), "__module__", None) for one in parts}
-    own = [sys.modules[name] for name in names if name in sys.modules and is_user_module(sys.modules[name])]
-    for module in own:
+    names = {getattr(getattr(part, "fn", part), "__module__", None) for part in parts}
+    user_modules = [sys.modules[name] for name in names if name in sys.modules and is_user_module(sys.modules[name])]
+    for module in user_modules:
         cloudpickle.register_pickle_by_value(module)
     try:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {file.stem} of the call cannot be sent to the processes of the run ({error}). It must be picklable: "
-            "open files, locks and connections inside the function."
+            f"the {file.stem} of the call cannot be pickled for the processes of the run ({error}). Open files, locks "
+            "and connections inside the function."
         ) from error
     finally:
-        for module in own:
+        for module in user_modules:
             cloudpickle.unregister_pickle_by_value(module)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.with_suffix(".pkl").write_bytes(pickled)
@@ -97,7 +97,7 @@ def _write_objects(file: Path, objects: PythonObjects) -> str:
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Whether a module is neither installed nor part of Python or this project, nor __main__ (always by value)."""
+    """Return whether a module is user code that must be pickled by value. False for __main__, which always is."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ in ("__main__", "builtins") or module.__name__.startswith("alphaapollo."):
         return False
@@ -106,7 +106,7 @@ def is_user_module(module: ModuleType) -> bool:
 
 
 def load_objects(file: Path) -> Any:
-    """Register the objects in a process of the run, by their names. Returns the reward function."""
+    """Register the pickled objects by their names in this process, and return the reward function."""
     objects: PythonObjects = pickle.loads(file.read_bytes())
     if objects.environment is not None or objects.tools:
         from alphaapollo.environments.base import register_environment
@@ -121,9 +121,10 @@ def load_objects(file: Path) -> Any:
     if objects.estimator is not None:
         from alphaapollo.algorithms.advantages import Estimator, register_estimator
 
-        own = objects.estimator
-        declared = own if isinstance(own, Estimator) else Estimator(own.__name__, own)
-        options = {one.name: getattr(declared, one.name) for one in fields(declared) if one.name not in ("name", "fn")}
+        estimator = objects.estimator
+        declared = estimator if isinstance(estimator, Estimator) else Estimator(estimator.__name__, estimator)
+        names = [option.name for option in fields(declared) if option.name not in ("name", "fn")]
+        options = {name: getattr(declared, name) for name in names}
         register_estimator(declared.name, **options)(declared.fn)
     if objects.roles:
         from alphaapollo.evolving.roles import register_role

@@ -1,4 +1,4 @@
-"""`alphaapollo quickstart`: the part of `make quickstart` after the installation."""
+"""`alphaapollo quickstart`: run the quickstart example, as `make quickstart` does after the installation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path("examples") / "quickstart" / "run.sh"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the example's script. Returns 2 without a source tree."""
+    """Replace this process by the example's script. Returns 2 if there is no source tree."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo quickstart",
         description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",
@@ -23,20 +23,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="outputs/quickstart", help="folder to write (default outputs/quickstart)")
     options = parser.parse_args(argv)
     try:
-        tree = find_source_tree(Path.cwd(), Path(__file__).resolve().parents[2])
+        source_tree = find_source_tree(Path.cwd(), Path(__file__).resolve().parents[2])
     except ValueError as error:
         return report_error(error, 2)
-    command = ["bash", str(tree / SCRIPT), str(options.seed), str(Path(options.out).resolve())]
-    ours = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return os.execvpe(command[0], command, os.environ | {"PATH": ours})
+    command = ["bash", str(source_tree / SCRIPT), str(options.seed), str(Path(options.out).resolve())]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.execvpe(command[0], command, os.environ | {"PATH": path})
 
 
 def find_source_tree(*folders: Path) -> Path:
-    """Return the first folder with the example. Raises ValueError if there is none, as in an installed package."""
+    """Return the first folder with the example. Raises ValueError if no folder has it, as in an installed package."""
     for folder in folders:
         if (folder / SCRIPT).is_file():
             return folder
     raise ValueError(
-        f"quickstart needs {SCRIPT} of the source tree, not found in {', '.join(map(str, folders))}. Run it in a clone "
+        f"quickstart needs {SCRIPT}, which is not in {', '.join(map(str, folders))}. Run it in a clone "
         "of the repository, or train on your own data: alphaapollo rl --help."
     )

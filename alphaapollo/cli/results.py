@@ -19,13 +19,13 @@ ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accur
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run with a metrics.jsonl."""
+    """Result of a run with a metrics.jsonl."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per iteration or round (index: step), one column per metric (docs/metrics.md); NaN: no value."""
+        """Metrics with one row per iteration or round (index: step) and one column per metric; NaN: no value."""
         import pandas as pd
 
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -34,7 +34,7 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class TrainedRun(LoggedRun):
-    """A finished run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
+    """Result of a training run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
 
     config: Config | SftConfig | DpoConfig
 
@@ -63,21 +63,21 @@ class TrainedRun(LoggedRun):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished evaluation. `folder` contains results.jsonl, summary.json and summary.csv."""
+    """Result of a finished evaluation. `folder` contains results.jsonl, summary.json and summary.csv."""
 
     folder: Path
     config: GenerationConfig
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per metric: data_source, figure, value, low, high (95 % interval), problems (docs/evaluation.md)."""
+        """Rows of summary.csv: data_source, figure, value, low, high (95 % interval), problems (docs/evaluation.md)."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "summary.csv", keep_default_na=False, na_values=["nan"])
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """Lines of results.jsonl: samples with prompt, turns, rewards and stop reason."""
+        """Rows of results.jsonl: samples with prompt, turns, rewards and stop reason."""
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_bytes().splitlines()]
 
     @property
@@ -96,25 +96,25 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvolvedRun(LoggedRun):
-    """A finished evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
+    """Result of a finished evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
     config: EvolvingConfig
 
     @property
     def report(self) -> dict[str, Any]:
-        """report.json (docs/evolving.md#results); `halted` says why the run ended early."""
+        """Content of report.json (docs/evolving.md#results); `halted`: reason why the run ended early."""
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
     @property
     def problems(self) -> list[dict[str, Any]]:
-        """Files of problems/: the answer and all candidates with their verdicts."""
+        """Contents of the files in problems/: the answer and all candidates with their verdicts, per problem."""
         files = sorted((self.folder / "problems").glob("*.json"))
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
     @property
     def pool(self) -> Path:
-        """pool.jsonl with every call; `python -m alphaapollo.evolving.export` converts the folder to training data."""
+        """Path of pool.jsonl with all calls. `python -m alphaapollo.evolving.export` converts it to training data."""
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:
@@ -129,5 +129,5 @@ class EvolvedRun(LoggedRun):
         chosen = names or known or ACCURACIES  # unknown names raise an error that lists the available ones
         curves = read_curves(self.folder / "metrics.jsonl", chosen)
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
-        bands = {name: metrics[own].dropna().to_records().tolist() for name, own in bounds.items()}
+        bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
         return make_figure(curves, str(self.folder), "round", bands)

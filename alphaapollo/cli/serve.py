@@ -18,9 +18,9 @@ DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the server. Returns 2 if refused."""
+    """Replace this process by the server. Returns 2 if the start was refused."""
     options, more = _parse(argv)
-    keys = [one for one in more if _is_key(one)]
+    keys = [word for word in more if _is_key(word)]
     with exit_on_config_error():
         newest, config = load_run_model(options.run, keys)
         from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report_error(error, 2)
     name = options.name or newest.run.name
     command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
-    command += [one for one in more if not _is_key(one)]
+    command += [word for word in more if not _is_key(word)]
     print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
     print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
     return os.execve(command[0], command, os.environ | build_server_environment(spec))
 
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
-    """Engine settings for this machine. Raises ValueError if the model cannot be read."""
+    """Return the engine settings for this machine. Raises ValueError if the model cannot be read."""
     from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
@@ -63,8 +63,8 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     )
 
 
-def _is_key(one: str) -> bool:
-    return "=" in one and not one.startswith("-")
+def _is_key(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -82,6 +82,6 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
     )
-    parser.add_argument("--port", type=int, default=8000, help="(default 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
     parser.add_argument("--name", help="model name for clients (default: the run's name)")
     return parser.parse_known_args(argv)

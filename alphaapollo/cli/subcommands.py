@@ -1,4 +1,4 @@
-"""Subcommands of `alphaapollo`, in the order of --help. Imports nothing heavy."""
+"""Subcommands of `alphaapollo`, in the order of --help. This module imports no large packages."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subcommand:
-    """One subcommand. With a `command` it takes that command's keys; otherwise it parses its own arguments."""
+    """Subcommand of `alphaapollo` that accepts the keys of a `command`, or parses its own arguments."""
 
     name: str
-    what: str
-    command: str = ""  # command with the schema of its keys (config/keys.py)
+    summary: str
+    command: str = ""  # command whose keys it accepts (config/keys.py)
     keys: tuple[str, ...] = ()  # most important keys, for --help
     example: str = ""
-    first: str = ""  # first argument, e.g. a preset GROUP=NAME, which is left out if the user names one of the group
-    module: str = ""  # module with the main(argv) that runs it, if it is none of the defaults below
+    first_argument: str = ""  # e.g. a preset GROUP=NAME, which is omitted if the user sets a preset of the group
+    module: str = ""  # module with main(argv); empty = the default of main_module
 
     @property
     def main_module(self) -> str:
+        """Module with the `main` of the subcommand."""
         default = f"alphaapollo.trainer.{self.command}" if self.command else f"alphaapollo.cli.{self.name}"
         return self.module or default
 
-    def words(self, given: Sequence[str]) -> list[str]:
-        """Arguments of the module's main."""
-        group = self.first.partition("=")[0]
-        own = any(word.partition("=")[0] == group for word in given)
-        return [*([self.first] if self.first and not own else []), *given]
+    def make_arguments(self, user_arguments: Sequence[str]) -> list[str]:
+        """Return the arguments of the module's main."""
+        group = self.first_argument.partition("=")[0]
+        is_set = any(word.partition("=")[0] == group for word in user_arguments)
+        return [*([self.first_argument] if self.first_argument and not is_set else []), *user_arguments]
 
 
 SUBCOMMANDS = {
@@ -117,7 +118,9 @@ SUBCOMMANDS = {
         Subcommand(
             "replay", "recompute a recorded iteration and compare", module="alphaapollo.trainer.replay.__main__"
         ),
-        Subcommand("explain", "explain a key, ours or verl's", first="explain", module="alphaapollo.config.__main__"),
+        Subcommand(
+            "explain", "explain a key, ours or verl's", first_argument="explain", module="alphaapollo.config.__main__"
+        ),
         Subcommand("completion", "print a completion script for bash, zsh or fish"),
     )
 }

@@ -42,14 +42,14 @@ def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_sizes_have_two_limits() -> None:
     levels = [compare_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
     assert [one.level for one in levels] == ["fail", "warn", "warn", "ok"]
-    assert [bool(one.todo) for one in levels] == [True, True, True, False]
+    assert [bool(one.fix) for one in levels] == [True, True, True, False]
 
 
 def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
     (found,) = doctor.check_shared_memory()
     assert (found.level, found.found) == ("fail", "64 MiB free in /dev/shm")
-    assert "--shm-size" in found.todo
+    assert "--shm-size" in found.fix
     monkeypatch.setattr(doctor, "SHARED_MEMORY", Path("/nowhere"))
     assert [one.level for one in doctor.check_shared_memory()] == ["fail"]
 
@@ -58,7 +58,7 @@ def test_open_files_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (256, 1024))
     (found,) = doctor.check_limits()
-    assert (found.level, found.todo.split(" before")[0]) == ("fail", "ulimit -n 1024")
+    assert (found.level, found.fix.split(" before")[0]) == ("fail", "ulimit -n 1024")
     (tmp_path / "pids.max").write_text("512\n")
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (-1, -1))
     assert [one.level for one in doctor.check_limits()] == ["ok", "warn"]
@@ -85,7 +85,7 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (found,) = doctor.check_gpus()
-    assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
+    assert (found.level, found.fix.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
 
 
 def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,10 +141,10 @@ def test_chat_needs_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> Non
         with pytest.raises(SystemExit) as ended:
             main(["chat", *words])
         assert ended.value.code == 2
-        assert "give a RUN, or --url" in capsys.readouterr().err
+        assert "set either RUN or --url" in capsys.readouterr().err
 
 
 def test_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("openai")
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
-    assert "the server at http://127.0.0.1:9/v1" in capsys.readouterr().err
+    assert "--url http://127.0.0.1:9/v1: the server" in capsys.readouterr().err
