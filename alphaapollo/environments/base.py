@@ -56,9 +56,7 @@ class StepResult:
     valid: bool = True  # False: the text had no readable action
     score: Score | None = None  # score of the complete episode, with `done`; an episode without a score has score 0
     kept_chars: int | None = None  # length of the text that the environment used; later text is cut off, not trained
-    info: dict[str, Any] = field(
-        default_factory=dict
-    )  # `state`: key of the state before the action, for step-level credit
+    info: dict[str, Any] = field(default_factory=dict)  # `state`: key of the state before the action, for credit
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,7 @@ async def open_toolbox(config: Env) -> ToolBox | None:
 
 
 def make_toolbox(config: Env, extra_tools: Sequence[Tool] = (), closables: Sequence[Closable] = ()) -> ToolBox | None:
-    """Create the registered tools and add `extra_tools`. Returns None if there are no tools.
-
-    The toolbox closes the `closables` when it is closed.
-
+    """Create a toolbox of registered tools and `extra_tools`, which closes `closables`; None without tools.
 
     Raises ValueError for an unknown or reserved tool name, invalid settings, a missing index, or a python_code timeout
     above env.tool_limits.timeout.

@@ -43,9 +43,7 @@ def reward_component(function: ComponentT) -> ComponentT:
     if reason := explain_signature_mismatch(function, "prompt", "completion"):
         raise ValueError(f"reward component {name} must take (prompt, completion): {reason}.")
     if name == TASK:
-        raise ValueError(
-            f"A reward component cannot be named {TASK}, the name of the task reward. Rename the function."
-        )
+        raise ValueError(f"A reward component cannot be named {TASK}, a reserved name. Rename the function.")
     COMPONENTS.register(name)(lambda: function)
     return function
 

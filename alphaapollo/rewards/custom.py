@@ -33,10 +33,8 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     if "solution_str" in parameters:
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         names = [one for one in VERL_NAMES if takes_all or one in parameters]
-        adapted, reason = (
-            adapt_verl_function(function, names),
-            explain_signature_mismatch(function, **dict.fromkeys(names)),
-        )
+        reason = explain_signature_mismatch(function, **dict.fromkeys(names))
+        adapted = adapt_verl_function(function, names)
     else:
         adapted, reason = function, explain_signature_mismatch(function, "prompt", "completion")
     if reason:
@@ -60,9 +58,9 @@ def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> Rewar
 
 
 def convert_verl_result(result: Any) -> Any:
-    """Convert verl's dict with `score` to this project's names; entries that are not numbers are removed.
+    """Convert verl's dict with `score` to this project's names, without entries that are not numbers.
 
-    Any other result is returned unchanged.
+    Other results are returned unchanged.
 
     Example: `{"score": 0.5, "acc": True, "pred": "7"}` -> `{"reward": 0.5, "accuracy": 1.0}`.
     """

@@ -217,10 +217,7 @@ def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> st
 
 
 def run_tests() -> None:
-    """Run the tests of the request on stdin. Prints {calls}, {passed, failure} or {broken} as JSON.
-
-    The request is {tests, setup, names, check, known: [[call, result]]}.
-    """
+    """Run the request {tests, setup, names, check, known} on stdin. Prints {calls}, {passed, failure} or {broken}."""
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:

@@ -89,9 +89,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
         return score_wrong_format(f"an answer with {measure_depth(answer)} nested brackets")
     else:
         is_equal = compare_answers(expected, normalize(answer)) if answer.strip() else None
-    return (
-        score_wrong_format("no mathematical expression in the answer") if is_equal is None else score_accuracy(is_equal)
-    )
+    return score_wrong_format("no expression in the answer") if is_equal is None else score_accuracy(is_equal)
 
 
 def measure_depth(text: str) -> int:
@@ -232,10 +230,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def has_equal_pair(gold: list[Any], answer: list[Any]) -> bool:
-    """Return whether any reading of the answer equals any reading of the ground truth.
-
-    Raises sympy's first exception if no pair is equal and a comparison failed.
-    """
+    """Return whether any reading of the answer equals any reading of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
     for one, other in itertools.product(gold, answer):
         try:
