@@ -52,7 +52,7 @@ def get_address_space() -> int:
 
 
 def become_nobody() -> None:
-    """Change from root to the unprivileged user `nobody`."""
+    """Change from root to the unprivileged user with id NOBODY_UID."""
     os.setgroups([])
     os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
