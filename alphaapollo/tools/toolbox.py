@@ -136,11 +136,11 @@ class ToolBox:
                 return f"{name}: the arguments are nested too deeply."
         if not isinstance(arguments, dict):
             return f"{name}: the arguments are not a JSON object but {_json_type(arguments)}."
-        error = next(iter(self._validators[name].iter_errors(arguments)), None)
-        if error is not None:
-            location = "".join(f" {part!r}" for part in error.absolute_path)
+        schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
+        if schema_error is not None:
+            location = "".join(f" {part!r}" for part in schema_error.absolute_path)
             known = ", ".join(self._tools[name].parameters.get("properties", {})) or "none"
-            return f"{name}: argument{location}: {cut_middle(error.message, 500)}. Arguments: {known}."
+            return f"{name}: argument{location}: {cut_middle(schema_error.message, 500)}. Arguments: {known}."
         return arguments
 
 
