@@ -86,22 +86,22 @@ def load_labelled(
     """
     read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
     rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
-    answers = [
+    numbered = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
         for number, row in read
         for good in ((row.good,) if len(row.sides) == 1 else (True, False))
     ]
-    fitted = apply_max_length(files, answers, lambda answer: answer.max_length, "answers", data)
-    answers = fitted.examples
-    if len({answer.good[0] for answer in answers}) == 1:
-        kind = "desirable" if answers[0].good[0] else "undesirable"
+    fitted = apply_max_length(files, numbered, lambda answer: answer.max_length, "answers", data)
+    selected = fitted.examples
+    if len({answer.good[0] for answer in selected}) == 1:
+        kind = "desirable" if selected[0].good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(to_file_list(files))}: all {len(answers)} answers are {kind}, so there is nothing to compare. "
+            f"{', '.join(to_file_list(files))}: all {len(selected)} answers are {kind}, so there is nothing to compare. "
             f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )
-    unrelated = make_unrelated_rows([answer.rows[0] for answer in answers], data.seed, data.max_length)
-    for answer, row in zip(answers, unrelated, strict=True):
+    unrelated = make_unrelated_rows([answer.rows[0] for answer in selected], data.seed, data.max_length)
+    for answer, row in zip(selected, unrelated, strict=True):
         answer.unrelated = row
     return fitted
 
@@ -145,8 +145,8 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
             more = " Single answers with labels need preference.loss=kto."
         raise ValueError(
             f"{path}: the file needs columns {data.chosen_key!r} and {data.rejected_key!r}. It has "
-            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to pairs "
-            f"with python -m examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
+            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to "
+            f"pairs with python -m examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
     return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
 

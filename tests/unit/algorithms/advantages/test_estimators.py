@@ -377,9 +377,7 @@ def test_unknown_estimators_suggest_similar_names():
 
 
 def test_unknown_needs():
-    with pytest.raises(
-        ValueError, match="available inputs are values, greedy_rewards, components, turns, mini_batches"
-    ):
+    with pytest.raises(ValueError, match="inputs are values, greedy_rewards, components, turns, mini_batches"):
         register_estimator("with_logits", needs=("logits",))
 
 
