@@ -92,16 +92,16 @@ def load_labelled(
         for good in ((row.good,) if len(row.sides) == 1 else (True, False))
     ]
     fitted = apply_max_length(files, numbered, lambda answer: answer.max_length, "answers", data)
-    selected = fitted.examples
-    if len({answer.good[0] for answer in selected}) == 1:
-        kind = "desirable" if selected[0].good[0] else "undesirable"
+    fitting = fitted.examples
+    if len({answer.good[0] for answer in fitting}) == 1:
+        kind = "desirable" if fitting[0].good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(to_file_list(files))}: all {len(selected)} answers are {kind}, so there is nothing to compare. "
+            f"{', '.join(to_file_list(files))}: all {len(fitting)} answers are {kind}, so there is nothing to compare. "
             f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )
-    unrelated = make_unrelated_rows([answer.rows[0] for answer in selected], data.seed, data.max_length)
-    for answer, row in zip(selected, unrelated, strict=True):
+    unrelated = make_unrelated_rows([answer.rows[0] for answer in fitting], data.seed, data.max_length)
+    for answer, row in zip(fitting, unrelated, strict=True):
         answer.unrelated = row
     return fitted
 
