@@ -121,7 +121,7 @@ def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server
             return arithmetic(messages, request) if next(count) < 30 else 503
 
     server.script = dies
-    with pytest.raises(ModelUnavailableError, match=r"models.policy: .* calls in a row failed; .* No result is lost"):
+    with pytest.raises(ModelUnavailableError, match=r"models.policy: .* calls in a row failed\. .* No result is lost"):
         command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
     answered = sum(not call.failure for call in command.pool.calls.values())
     assert answered == 30
