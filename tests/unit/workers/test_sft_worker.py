@@ -60,7 +60,7 @@ def batches() -> list[list[Row]]:
 def step_metrics(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
     """Metrics of a step."""
     stepped = worker.step(batch, skip_bad)
-    return SftTask(SftConfig()).metrics(stepped.sums) | stepped.metrics
+    return SftTask(SftConfig()).compute_metrics(stepped.sums) | stepped.metrics
 
 
 def train(
@@ -68,9 +68,9 @@ def train(
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray], float]:
     worker = make_worker(case, rank, num_ranks, address)
     metrics = [step_metrics(worker, rank_batch(case, rows, rank, num_ranks)) for rows in batches()]
-    loss = SftTask(SftConfig()).metrics(worker.evaluate(rank_batch(case, some_rows(5, seed=9), rank, num_ranks)))[
-        "loss"
-    ]
+    loss = SftTask(SftConfig()).compute_metrics(
+        worker.evaluate(rank_batch(case, some_rows(5, seed=9), rank, num_ranks))
+    )["loss"]
     parameters = {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.model.named_parameters()}
     worker.close()
     return metrics, parameters, loss
