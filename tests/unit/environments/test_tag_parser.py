@@ -37,7 +37,7 @@ def test_several_kinds_of_action():
     thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
     assert read_action(thought, tags) == Action("python_code", "1+1", None)
     assert read_action("what?", tags) == Action(
-        problem="no action; write <python_code>...</python_code> or <answer>...</answer>"
+        error="no action; write <python_code>...</python_code> or <answer>...</answer>"
     )
 
 
