@@ -1,7 +1,6 @@
 """python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
                                               convert a shell script that runs verl (docs/verl.md)
-python -m alphaapollo.config docs             write docs/config/ and docs/verl_keys.md (in a clone)
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from alphaapollo.config.docs import render_pages
 from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
@@ -28,12 +26,6 @@ def main(argv: list[str]) -> int:
                 print(port_script(Path(script).read_text(encoding="utf-8"), script, words), end="")
             except (OSError, ValueError) as error:
                 return report_error(error, EXIT_CODE)
-        case ["docs"]:
-            folder = Path(__file__).resolve().parents[2] / "docs"
-            (folder / "config").mkdir(exist_ok=True)
-            for path, text in render_pages().items():
-                (folder / path).write_text(text, encoding="utf-8")
-            print(f"wrote {len(render_pages())} pages to {folder}")
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE

@@ -10,11 +10,11 @@ import yaml
 
 import alphaapollo
 from alphaapollo.config.__main__ import explain_key
-from alphaapollo.config.docs import render_pages
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import list_verl_keys
+from scripts.config_pages import render_pages
 
 PACKAGE = Path(alphaapollo.__file__).parent
 

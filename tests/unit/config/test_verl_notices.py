@@ -37,7 +37,7 @@ def test_one_target_per_token():
 
 def test_the_end_of_dynamic_sampling():
     rounds = "algorithm.filter_groups.max_num_gen_batches=4"
-    assert "verl's ends with an error" in notices("algorithm=dapo", rounds)[0]
+    assert "in verl, it fails" in notices("algorithm=dapo", rounds)[0]
     assert notices("algorithm=dapo") == []
     assert notices(rounds) == []
 

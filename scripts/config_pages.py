@@ -1,12 +1,13 @@
-"""Generate the documentation pages of all keys from the schema and from verl_keys.yaml.
+"""Write docs/config/*.md and docs/verl_keys.md from the schema and from verl_keys.yaml: `make docs`.
 
-docs/config/shared.md lists the keys that several commands share. docs/config/<command>.md lists the other keys of a
+docs/config/shared.md lists the keys that several commands share, docs/config/<command>.md lists the other keys of a
 command, and docs/verl_keys.md lists verl's keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -137,3 +138,14 @@ def _escape_code(text: str) -> str:
 
 def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> None:
+    folder = Path(__file__).resolve().parents[1] / "docs"
+    for path, text in render_pages().items():
+        (folder / path).write_text(text, encoding="utf-8")
+    print(f"wrote {len(render_pages())} pages to {folder}")
+
+
+if __name__ == "__main__":
+    main()
