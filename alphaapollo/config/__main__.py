@@ -1,7 +1,6 @@
 """python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
-                                              convert a shell script that runs verl (docs/verl.md)
-"""
+                                              convert a shell script that runs verl (docs/verl.md)"""
 
 from __future__ import annotations
 

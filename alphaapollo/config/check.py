@@ -38,8 +38,7 @@ def check_config(
         errors: Further errors, found by the caller.
         ineffective: Further (key, reason) pairs of keys without effect.
 
-    Raises:
-        ConfigError: Files, folders or sizes are wrong. The error lists all of them.
+    Raises ConfigError if Files, folders or sizes are wrong. The error lists all of them.
     """
     trainer = getattr(config, "trainer", None)
     device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)

@@ -79,8 +79,7 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     Args:
         config_name: Name of the YAML file to start from, unless argv sets --config or --config-name.
 
-    Raises:
-        ConfigError: Arguments, files, keys or values are wrong.
+    Raises ConfigError if Arguments, files, keys or values are wrong.
     """
     shipped = find_shipped_configs()
     options = _parse_options(argv, find_module(config_name), _list_presets([shipped]) if schema is Config else [])
