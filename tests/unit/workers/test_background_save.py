@@ -50,7 +50,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
         worker.save(f"{folder}/{name}")
         worker.offload()
         assert not worker.get_save_future().done()
-        with pytest.raises(AssertionError, match="one checkpoint at a time"):
+        with pytest.raises(AssertionError, match="the previous checkpoint must be complete"):
             worker.save(f"{folder}/another")
         worker.update(columns)
         if worker.reference is not None:
