@@ -35,10 +35,8 @@ def to_file_list(files: str | Sequence[str]) -> list[str]:
 
 def read_rows(path: str | Path) -> list[DataRow]:
     """Read all rows of a parquet, jsonl (one object per line; blank lines are skipped) or json (list of objects) file.
-
-    Raises:
-        ValueError: the file does not exist, has another type, is empty, or the file or one of its rows is unreadable.
-    """
+    Raises ValueError if the file does not exist, has another type, is empty, or the file or one of its rows is
+    unreadable."""
     rows = _read_file(path, strict=True)
     if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
         raise ValueError(str(invalid))
@@ -48,10 +46,8 @@ def read_rows(path: str | Path) -> list[DataRow]:
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
     """Read all rows like read_rows, but return an unreadable row as BadRow.
 
-    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged.
-
-    Raises:
-        ValueError: the file does not exist, has another type, is empty, or is unreadable as a whole.
+    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged. Raises ValueError if the file does not
+    exist, has another type, is empty, or is unreadable as a whole.
     """
     return _read_file(path, strict=False)
 

@@ -27,9 +27,7 @@ def apply_length_limit(
     """Apply the length limit to the prompts, once, before training.
 
     truncation=drop removes long prompts. With left and right, `truncate_prompt` truncates long prompts when rendered.
-
-    Raises:
-        ValueError: truncation is error and a prompt is too long, or no prompt remains.
+    Raises ValueError if truncation is error and a prompt is too long, or no prompt remains.
     """
     lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
     rows = [prompt.id for prompt in prompts]

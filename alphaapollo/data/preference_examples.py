@@ -62,11 +62,8 @@ def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
     """Load the pairs of parquet or jsonl files, in order; at most max_samples if it is positive (stream.choose_rows).
-
-    Raises:
-        ValueError: a file is missing, unreadable or empty, lacks columns, or has invalid rows (empty or equal answers,
-            different prompts); or an answer is too long and data.truncation=error.
-    """
+    Raises ValueError if a file is missing, unreadable or empty, lacks columns, or has invalid rows (empty or equal
+    answers, different prompts); or an answer is too long and data.truncation=error."""
     read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
     rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
     pairs = [
@@ -79,11 +76,8 @@ def load_pairs(
 def load_labelled(
     files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers.
-
-    Raises:
-        ValueError: see load_pairs; also if a label is invalid, or all labels are equal.
-    """
+    """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers. Raises
+    ValueError like load_pairs, and if a label is invalid, or all labels are equal."""
     read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
     rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
     numbered = [
@@ -108,10 +102,7 @@ def load_labelled(
 
 def make_unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
     """Combine each prompt with the answer to a different prompt, drawn with `seed` and truncated to max_length tokens.
-
-    Raises:
-        ValueError: all prompts are equal.
-    """
+    Raises ValueError if all prompts are equal."""
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(

@@ -18,12 +18,9 @@ from alphaapollo.types import Message, Prompt
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
-    """Load the prompts of parquet or jsonl files, in order; `Prompt.id` is the index over all files.
-
-    Raises:
-        ValueError: a file is missing, unreadable or empty, has no column `prompt_key`, or has invalid rows; or the
-            files mix chats and texts.
-    """
+    """Load the prompts of parquet or jsonl files, in order; `Prompt.id` is the index over all files. Raises ValueError
+    if a file is missing, unreadable or empty, has no column `prompt_key`, or has invalid rows; or the files mix chats
+    and texts."""
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         rows = read_rows(path)

@@ -135,11 +135,8 @@ def unused_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrained
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a hub id or a local folder.
-
-    Raises:
-        ValueError: the folder does not exist, has no tokenizer, or has an unreadable one.
-    """
+    """Load the tokenizer of a hub id or a local folder. Raises ValueError if the folder does not exist, has no
+    tokenizer, or has an unreadable one."""
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()

@@ -35,11 +35,9 @@ def load_examples(
     """Load the examples of parquet or jsonl files, in order; at most max_samples if it is positive.
 
     Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of a row is the
-    loss mask, and the log-probs are 0, so that packing treats all rows alike.
-
-    Raises:
-        ValueError: a file is missing, unreadable or empty, lacks columns, or has invalid rows; or the chat template
-            rewrites earlier turns; or an example is too long and data.truncation=error.
+    loss mask, and the log-probs are 0, so that packing treats all rows alike. Raises ValueError if a file is missing,
+    unreadable or empty, lacks columns, or has invalid rows; or the chat template rewrites earlier turns; or an example
+    is too long and data.truncation=error.
     """
 
     def read_file(path: str) -> list[list[TextPiece]]:
@@ -64,12 +62,9 @@ def load_examples(
 
 
 def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Split a chat into pieces, alternating the text before an assistant turn and the turn, up to the last turn.
-
-    Raises:
-        ValueError: the chat has no assistant message or an empty one, or no mask is exact because the template renders
-            earlier turns differently when later turns exist (e.g. drops thinking).
-    """
+    """Split a chat into pieces, alternating the text before an assistant turn and the turn, up to the last turn. Raises
+    ValueError if the chat has no assistant message or an empty one, or no mask is exact because the template renders
+    earlier turns differently when later turns exist (e.g. drops thinking)."""
     pieces: list[TextPiece] = []
     done = ""
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]

@@ -34,11 +34,8 @@ class FinishedResults:
 
 
 def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
-    """Read the results of finished prompts without changing the file.
-
-    Raises:
-        ValueError: the prompt of a line is missing in `prompts` (by id), or has changed.
-    """
+    """Read the results of finished prompts without changing the file. Raises ValueError if the prompt of a line is
+    missing in `prompts` (by id), or has changed."""
     if not path.exists():
         return FinishedResults()
     groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)

@@ -59,11 +59,8 @@ class Budget:
         self._stop_file.unlink(missing_ok=True)
 
     async def admit(self, maximum: Usage) -> None:
-        """Wait until `maximum` fits into the budget.
-
-        Raises:
-            EvolutionStopped: the stop file exists, or `maximum` does not fit and no call is in flight.
-        """
+        """Wait until `maximum` fits into the budget. Raises EvolutionStopped if the stop file exists, or `maximum` does
+        not fit and no call is in flight."""
         async with self._changed:
             while True:
                 if self._stop_file.exists():

@@ -86,11 +86,8 @@ def _make_source(candidate: Candidate) -> Row:
 
 
 def export(run: Path, out: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
-    """Write the files that have rows and return their numbers of rows.
-
-    Raises:
-        ValueError: the run has no pool, or no solution is known to be right or wrong.
-    """
+    """Write the files that have rows and return their numbers of rows. Raises ValueError if the run has no pool, or no
+    solution is known to be right or wrong."""
     if not (run / FILE).is_file():
         raise ValueError(f"{run} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
     rows = {name: file_rows for name, file_rows in make_rows(Pool(run), criterion, max_pairs).items() if file_rows}

@@ -36,10 +36,8 @@ class ModelCallError(Exception):
 class ServerClient:
     """Client of an OpenAI-compatible server. The openai package retries failed requests (models.NAME.max_retries).
 
-    Calls may overlap. `time_limit`: seconds after which a call ends, with or without a reply; None: unlimited.
-
-    Raises:
-        ValueError: the openai package or the API key is missing.
+    Calls may overlap. `time_limit`: seconds after which a call ends, with or without a reply; None: unlimited. Raises
+    ValueError if the openai package or the API key is missing.
     """
 
     def __init__(self, name: str, model: ServedModel):
@@ -126,11 +124,8 @@ ModelClient = ServerClient | EngineClient
 
 
 def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
-    """Check the models that this run serves (`models.NAME.path`) and return their renderers by name.
-
-    Raises:
-        ValueError: an engine would reject a model or its settings.
-    """
+    """Check the models that this run serves (`models.NAME.path`) and return their renderers by name. Raises ValueError
+    if an engine would reject a model or its settings."""
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
     from alphaapollo.launch.input_checks import check_engine_split, check_lengths
     from alphaapollo.models.folder_check import check_vocabulary, check_weights  # imports torch

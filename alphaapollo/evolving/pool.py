@@ -193,9 +193,7 @@ class Pool:
     """In-memory index of pool.jsonl. `with Pool(folder) as pool: pool.append(record)`
 
     The constructor only reads the file. Entering the context opens it for writing, and removes an incomplete last line.
-
-    Raises:
-        ValueError: a line other than the last is not a record.
+    Raises ValueError if a line other than the last is not a record.
     """
 
     def __init__(self, folder: Path):

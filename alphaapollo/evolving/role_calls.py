@@ -81,8 +81,7 @@ class RoleCaller:
         services: services of the environment. Its tools, env.max_steps and env.episode_timeout also apply to
             conversations with tools.
 
-    Raises:
-        ValueError: a role plugin is not registered.
+    Raises ValueError if a role plugin is not registered.
     """
 
     def __init__(

@@ -74,11 +74,8 @@ class PreparedEvolution:
 
 
 def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
-    """Check everything that needs no model, and print the plan.
-
-    Raises:
-        ValueError: the configuration, the data or the run folder is invalid.
-    """
+    """Check everything that needs no model, and print the plan. Raises ValueError if the configuration, the data or the
+    run folder is invalid."""
     serves = any(model.path for model in config.models.values())
     notices = check_config(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:

@@ -54,11 +54,8 @@ class LabelledAnswer(BaseModel):
 
 
 def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
-    """Read labelled answers from a file; a non-empty `data_source` replaces the column of that name.
-
-    Raises:
-        ValueError: the file cannot be read, a row is malformed (the first is reported), or a data source has no grader.
-    """
+    """Read labelled answers from a file; a non-empty `data_source` replaces the column of that name. Raises ValueError
+    if the file cannot be read, a row is malformed (the first is reported), or a data source has no grader."""
     try:
         if path.endswith(".parquet"):
             rows = pq.read_table(path).to_pylist()

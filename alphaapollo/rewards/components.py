@@ -35,10 +35,7 @@ for _name, _function in {
 
 def reward_component(function: ComponentT) -> ComponentT:
     """Register a function as a component under the function's name. Decorator that returns the function unchanged.
-
-    Raises:
-        ValueError: the name exists already or is reserved, or the function does not take (prompt, completion).
-    """
+    Raises ValueError if the name exists already or is reserved, or the function does not take (prompt, completion)."""
     name = function.__name__
     if reason := explain_signature_mismatch(function, "prompt", "completion"):
         raise ValueError(f"reward component {name} must take (prompt, completion): {reason}.")

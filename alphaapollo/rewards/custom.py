@@ -18,12 +18,9 @@ VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
-    """Import a reward function from a file, in the grader process.
-
-    Raises:
-        ValueError: the file or the function is missing, the import fails (the message has the line), or the function
-            accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
-    """
+    """Import a reward function from a file, in the grader process. Raises ValueError if the file or the function is
+    missing, the import fails (the message has the line), or the function accepts neither (prompt, completion), nor
+    (prompt, trajectory), nor verl's parameters."""
     key, name_key = "custom_reward_function.path", "custom_reward_function.name"
     function = load_user_object(path, name, key, name_key)
     if not callable(function) or inspect.iscoroutinefunction(function):

@@ -21,11 +21,8 @@ MAX_SHOWN = 120  # characters of a reply in a failure reason
 
 
 def make_judge(judge: Judge) -> RewardFunction:
-    """Create the reward function that asks the judge of `reward.judge`.
-
-    Raises:
-        ValueError: no model is set, the openai package is missing, or no API key is set for OpenAI's own server.
-    """
+    """Create the reward function that asks the judge of `reward.judge`. Raises ValueError if no model is set, the
+    openai package is missing, or no API key is set for OpenAI's own server."""
     if not judge.model:
         raise ValueError("reward.judge.model is empty. Set it to the model that judges.")
     connection = make_connection_options("reward.judge", judge.base_url, judge.api_key_env)

@@ -19,11 +19,8 @@ STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the chosen letter is the ground truth's, else 0; wrong format if no letter is chosen.
-
-    Raises:
-        ValueError: the ground truth is not a letter.
-    """
+    """Score 1 if the chosen letter is the ground truth's, else 0; wrong format if no letter is chosen. Raises
+    ValueError if the ground truth is not a letter."""
     if (truth := read_letter(prompt.ground_truth or "")) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} is not a letter from A to Z.")
     chosen = find_letter(completion)

@@ -16,8 +16,7 @@ def make_connection_options(section: str, base_url: str, api_key_env: str) -> di
     Args:
         section: configuration section for error messages, e.g. reward.judge.
 
-    Raises:
-        ValueError: the openai package is missing, or no API key is set for OpenAI's own server (empty base_url).
+    Raises ValueError if the openai package is missing, or no API key is set for OpenAI's own server (empty base_url).
     """
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")

@@ -44,10 +44,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     """Return the package's score of the last <answer>...</answer>, from 0 to 1. `accuracy` is 1 for a score of 1.
 
     A completion has the wrong format if it has no answer, or if the scorer raises for its answer but not for the right
-    answer.
-
-    Raises:
-        ValueError: the prompt has no reasoning-gym puzzle.
+    answer. Raises ValueError if the prompt has no reasoning-gym puzzle.
     """
     puzzle = prompt.extra_info.get(EXTRA)
     if puzzle is None:

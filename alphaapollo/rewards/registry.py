@@ -58,11 +58,8 @@ def match_grader(data_source: str) -> BuiltInGrader | None:
 
 
 def find_grader(data_source: str) -> BuiltInGrader:
-    """Return the built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`.
-
-    Raises:
-        ValueError: no grader matches the data source.
-    """
+    """Return the built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`. Raises
+    ValueError if no grader matches the data source."""
     if (grader := match_grader(data_source)) is not None:
         return grader
     known = "; ".join(f"{grader.name}: {', '.join(grader.patterns)}" for grader in GRADERS)
@@ -74,11 +71,8 @@ def find_grader(data_source: str) -> BuiltInGrader:
 
 
 def load_grader(data_source: str, judge: Judge) -> RewardFunction:
-    """Import the built-in reward function of a data source. Graders with `is_judge` use the settings `judge`.
-
-    Raises:
-        ValueError: no grader matches the data source, or the judge's settings are incomplete.
-    """
+    """Import the built-in reward function of a data source. Graders with `is_judge` use the settings `judge`. Raises
+    ValueError if no grader matches the data source, or the judge's settings are incomplete."""
     grader = find_grader(data_source)
     function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
     grade: RewardFunction = function(judge) if grader.is_judge else function
@@ -98,12 +92,9 @@ def is_judged(data_source: str) -> bool:
 
 
 def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
-    """Check at startup that the built-in graders can grade every prompt.
-
-    Raises:
-        ValueError: a data source has no grader, a prompt has no ground truth (the message names the first one), or a
-            judge is needed and reward.judge.model is empty or reward.timeout is too short.
-    """
+    """Check at startup that the built-in graders can grade every prompt. Raises ValueError if a data source has no
+    grader, a prompt has no ground truth (the message names the first one), or a judge is needed and reward.judge.model
+    is empty or reward.timeout is too short."""
     prompts = list(prompts)
     graders = {source: find_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
     lacking = [one.id for one in prompts if one.ground_truth is None and not graders[one.data_source].is_judge]

@@ -21,10 +21,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 def grade(prompt: Prompt, completion: str) -> Score:
     """Score 1 if the answer equals an accepted answer, else 0; wrong format for an empty answer.
 
-    The score has the component `f1`.
-
-    Raises:
-        ValueError: the ground truth has no accepted answer.
+    The score has the component `f1`. Raises ValueError if the ground truth has no accepted answer.
     """
     truths = read_accepted(prompt.ground_truth)
     marked = find_marked_answer(completion)

@@ -21,10 +21,8 @@ def load_user_module(path: str, key: str) -> ModuleType:
     """Import the Python file that the configuration names under `key`. A second call returns the same module.
 
     Decorators in the file register their functions in this process only, so each process that looks up a registered
-    name must call this function. The file may import other files of its folder. No bytecode is cached.
-
-    Raises:
-        ValueError: The file does not exist, is not a Python file, or its import failed. The message has the line.
+    name must call this function. The file may import other files of its folder. No bytecode is cached. Raises
+    ValueError if the file does not exist, is not a Python file, or its import failed. The message has the line.
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
@@ -45,9 +43,7 @@ def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
         path: Python file, the value of the configuration key `key`.
         name: Name of the object in the file, the value of the configuration key `name_key`.
 
-    Raises:
-        ValueError: load_user_module failed, or the file has no such object. The message lists its functions and
-            classes.
+    Raises ValueError if load_user_module failed, or the file has no such object (the message lists what it has).
     """
     module = load_user_module(path, key)
     if not hasattr(module, name):

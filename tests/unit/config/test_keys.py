@@ -86,7 +86,7 @@ def test_explain_is_one_line(key: str, line: str):
 
 
 def test_explain_knows_names_in_maps():
-    expected = "reward.components.format: accepted (a name in the map reward.components: Extra reward components"
+    expected = "reward.components.format: accepted (an entry of the map reward.components: Extra reward components"
     assert explain_key("reward.components.format").startswith(expected)
 
 
