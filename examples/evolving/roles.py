@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, register_role, user
+from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, make_user_chat, register_role
 from alphaapollo.types import Message
 from alphaapollo.utils.seeds import derive_seed
 from examples.evolving.task import check_prompt
@@ -13,7 +13,7 @@ class Checker(Verifier):
     """Uses the prompt of the training data. The report consists of the checked carries."""
 
     def build(self, view: RoleView) -> list[Message]:
-        return user(check_prompt(view.question, view.solution))
+        return make_user_chat(check_prompt(view.question, view.solution))
 
     def read(self, reply: ModelReply) -> VerifierReport | None:
         *checks, verdict = reply.text.split() or [""]
@@ -25,7 +25,7 @@ class Coin(Verifier):
     """Votes by the call's seed and ignores the reply."""
 
     def build(self, view: RoleView) -> list[Message]:
-        return user("heads?")
+        return make_user_chat("heads?")
 
     def read(self, reply: ModelReply) -> VerifierReport | None:
         return VerifierReport(derive_seed(reply.seed, "coin") % 2 == 0, "")

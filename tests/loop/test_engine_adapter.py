@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Lora
-from alphaapollo.models.lora import add_adapters, get_lora_layers, gather_scaled_adapter
+from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 

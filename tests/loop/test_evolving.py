@@ -18,7 +18,7 @@ import pytest
 
 from alphaapollo.cli import api
 from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, user
+from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
 from tests.loop.conftest import MARK, FinishedRun, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
@@ -33,7 +33,7 @@ import os
 import signal
 from pathlib import Path
 
-from alphaapollo.evolving.roles import Proposer, VerifierReport, Verifier, register_role, user
+from alphaapollo.evolving.roles import Proposer, VerifierReport, Verifier, register_role, make_user_chat
 
 KILL = Path(__file__).with_name("kill")
 built = []
@@ -42,7 +42,7 @@ built = []
 @register_role("short_proposer")
 class Short(Proposer):
     def build(self, view):
-        return user(" ".join([view.question, *(past.solution for past in view.past)]))
+        return make_user_chat(" ".join([view.question, *(past.solution for past in view.past)]))
 
 
 @register_role("digits")
@@ -54,7 +54,7 @@ class Digits(Verifier):
         if len(built) == {PROBLEMS * VOTES + 2} and KILL.exists():
             KILL.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return user(f"{{view.question}} {{view.solution}} ?")
+        return make_user_chat(f"{{view.question}} {{view.solution}} ?")
 
     def read(self, reply):
         digits = sum(map(str.isdigit, reply.text))
@@ -233,12 +233,12 @@ def test_killed_and_interrupted_runs_repeat_no_request(on_server: OnServer) -> N
 
 class Short(Proposer):
     def build(self, view: RoleView) -> list[Message]:
-        return user(" ".join([view.question, *(past.solution for past in view.past)]))
+        return make_user_chat(" ".join([view.question, *(past.solution for past in view.past)]))
 
 
 class AcceptingVerifier(Verifier):
     def build(self, view: RoleView) -> list[Message]:
-        return user(f"{view.solution} ?")
+        return make_user_chat(f"{view.solution} ?")
 
     def read(self, reply: ModelReply) -> VerifierReport | None:
         return VerifierReport(True, reply.text)

@@ -67,8 +67,7 @@ def test_each_difference_is_named_with_its_fix() -> None:
         "one image.",
         "model.path=/models/m has 2 file(s) of 4,000 bytes, not 3 file(s) of 5,000 bytes. Copy it again.",
         "reward=/r.py does not exist there. Copy it to the same path, or use a shared folder.",
-        "trainer.output_dir: /out/config.yaml is a different file there. "
-        "Set it to a folder that all nodes share.",
+        "trainer.output_dir: /out/config.yaml is a different file there. Set it to a folder that all nodes share.",
     ]
 
 

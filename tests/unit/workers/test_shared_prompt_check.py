@@ -107,7 +107,9 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
             asyncio.run(can_share_prompts(run))
     else:
         assert asyncio.run(can_share_prompts(run)) is False
-        assert said == [f"prompts are computed for each sample separately ({KEY}=auto): Mamba has layers of type mamba."]
+        assert said == [
+            f"prompts are computed for each sample separately ({KEY}=auto): Mamba has layers of type mamba."
+        ]
 
 
 def test_moe_features_need_the_plain_layout(model_folder):
@@ -122,7 +124,9 @@ def test_moe_features_need_the_plain_layout(model_folder):
     notice = f"prompts are computed for each sample separately ({KEY}=auto): model.router_aux_loss_coef needs "
     notice += "a copy of the prompt for each sample."
     assert notice in plan.notices
-    with pytest.raises(ValueError, match=f"{KEY}=true is not possible: model.router_aux_loss_coef needs a copy of the prompt"):
+    with pytest.raises(
+        ValueError, match=f"{KEY}=true is not possible: model.router_aux_loss_coef needs a copy of the prompt"
+    ):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 
