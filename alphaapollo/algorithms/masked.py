@@ -76,10 +76,11 @@ def last_action_index(mask: Tensor) -> Tensor:
 
 
 def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move rewards on other tokens (e.g. of an observation) to the last action token before them. [B, L] -> [B, L].
+    """Move each reward on a non-action token (e.g. an observation) to the last action token before it.
 
-    If no action token precedes the reward, it moves to the first action token of the row. Rewards of an empty row are
-    dropped. Without this the mask would drop such rewards, and a solved episode would have a return of 0."""
+    [B, L] -> [B, L]. If no action token precedes the reward, it moves to the first action token of the row. In a row
+    without action tokens it is dropped. The mask drops rewards on non-action tokens, so without this a solved episode
+    could have a return of 0."""
     is_action = mask.bool()
     positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     before = torch.where(is_action, positions, -1).cummax(dim=1).values

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.config.effects import resolve_key
-from alphaapollo.config.keys import COMMANDS, Key, format_value, get_markers, get_value, list_keys
+from alphaapollo.config.keys import COMMANDS, Key, format_value, get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict, apply_on_resume
 
 
@@ -47,13 +47,13 @@ def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
 
 def find_resume_rule(config: Section, key: Key) -> OnResume:
     """Return the rule for a run that resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_markers(key, OnResume)):
+    if any(rule.verdict == "ignored" for _, rule in get_field_markers(key, OnResume)):
         return ONLY_AT_START
     parts = key.name.split(".")
     for length in range(len(parts), -1, -1):
         if (rule := config.on_resume.get(".".join(parts[:length]))) is not None:
             return rule
-    for section, rule in reversed(get_markers(key, OnResume)):
+    for section, rule in reversed(get_field_markers(key, OnResume)):
         is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_key(section, rule.when.key)))
         return rule if is_met else apply_on_resume()
     return apply_on_resume()
@@ -74,6 +74,6 @@ def _look_up(values: Any, key: str, default: Any) -> Any:
 
 def _normalize_paths(key: Key, value: Any) -> Any:
     """Return the value with absolute paths, so that `./a.parquet` and `[a.parquet]` compare equal."""
-    if not value or not get_markers(key, FilePath):
+    if not value or not get_field_markers(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(path)) for path in (value if isinstance(value, list) else [value])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alphaapollo.config.keys import Key, format_value, get_markers, get_value, list_keys
+from alphaapollo.config.keys import Key, format_value, get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
@@ -14,7 +14,7 @@ def describe_ineffective_keys(config: Section, reasons: Iterable[tuple[str, str]
     lines = []
     for name, reason in reasons:
         value = get_value(config, name)
-        is_silent = any(marker.silent_value == value for _, marker in get_markers(keys[name], ActiveWhen))
+        is_silent = any(marker.silent_value == value for _, marker in get_field_markers(keys[name], ActiveWhen))
         if value != keys[name].default and not is_silent:
             lines.append(f"{name}={format_value(value)} has no effect: {reason}.")
     return lines
@@ -32,7 +32,7 @@ def find_inactive_keys(config: Section, device: Device | None = None) -> Iterato
 
 def explain_inactive(config: Section, key: Key, device: Device | None = None) -> str | None:
     """Return the first condition of the key that is not met; None if all conditions are met."""
-    for section, marker in get_markers(key, ActiveWhen):
+    for section, marker in get_field_markers(key, ActiveWhen):
         try:
             value = device if marker.key == "@device" else get_value(config, resolve_key(section, marker.key))
         except AttributeError:  # a key that this command does not have

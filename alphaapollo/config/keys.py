@@ -58,7 +58,7 @@ class Key:
     """(prefix of the declaring section, marker) of the field and of its enclosing sections, outermost first."""
 
 
-def get_markers(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+def get_field_markers(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
     """Return the (prefix, marker) pairs of the key whose marker has this class."""
     return [(section, marker) for section, marker in key.markers if isinstance(marker, kind)]
 

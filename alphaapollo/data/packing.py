@@ -45,12 +45,11 @@ def build_train_batch(
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         seed: seed of the shuffle, usually derive_seed(run seed, "mini_batches", step).
-        shuffle: shuffle trajectories (or groups) before splitting them into mini-batches.
-        group_ids: [N] group of each trajectory, 0 .. G-1, if a group must not be split over mini-batches.
+        shuffle: shuffle trajectories (or groups) before they are split into mini-batches.
+        group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
-        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio.
-    """
+        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio."""
     members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(bundles))
@@ -59,18 +58,17 @@ def build_train_batch(
         for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
     steps = [_make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories]
-    split = [_split_step(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
+    split = [_split_step(rows_of_step, lengths, prefixes, num_ranks, max_tokens) for rows_of_step in steps]
     if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in split for part in parts):
-        prefixes = None
-        split = [_split_step(bundles_of_rows, lengths, None, num_ranks, max_tokens) for bundles_of_rows in steps]
+        prefixes, split = None, [_split_step(one, lengths, None, num_ranks, max_tokens) for one in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for parts, shares in split:
         costs = [[parts[i].costs for i in share] for share in shares]
         micros = equalize_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            positions = []
-            for micro in rank_micros:  # a rank stores its rows in the order of their micro-batches
+            positions = []  # a rank stores its rows in the order of their micro-batches
+            for micro in rank_micros:
                 first = len(orders[rank])
                 orders[rank] += [row for i in micro for row in parts[share[i]].rows]
                 positions.append(list(range(first, len(orders[rank]))))

@@ -50,7 +50,7 @@ def read_chat(value: list[Any], label: str) -> list[Message]:
 
 
 def _suggest_fix(columns: Sequence[str], path: str) -> str:
-    """Suggest a fix for a missing prompt column: raw problems must be converted by a script."""
+    """Suggest a fix for data without a prompt column: for question-answer data, the script that converts it."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
         return f"Convert raw problems to prompts with {script} (docs/data.md), or set data.prompt_key."

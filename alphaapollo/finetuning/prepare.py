@@ -68,7 +68,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     notices += unused_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
     notices += filter(None, [explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
-    stream = make_stream(config, train.sizes)
+    stream = make_example_stream(config, train.sizes)
     plan = FinetuningPlan(
         task=task,
         config=config,
@@ -88,7 +88,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
     return plan
 
 
-def make_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedStream:
+def make_example_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedStream:
     """Build the stream of examples. sizes: number of examples per source."""
     data = config.data
     if data.source_weights is None:

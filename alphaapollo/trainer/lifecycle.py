@@ -184,7 +184,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
 
 
 async def can_share_prompts(run: TrainingRun) -> bool:
-    """Whether the self-checks of the models allow shared prompts. Raises ValueError if they fail, but the
+    """Whether the models pass their self-checks for shared prompts. Raises ValueError if a self-check fails and the
     configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.find_sharing_error())]

@@ -79,7 +79,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """Run one optimizer step. If the gradient is not finite, skip the step or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
-        balancer = self.make_load_balancer(self.routers)
+        balancer = self.make_expert_load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):

@@ -108,8 +108,8 @@ class TrainingWorker(ModelWorker):
         self.state.check_finite()
         export_model(folder, self.hf_model, self.config, self.dtype, form)
 
-    def make_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
-        """Create the load balancer of one update; None for a dense model."""
+    def make_expert_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
+        """Create the object that computes the MoE load-balancing loss of one update. Returns None for a dense model."""
         if routers is None:
             return None
         return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.data_group)

@@ -137,7 +137,7 @@ class PolicyWorker(TrainingWorker):
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teacher_config.full_vocabulary:
             self.teacher.begin_phase(batch)
-        balancer = self.make_load_balancer(self.policy.routers)
+        balancer = self.make_expert_load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
             old = self._compute_column(self.policy, batch, mini_batches[1:])

@@ -188,7 +188,7 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
         )
     shares = can_share_tokens(policy, renderer)
     if not shares:
-        _check_chats(config, renderer, prompts)
+        _check_chats_render(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
     if limit is not None and positions is not None and limit > positions:
         raise ValueError(
@@ -205,7 +205,7 @@ def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
 
 
-def _check_chats(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
+def _check_chats_render(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if chats cannot be rendered for the reward model."""
     path = config.reward_model.model.path
     reason = f"reward_model.model.path={path} differs from the policy in tokenizer or chat template, and "

@@ -94,7 +94,7 @@ def test_bad_rows_are_named(tmp_path, renderer, row, says):
 
 
 def test_other_columns_are_reported(tmp_path, renderer):
-    with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'. It has answer, prompt"):
+    with pytest.raises(ValueError, match=r"needs columns 'chosen' and 'rejected'\. It has answer, prompt"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
     with pytest.raises(ValueError, match=r"need preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "response": "4", "label": True}])

@@ -121,7 +121,7 @@ def test_bad_rows_are_named(tmp_path, renderer, row, what):
 
 def test_missing_columns_list_those_there_are(tmp_path, renderer):
     with pytest.raises(
-        ValueError, match="needs a column 'messages', or 'prompt' and 'response'. It has prompt, answer"
+        ValueError, match=r"needs a column 'messages', or 'prompt' and 'response'\. It has prompt, answer"
     ):
         load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
 

@@ -303,8 +303,8 @@ def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
     ("overrides", "says"),
     [
         (["data.path=/no/such/rows.parquet"], "data.path: no such file: /no/such/rows.parquet"),
-        (["data.path="], "data.path: required"),
-        (["model.path="], "model.path: required"),
+        (["data.path="], "data.path is required"),
+        (["model.path="], "model.path is required"),
         (["model.path=/no/such/model"], "model.path: no such folder: /no/such/model"),
         (["data.n_samples=0"], "data.n_samples: expected integer > 0, got 0"),
         (["custom_reward_function.path="], "no reward function for data_source 'source/0'"),

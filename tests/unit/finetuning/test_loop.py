@@ -14,7 +14,7 @@ from alphaapollo.data.batch import FinetuningStep
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train
-from alphaapollo.finetuning.prepare import make_stream
+from alphaapollo.finetuning.prepare import make_example_stream
 from alphaapollo.finetuning.task import FinetuningRun, Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
@@ -136,6 +136,6 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
 
 def test_source_weights_define_an_epoch() -> None:
     def of(**data: Any) -> int:
-        return make_stream(SftConfig.model_validate({"data": data}), [10, 4]).num_prompts
+        return make_example_stream(SftConfig.model_validate({"data": data}), [10, 4]).num_prompts
 
     assert (of(), of(source_weights=[0.5, 2.0], train_files=["a", "b"])) == (14, 13)
