@@ -140,4 +140,4 @@ def test_identical_answers_are_reported(task: Task, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"rejected": "3"}))
     files = f"data.train_files={tmp_path / 'pairs.jsonl'}"
     done = tune("main_dpo", task, tmp_path, tmp_path, files, "data.val_files=")
-    assert done.code == 2 and "row 0: 'chosen' and 'rejected' are the same" in done.output, done.output
+    assert done.code == 2 and "row 0: 'chosen' and 'rejected' are equal" in done.output, done.output

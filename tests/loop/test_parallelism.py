@@ -52,4 +52,4 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
 
 def test_indivisible_attention_heads_are_refused(ppo: Runner) -> None:
     done = ppo.refuse("trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3")
-    assert "With 3 ranks, set one of 1." in done.output
+    assert "Set actor_rollout_ref.actor.ulysses_sequence_parallel_size=1." in done.output

@@ -56,7 +56,7 @@ def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
         timeout=60,
     )
     assert refused.returncode == 2
-    assert "of the source tree" in refused.stderr  # a wheel has no examples
+    assert "Run it in a clone" in refused.stderr  # a wheel has no examples
 
 
 def test_the_wheel_explains_keys(installed: Path, tmp_path: Path) -> None:
