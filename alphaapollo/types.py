@@ -128,7 +128,8 @@ class Score:
     def component(self, name: str) -> float:
         """Return the component `name`; NaN if it is missing.
 
-        If the reward is 0 and there are no components, e.g. after an episode limit, each component is 0."""
+        If the reward is 0 and there are no components, e.g. after an episode limit, each component is 0.
+        """
         if not self.components and self.reward == 0:
             return 0.0
         return self.components.get(name, math.nan)
@@ -170,7 +171,8 @@ class Turn:
 class EpisodeTurn:
     """Turn as passed to a reward function, with the fields of Turn.
 
-    While the environment processes the last turn, only `text` is set."""
+    While the environment processes the last turn, only `text` is set.
+    """
 
     text: str
     observation: list[Message] | None = None
@@ -300,7 +302,8 @@ class WeightUpdate:
 class WeightReceipt:
     """Version and checksum of the weights in an engine after a publish.
 
-    A difference from the WeightUpdate stops the run."""
+    A difference from the WeightUpdate stops the run.
+    """
 
     version: int
     digest: str

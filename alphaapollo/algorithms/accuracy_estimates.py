@@ -35,7 +35,8 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
 
     A tie gives the mean over the tied answers, which is the expectation of a random choice. A sample without an answer
     (None) does not vote. Without votes the result is 0. If samples with the same answer differ in accuracy, their mean
-    is used."""
+    is used.
+    """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0

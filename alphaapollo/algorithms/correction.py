@@ -36,7 +36,8 @@ def mismatch_weights(
 ) -> Tensor:
     """Compute importance weights on action tokens, zero off the mask. [B, L] each -> [B, L].
 
-    Method tis truncates rho to [low, high]; method mask sets rho outside [low, high] to 0."""
+    Method tis truncates rho to [low, high]; method mask sets rho outside [low, high] to 0.
+    """
     rho = importance_ratio(train_logp.detach(), rollout_logp.detach(), mask, level, limit)
     if method == "tis":
         weights = rho.clamp(min=low, max=high) if (low is not None or high is not None) else rho

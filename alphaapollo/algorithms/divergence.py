@@ -97,7 +97,8 @@ class TeacherAdvantages(NamedTuple):
 def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:
     """Compute advantages A_t = log q - log p, the policy gradient of the reverse KL. Matrices [B, L].
 
-    The discount is 0; MiniLLM (arXiv 2306.08543, Eq. 2-5) also sums over later tokens."""
+    The discount is 0; MiniLLM (arXiv 2306.08543, Eq. 2-5) also sums over later tokens.
+    """
     log_ratio = apply_mask(teacher_logp - old_logp, mask)
     agreement = log_ratio.clamp(max=0.0).exp()
     return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))

@@ -14,7 +14,8 @@ from torch import Tensor
 class Groups:
     """Group membership of N samples.
 
-    Example: `Groups.from_ids(torch.tensor([7, 7, 9]))` has index [0, 0, 1] and sizes [2, 1]."""
+    Example: `Groups.from_ids(torch.tensor([7, 7, 9]))` has index [0, 0, 1] and sizes [2, 1].
+    """
 
     index: Tensor  # [N] int64, 0 .. G-1
     sizes: Tensor  # [G] int64
@@ -46,7 +47,8 @@ class Groups:
     def is_constant(self, values: Tensor) -> Tensor:
         """Return whether all values of each group are equal; True for a group of one. [N] -> [G] bool.
 
-        The test is max == min, because means and standard deviations have rounding errors."""
+        The test is max == min, because means and standard deviations have rounding errors.
+        """
         return self.max(values) == -self.max(-values)
 
     def std(self, values: Tensor, ddof: int) -> Tensor:
@@ -59,7 +61,8 @@ class Groups:
 def center_in_groups(values: Tensor, groups: Groups, baseline: Tensor | None = None) -> Tensor:
     """Subtract the baseline of the group (by default its mean); exactly 0 if the group is constant. [N] -> [N].
 
-    baseline: [G]."""
+    baseline: [G].
+    """
     if baseline is None:
         baseline = groups.mean(values)
     is_constant = groups.is_constant(values)[groups.index]
@@ -80,7 +83,8 @@ def has_variance(metric_values: Sequence[float], tolerance: float = 0.0) -> bool
     as the metric, not the shaped reward: a length penalty makes the samples of every group differ. The test is
     max - min, because the standard deviation of equal floats may not be 0. False for fewer than two samples.
 
-    Raises ValueError if a value is NaN."""
+    Raises ValueError if a value is NaN.
+    """
     if any(math.isnan(value) for value in metric_values):
         raise ValueError(f"The metric values of a group contain NaN: {list(metric_values)}. Drop failed samples first.")
     return len(metric_values) > 1 and max(metric_values) - min(metric_values) > tolerance

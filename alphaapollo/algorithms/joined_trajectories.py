@@ -24,7 +24,8 @@ class JoinedTrajectories:
     """N trajectories as rows of one matrix, in the order of their ids; the rows of a trajectory keep their order.
 
     Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. If every
-    trajectory has one row (append context), rows are unchanged."""
+    trajectory has one row (append context), rows are unchanged.
+    """
 
     mask: Tensor  # [N, K] 1 on action tokens
     rows: Groups  # trajectory of each row; index [B]

@@ -76,7 +76,8 @@ def subtract_kl(
 def estimate_kl(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """Compute the estimator `name` (a key of ESTIMATORS), with its own gradient. Any shape.
 
-    limit: k3 clamps d to at least -limit, because exp would overflow."""
+    limit: k3 clamps d to at least -limit, because exp would overflow.
+    """
     match ESTIMATORS[name]:
         case "k1":
             return log_ratio
@@ -92,7 +93,8 @@ def estimate_kl(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATI
 def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:
     """Compute the coefficient of the KL in the reward for the next iteration (saved in trainer/progress.py).
 
-    kl: *sum per sequence* in nats, averaged over sequences. A target of 6 means 6 nats per response, not per token."""
+    kl: *sum per sequence* in nats, averaged over sequences. A target of 6 means 6 nats per response, not per token.
+    """
     match config.type:
         case "fixed":
             return config.kl_coef
@@ -107,7 +109,8 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
 def adaptive_kl_coef(coef: float, kl: float, num_sequences: int, target: float, horizon: float) -> float:
     """Apply proportional control in log space (arXiv 1909.08593, section 2.2).
 
-    coef <- coef (1 + e n / horizon) with e = clip(KL / target - 1, -0.2, 0.2)."""
+    coef <- coef (1 + e n / horizon) with e = clip(KL / target - 1, -0.2, 0.2).
+    """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * num_sequences / horizon)
 
@@ -122,5 +125,6 @@ def doubling_kl_coef(coef: float, kl: float, target: float) -> float:
 def dual_kl_coef(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
     """Apply dual ascent to the multiplier of KL <= target: coef <- max(0, coef + step_size (KL - target)).
 
-    step_size is per nat. Without the projection to 0, a negative multiplier would reward divergence."""
+    step_size is per nat. Without the projection to 0, a negative multiplier would reward divergence.
+    """
     return max(0.0, coef + step_size * (kl - target))

@@ -40,7 +40,8 @@ def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) 
 
     With eps_inside=False the denominator is std + eps.
 
-    A mean within rounding error is treated as 0, so exact zeros of centered values remain exact."""
+    A mean within rounding error is treated as 0, so exact zeros of centered values remain exact.
+    """
     if values.numel() < 2 or values.max() == values.min():
         return torch.zeros_like(values)
     mean, rounding = values.mean(), values.numel() * torch.finfo(values.dtype).eps * values.abs().max()
@@ -80,7 +81,8 @@ def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
 
     [B, L] -> [B, L]. If no action token precedes the reward, it moves to the first action token of the row. In a row
     without action tokens it is dropped. The mask drops rewards on non-action tokens, so without this a solved episode
-    could have a return of 0."""
+    could have a return of 0.
+    """
     is_action = mask.bool()
     positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     before = torch.where(is_action, positions, -1).cummax(dim=1).values

@@ -32,7 +32,8 @@ EXO_SMOOTHING = 1e-3  # default of label_smoothing in arXiv 2402.00856
 class AnswerBatch:
     """The R answers of a micro-batch.
 
-    With pairs, each chosen answer has an even index and its rejected answer follows. Only `logp` has a gradient."""
+    With pairs, each chosen answer has an even index and its rejected answer follows. Only `logp` has a gradient.
+    """
 
     logp: Tensor  # [R] log-prob of the answer, summed over its tokens
     lengths: Tensor  # [R] number of tokens of the answer, at least 1
@@ -134,7 +135,8 @@ def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Compute metrics from sums over all micro-batches and ranks.
 
     `sums["compared"]` is the number of pairs or single answers. A side (chosen or rejected) without answers has no
-    metrics."""
+    metrics.
+    """
     metrics = {"loss": sums["loss"] / sums["compared"]}
     for side in ("chosen", "rejected"):
         if sums[side]:
@@ -154,7 +156,8 @@ preference_loss_names = _losses.names
 def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn], LossFn]:
     """Return a decorator that registers `fn` under preference.loss=name.
 
-    declarations: fields of PreferenceLoss, all optional."""
+    declarations: fields of PreferenceLoss, all optional.
+    """
 
     def add(fn: LossFn) -> LossFn:
         _losses.register(name)(PreferenceLoss(name, fn, **declarations))
@@ -174,7 +177,8 @@ def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """Robust DPO for labels flipped with probability e < 1/2 (arXiv 2403.00409).
 
-    [-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e)."""
+    [-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e).
+    """
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     if smoothing >= 0.5:
         raise ValueError(
@@ -208,7 +212,8 @@ def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """Calibration term of SLiC-HF: max(0, delta - (log pi_w - log pi_l)) (arXiv 2305.10425).
 
-    The paper's supervised term is preference.sft_coef."""
+    The paper's supervised term is preference.sft_coef.
+    """
     return torch.relu(config.slic_delta - (chosen(answers.logp) - rejected(answers.logp)))
 
 
@@ -216,7 +221,8 @@ def slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """EXO: KL from the policy's preference to the smoothed label (arXiv 2402.00856).
 
-    s log(s/(1-e)) + (1-s) log((1-s)/e) with s = s(beta h) and label_smoothing e in (0, 1)."""
+    s log(s/(1-e)) + (1-s) log((1-s)/e) with s = s(beta h) and label_smoothing e in (0, 1).
+    """
     smoothing = EXO_SMOOTHING if config.label_smoothing is None else config.label_smoothing
     if not 0.0 < smoothing < 1.0:
         raise ValueError(
@@ -258,7 +264,8 @@ def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """KTO for single answers with a binary label: lambda - lambda s(+-beta (u - z0)) (arXiv 2402.01306, Eq. 8).
 
-    z0: estimate of KL(pi||ref) over the batch, a constant, floored at 0."""
+    z0: estimate of KL(pi||ref) over the batch, a constant, floored at 0.
+    """
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
     good, bad = config.kto_desirable_weight * (-z).sigmoid(), config.kto_undesirable_weight * z.sigmoid()
@@ -269,7 +276,8 @@ def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """ORPO, without a reference: -log p_w - beta log s(log odds_w - log odds_l) (arXiv 2403.07691, Eq. 6-7).
 
-    log p is the *mean* log-prob per token, odds = p / (1 - p)."""
+    log p is the *mean* log-prob per token, odds = p / (1 - p).
+    """
     good, bad = chosen(answers.mean_logp), rejected(answers.mean_logp)
     log_odds = good - _log1mexp(good) - (bad - _log1mexp(bad))
     return -good - beta * logsigmoid(log_odds)

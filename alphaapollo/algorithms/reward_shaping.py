@@ -29,7 +29,8 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
     """Compute DAPO's penalty for responses close to the length limit (arXiv 2503.14476, Eq. 13). lengths [B] -> [B].
 
     The penalty is 0 up to max_length - cache, decreases linearly to -factor at max_length, and is constant beyond.
-    max_length includes the cache (paper: 20480 = 16384 + 4096)."""
+    max_length includes the cache (paper: 20480 = 16384 + 4096).
+    """
     over = (lengths - (max_length - cache)) / cache
     return -factor * over.clamp(0.0, 1.0)
 
@@ -37,7 +38,8 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
 def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
     """Remove truncated rows from the loss mask (arXiv 2503.14476, section 3.4). mask [B, L], truncated [B] -> [B, L].
 
-    The rewards of truncated rows stay in the group statistics."""
+    The rewards of truncated rows stay in the group statistics.
+    """
     return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 
@@ -49,12 +51,14 @@ def length_budget_exact(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef:
 def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
     """Compute r clip(coef (budget - length) + slack, 0, 1) (L1-Max, arXiv 2503.04697).
 
-    All [N]; lengths and budgets in tokens. Rewards of wrong answers must be 0."""
+    All [N]; lengths and budgets in tokens. Rewards of wrong answers must be 0.
+    """
     return rewards * (coef * (budgets - lengths) + slack).clamp(0.0, 1.0)
 
 
 def condition_reward(rewards: Tensor, condition: Tensor, threshold: float) -> Tensor:
     """Set a reward to 0 where the condition, a second reward, is below the threshold. [B] each -> [B].
 
-    Source: arXiv 2601.05242, section 3."""
+    Source: arXiv 2601.05242, section 3.
+    """
     return torch.where(condition >= threshold, rewards, torch.zeros_like(rewards))

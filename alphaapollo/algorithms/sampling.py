@@ -66,7 +66,8 @@ def decode(
 ) -> None:
     """Extend the pending completions token by token until `should_stop` returns True.
 
-    should_stop: called after each token with True if all completions are done."""
+    should_stop: called after each token with True if all completions are done.
+    """
     contexts = [draw.token_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
     longest = max(map(len, contexts))
     padding = torch.tensor([longest - len(context) for context in contexts], device=device)

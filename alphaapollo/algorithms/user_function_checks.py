@@ -30,7 +30,8 @@ GROUPS, LENGTH = 2, 3
 def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
     """Check an estimator on two prompts with `group_size` responses of up to three tokens, in float64.
 
-    Raises ValueError if the estimator raises, or does not return Advantages of finite floats shaped like the mask."""
+    Raises ValueError if the estimator raises, or does not return Advantages of finite floats shaped like the mask.
+    """
     if _is_builtin(estimator.fn):
         return
     undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
@@ -42,7 +43,8 @@ def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: in
 def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
     """Check a policy loss on toy inputs with float32 log-probs.
 
-    Raises ValueError if the function raises, or its loss has the wrong shape, is not finite, or has no gradient."""
+    Raises ValueError if the function raises, or its loss has the wrong shape, is not finite, or has no gradient.
+    """
     if _is_builtin(policy_loss.fn):
         return
     with _convert_errors(policy_loss.fn, str(policy_loss)):
@@ -58,7 +60,8 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
 
     A built-in loss is called too, because it raises ValueError for invalid values of its config keys.
 
-    Raises ValueError if the function raises, or its result has the wrong shape, is not finite, or has no gradient."""
+    Raises ValueError if the function raises, or its result has the wrong shape, is not finite, or has no gradient.
+    """
     answers = make_toy_answer_batch(loss)
     if _is_builtin(loss.fn):
         loss(answers, config)
@@ -77,7 +80,8 @@ def _check_trainable(losses: Tensor) -> None:
 def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
     """Return whether the loss has a gradient on toy inputs with zero advantages, e.g. from a penalty of its own.
 
-    Raises ValueError if the function raises."""
+    Raises ValueError if the function raises.
+    """
     inputs = make_toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
     with _convert_errors(policy_loss.fn, str(policy_loss)):

@@ -13,7 +13,8 @@ def value_loss(
 
     With clip=None the loss is 0.5 (V - R)^2. Returns the loss, zero off the mask, and a bool matrix that is True where
     clipping is active (gradient 0).
-    Value clipping is a convention of the OpenAI baselines code, not of the PPO paper."""
+    Value clipping is a convention of the OpenAI baselines code, not of the PPO paper.
+    """
     is_action = mask.bool()
     unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
     if clip is None:

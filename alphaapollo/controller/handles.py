@@ -191,7 +191,8 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         """Run the optimizer steps of one iteration over the loaded rows. Returns metrics over all ranks.
 
         steps: mini-batches of each batch. skip_bad: skip steps with a non-finite gradient instead of raising
-        FloatingPointError."""
+        FloatingPointError.
+        """
         each = list(zip(columns, steps, strict=True))
         return (await self._call_each(lambda worker, item: worker.update(*item, skip_bad), each))[0]
 

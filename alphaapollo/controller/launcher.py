@@ -21,7 +21,8 @@ async def launch_workers(
         paths: configuration key -> path that must exist on every node of a joined cluster.
 
     Raises ValueError if the workers cannot be placed, or the nodes differ. Raises TimeoutError if a worker did not
-    start in time."""
+    start in time.
+    """
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup)
     register_cleanup(specs.cleanup)

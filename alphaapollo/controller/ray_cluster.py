@@ -149,7 +149,8 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
     Args:
         paths: configuration key -> path that must exist on every node.
 
-    Raises ValueError if a node has different versions or files, or starts no process."""
+    Raises ValueError if a node has different versions or files, or starts no process.
+    """
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)

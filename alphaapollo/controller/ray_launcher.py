@@ -41,7 +41,8 @@ async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str
         paths: configuration key -> path that must exist on every node of a joined cluster; None: Ray is local.
 
     Raises ValueError if the workers cannot be placed, or the nodes differ. Raises TimeoutError if a role did not
-    start in time; the message names it."""
+    start in time; the message names it.
+    """
     reserved = await reserve_groups(specs.placement, timeout)
     if paths is not None:
         await compare_nodes(reserved, paths)

@@ -86,7 +86,8 @@ class WorkerActor(Generic[W]):
     ) -> None:
         """Build the worker in the driver's working directory. On the driver's node, this process ends with the driver.
 
-        folder: working directory of the driver. cleanup: folders to remove when the driver dies."""
+        folder: working directory of the driver. cleanup: folders to remove when the driver dies.
+        """
         os.environ.update(env)
         if os.path.isdir(folder):
             os.chdir(folder)  # relative paths mean the same everywhere

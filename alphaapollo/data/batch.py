@@ -30,7 +30,8 @@ class Rows:
     A row's *response* is its tokens from the first action token to the end (action tokens and the observations
     between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
 
-    Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1]."""
+    Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
+    """
 
     token_ids: np.ndarray  # int64 [sum T]
     lengths: np.ndarray  # int64 [R]
@@ -92,7 +93,8 @@ class Rows:
         """Return the segments that a forward pass over the rows at `positions` computes, without padding.
 
         A segment is a complete row, or a shared prefix, or the remainder of a row. Returns the length of each segment
-        and the number of prefix tokens that the segment also attends to, int64 [segments] each."""
+        and the number of prefix tokens that the segment also attends to, int64 [segments] each.
+        """
         lengths = self.lengths[list(positions)]
         if self.prefixes is None:
             return lengths, np.zeros_like(lengths)
@@ -101,7 +103,8 @@ class Rows:
     def count_tokens(self, positions: Sequence[int], padded: bool) -> int:
         """Count the tokens that a forward pass over the rows at `positions` computes. Shared prefixes count once.
 
-        padded: rows without prefixes are padded to the longest row, and padding counts."""
+        padded: rows without prefixes are padded to the longest row, and padding counts.
+        """
         lengths = self.segments(positions)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
@@ -111,7 +114,8 @@ class Rows:
 class Columns(Generic[A]):
     """Columns of values for the rows of a rank; None if the algorithm does not need them.
 
-    Columns are sent after the layout is fixed. They are numpy arrays, or tensors on the device in a micro-batch."""
+    Columns are sent after the layout is fixed. They are numpy arrays, or tensors on the device in a micro-batch.
+    """
 
     advantages: A | None = None  # float32 [sum responses], like the next four columns
     returns: A | None = None
@@ -140,7 +144,8 @@ class MiniBatch:
     """One optimizer step of one rank. Each micro-batch lists positions in the rank's Rows.
 
     All ranks run the same number of forward and backward passes, so an empty micro-batch computes a dummy row of
-    weight 0."""
+    weight 0.
+    """
 
     micro_batches: list[list[int]]
 
@@ -154,7 +159,8 @@ class MiniBatch:
 class RankBatch:
     """Rows of one training rank and their mini-batches.
 
-    Ranks of one sequence-parallel group have equal RankBatches. In fine-tuning, a batch has one mini-batch."""
+    Ranks of one sequence-parallel group have equal RankBatches. In fine-tuning, a batch has one mini-batch.
+    """
 
     rows: Rows
     mini_batches: list[MiniBatch]
@@ -170,7 +176,8 @@ class TrainBatch:
     """The B rows of one iteration, distributed to the ranks.
 
     Matrices [B, L] are response-aligned (column 0 is a row's first action token), in the order of the rows that the
-    batch was built from; L is the longest response."""
+    batch was built from; L is the longest response.
+    """
 
     rank_batches: list[RankBatch]
     row_order: list[np.ndarray]  # for each rank, int64: indices of its rows in the batch
@@ -221,7 +228,8 @@ class TrainBatch:
     def _spans(self) -> list[list[tuple[int, int, int]]]:
         """For each rank and row: (row of the matrix, start and end of the response in a flat column).
 
-        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix."""
+        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix.
+        """
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
             offsets = rank.rows.response_offsets.tolist()

@@ -42,7 +42,8 @@ def check_length_limit(
 ) -> LengthSummary:
     """Count lengths over the limit of the config key `key`.
 
-    Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop."""
+    Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop.
+    """
     long = [index for index, length in enumerate(lengths) if length > limit]
     counts = LengthSummary(len(lengths), len(long), max(lengths, default=0))
     if long and truncation == "error":

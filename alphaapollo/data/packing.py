@@ -49,7 +49,8 @@ def build_train_batch(
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
-        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio."""
+        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio.
+    """
     members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(bundles))
@@ -67,12 +68,7 @@ def build_train_batch(
         costs = [[parts[i].costs for i in share] for share in shares]
         micros = equalize_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            positions = []  # a rank stores its rows in the order of their micro-batches
-            for micro in rank_micros:
-                first = len(orders[rank])
-                orders[rank] += [row for i in micro for row in parts[share[i]].rows]
-                positions.append(list(range(first, len(orders[rank]))))
-            mini_batches[rank].append(MiniBatch(positions))
+            mini_batches[rank].append(_append_rows([parts[i].rows for i in share], rank_micros, orders[rank]))
     return TrainBatch(
         rank_batches=[
             RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
@@ -81,6 +77,16 @@ def build_train_batch(
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
     )
+
+
+def _append_rows(parts: Sequence[Sequence[int]], micros: Sequence[Sequence[int]], order: list[int]) -> MiniBatch:
+    """Append the rows of a mini-batch to a rank's `order`, one micro-batch after the other. Return their positions."""
+    positions = []
+    for micro in micros:
+        first = len(order)
+        order += [row for i in micro for row in parts[i]]
+        positions.append(list(range(first, len(order))))
+    return MiniBatch(positions)
 
 
 def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
@@ -143,7 +149,8 @@ def _split_step(
     """Split one optimizer step into parts and distribute them. Returns the parts, and indices of parts for each rank.
 
     bundles: rows that must stay together. A family with a shared prefix is split until each part is within max_tokens
-    and the loads of the ranks are balanced."""
+    and the loads of the ranks are balanced.
+    """
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
         parts = [_Part(bundle, _compute_costs(bundle, lengths, prefixes)) for bundle in bundles]
         return parts, balance_ranks([part.cost for part in parts], num_ranks)
@@ -205,7 +212,8 @@ def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Distribute rows to ranks, longest first, each to the rank with the fewest tokens.
 
-    Returns row indices for each rank, longest first. Loads differ by at most the length of one row."""
+    Returns row indices for each rank, longest first. Loads differ by at most the length of one row.
+    """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_longest_first(lengths):
@@ -219,7 +227,8 @@ def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padde
     """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
 
     lengths: for each part, the lengths of rows that stay together. A micro-batch costs the sum of lengths, or with
-    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself."""
+    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself.
+    """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
     for index in _sort_longest_first([max(part) if padded else sum(part) for part in lengths]):
@@ -238,7 +247,8 @@ def equalize_micro_batches(
 ) -> list[list[list[int]]]:
     """Split the parts of each rank into micro-batches, the same number (at least one) on every rank.
 
-    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones."""
+    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones.
+    """
     ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
     count = max([1, *map(len, ranks)])
     return [_split_to_count(batches, count) for batches in ranks]

@@ -36,7 +36,8 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
 def read_chat(value: list[Any], label: str) -> list[Message]:
     """Convert a list of {role, content} from a data file to messages, without keys whose value is None.
 
-    label: start of error messages. Raises ValueError if a message is malformed or all contents are empty."""
+    label: start of error messages. Raises ValueError if a message is malformed or all contents are empty.
+    """
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -123,7 +124,8 @@ def _parse_metadata(value: Any) -> Any:
 def _to_text(truth: Any) -> str | None:
     """Convert a ground truth to text; lists and dicts (several accepted answers) become JSON.
 
-    Raises ValueError for bytes and NaN, which no answer can equal."""
+    Raises ValueError for bytes and NaN, which no answer can equal.
+    """
     if truth is None or isinstance(truth, str):
         return truth
     if isinstance(truth, bytes) or truth != truth:

@@ -32,7 +32,8 @@ class Renderer:
     """Renderer of prompts and messages with the tokenizer and chat template of one model.
 
     `template_arguments` are passed to the template at every rendering. Methods that render a chat raise ValueError if
-    the tokenizer has no chat template, or the template rejects the chat."""
+    the tokenizer has no chat template, or the template rejects the chat.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any] = MappingProxyType({})
@@ -54,7 +55,8 @@ class Renderer:
     def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
         """Return the token ids between two actions: end of the assistant turn, `messages`, and generation prompt.
 
-        last_token: last token of the action. If it already ended the turn, the end is not added again."""
+        last_token: last token of the action. If it already ended the turn, the end is not added again.
+        """
         ids = self._encode_after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
@@ -99,7 +101,8 @@ class Renderer:
     def rewrites_history(self) -> bool:
         """Whether the chat template changes earlier answers (e.g. removes thinking).
 
-        If True, prompt + action + delta differs from the rendering of the complete chat."""
+        If True, prompt + action + delta differs from the rendering of the complete chat.
+        """
         question = [Message(role="user", content="?")]
         action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         chat = [*question, Message(role="assistant", content=action), Message(role="user", content="?")]

@@ -89,7 +89,8 @@ def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
 def split_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
     """Split a prompt and an answer into pieces like split_chat, where only the answer is trained on.
 
-    The answer starts and ends with an assistant message."""
+    The answer starts and ends with an assistant message.
+    """
     pieces = split_chat([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]

@@ -24,7 +24,8 @@ SHARE_FROM = 1.2  # prefixes are shared if row tokens / computed tokens is at le
 class Prefixes:
     """Shared prefixes of R rows. Rows of one family start with equal tokens.
 
-    A row that shares no prefix is a family of one row, with the complete prompt as prefix."""
+    A row that shares no prefix is a family of one row, with the complete prompt as prefix.
+    """
 
     ids: np.ndarray  # int64 [R], family of each row
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
@@ -36,7 +37,8 @@ class Prefixes:
         """Return the segments that a forward pass computes: one per family, and the remainder of each row.
 
         lengths: [R] row lengths. Returns the length of each segment and the number of prefix tokens that the segment
-        also attends to, int64 [families + R] each."""
+        also attends to, int64 [families + R] each.
+        """
         first = np.unique(self.ids, return_index=True)[1]
         shared, rest = self.lengths[first], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
@@ -48,7 +50,8 @@ def decide_sharing(
     """Return whether to share prompts, from the value `setting` of the config key `key`.
 
     reason: why prompts cannot be shared; None if they can. Raises ValueError if the setting is True and there is a
-    reason; for "auto", calls `notify` with the reason."""
+    reason; for "auto", calls `notify` with the reason.
+    """
     if reason and setting is True:
         raise ValueError(f"{key}=true is not possible: {reason}. Set {key} to auto or false.")
     if reason and setting == "auto":
@@ -59,7 +62,8 @@ def decide_sharing(
 def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
     """Find the shared prefixes of each prompt group: equal prompts, or the families that save the most tokens.
 
-    group_ids: [R] prompt group of each row."""
+    group_ids: [R] prompt group of each row.
+    """
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):
         groups.setdefault(group, []).append(index)
@@ -77,7 +81,8 @@ def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
 def _find_families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Find families of prompts by dynamic programming over the sorted prompts. Returns (indices, prefix length).
 
-    A family of n prompts that share p tokens saves (n - 1) p tokens."""
+    A family of n prompts that share p tokens saves (n - 1) p tokens.
+    """
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))

@@ -22,7 +22,8 @@ TuningData = SftData | PairData
 class LoadedExamples(Generic[E]):
     """Examples that a fine-tuning task loaded from its files.
 
-    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`."""
+    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
+    """
 
     examples: list[E]  # examples of all files, concatenated
     sizes: list[int]  # number of examples of each file
@@ -39,7 +40,8 @@ def read_examples(
 ) -> list[tuple[int, T]]:
     """Read the examples of all files as (index of the file, example).
 
-    If max_samples is positive, at most that many are chosen (stream.choose_rows)."""
+    If max_samples is positive, at most that many are chosen (stream.choose_rows).
+    """
     read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
     return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
 
@@ -83,7 +85,8 @@ def apply_max_length(
 def source_names(files: str | Sequence[str]) -> list[str]:
     """Return a short unique name for each file: the last parts of the path, without the suffix.
 
-    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`."""
+    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.
+    """
     paths = [Path(file).expanduser().absolute().with_suffix("") for file in to_file_list(files)]
     parts = next(
         (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)

@@ -16,7 +16,8 @@ from alphaapollo.utils.seeds import derive_seed
 def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
     """Choose `count` of `total` row indices, in order: at random if shuffle is True, else the first.
 
-    Returns all rows if count is 0, -1 or at least `total`."""
+    Returns all rows if count is 0, -1 or at least `total`.
+    """
     if not 0 < count < total:
         return list(range(total))
     if not shuffle:
@@ -28,7 +29,8 @@ def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
 class PromptStream:
     """Endless order over `num_prompts` prompts, with a new shuffle in each epoch (or in file order).
 
-    Example: with 3 prompts and no shuffle, `indices(start=2, count=3)` is `[2, 0, 1]`."""
+    Example: with 3 prompts and no shuffle, `indices(start=2, count=3)` is `[2, 0, 1]`.
+    """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool):
         assert num_prompts > 0
@@ -40,7 +42,8 @@ class PromptStream:
     def indices(self, start: int, count: int) -> list[int]:
         """Return the prompt indices at positions start .. start + count - 1, counted from the start of training.
 
-        A range that crosses an epoch can contain a prompt twice."""
+        A range that crosses an epoch can contain a prompt twice.
+        """
         slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
 
@@ -57,7 +60,8 @@ class MixedStream:
     epoch continues where the previous epoch stopped.
 
     Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first source and 2 of the second.
-    Without shuffle, `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`."""
+    Without shuffle, `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
+    """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool):
         self._quotas = [max(1, round(size * weight)) for size, weight in zip(sizes, weights, strict=True)]

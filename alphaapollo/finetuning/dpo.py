@@ -133,7 +133,8 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str
 def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
     """Read the saved log-probs, float64 [rows of all examples].
 
-    Returns None if the file is missing, damaged or has a different digest."""
+    Returns None if the file is missing, damaged or has a different digest.
+    """
     if not path.exists():
         return None
     try:

@@ -38,7 +38,8 @@ BURST = 0.02  # seconds; requests that arrive within this interval are sampled a
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read and check the held-out prompts. Returns prompts and notices.
 
-    Raises ValueError for prompts that cannot be rendered or graded."""
+    Raises ValueError for prompts that cannot be rendered or graded.
+    """
     environment, data = find_environment(config.env), make_prompt_data(config)
     notices = collect_environment_notices(config, environment)
     check_lengths(config.model, Rollout(), data)

@@ -101,7 +101,8 @@ def _read_examples(
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read the examples. Returns training examples, validation examples by source, and notices.
 
-    Raises ValueError if a weighted source is empty."""
+    Raises ValueError if a weighted source is empty.
+    """
     data = config.data
     train = task.read(data.train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.sizes:
@@ -125,7 +126,8 @@ def _plan_memory(
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
     """Resolve the model and plan its memory. Returns model, memory plan and notices.
 
-    The memory plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit."""
+    The memory plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
+    """
     device = placement.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
     request = task.make_memory_request(train.examples)

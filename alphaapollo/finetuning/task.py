@@ -41,7 +41,8 @@ class FinetuningTask(ABC):
     def check_config(self, num_gpus: int) -> list[str]:
         """Check the configuration and the inputs that only this task reads. Returns notices.
 
-        Raises ValueError for invalid settings."""
+        Raises ValueError for invalid settings.
+        """
 
     @abstractmethod
     def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:

@@ -33,7 +33,8 @@ PROCESSES = (
 def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
     """Set the numbers of threads: as configured, else those of the run to resume, else from this machine's cores.
 
-    Returns the configuration, unchanged on GPUs, and notices. Raises ValueError as find_start does."""
+    Returns the configuration, unchanged on GPUs, and notices. Raises ValueError as find_start does.
+    """
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
     values, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []

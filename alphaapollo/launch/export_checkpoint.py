@@ -75,7 +75,8 @@ def write(export: ExportPlan) -> str:
     its final name. Returns the result of the comparison as a sentence.
 
     Raises ValueError if the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
-    Raises OSError if the folder cannot be written."""
+    Raises OSError if the folder cannot be written.
+    """
     import torch
 
     from alphaapollo.models.export.verification import OUTPUT_NAMES

@@ -111,7 +111,8 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     """Return the prompt renderer that the rollout workers will use.
 
     Raises ValueError if the tokenizer, a tool, an index or a server is missing, or if env.action_format does not work
-    with the chat template or the parser."""
+    with the chat template or the parser.
+    """
     from alphaapollo.models.folder_check import check_vocabulary  # imports torch
 
     path = model.tokenizer_path or model.path
@@ -186,7 +187,8 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
 def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
     """Raise ValueError if an engine's processes cannot share the attention heads equally.
 
-    section: e.g. actor_rollout_ref.rollout."""
+    section: e.g. actor_rollout_ref.rollout.
+    """
     from alphaapollo.models.load import load_config  # imports torch
 
     size = rollout.tensor_model_parallel_size
@@ -202,7 +204,8 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
 def choose_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
     """Disable Liger kernels in the resolved section if they were not tested on its architecture.
 
-    use_liger: configured value. Raises ValueError if it is true and the architecture was not tested."""
+    use_liger: configured value. Raises ValueError if it is true and the architecture was not tested.
+    """
     from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
 
     if not model.use_liger:
@@ -259,7 +262,8 @@ def check_rewards(
 
     graded: whether every row needs a reward function.
 
-    Raises ValueError if a reward function or component is missing or fails, or no grader can grade some prompts."""
+    Raises ValueError if a reward function or component is missing or fails, or no grader can grade some prompts.
+    """
     if custom.path or reward.custom_module:
         check_reward_function(reward, custom)
     else:

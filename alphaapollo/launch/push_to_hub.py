@@ -25,7 +25,8 @@ def check_push(repo: str) -> None:
 def push(folder: Path, repo: str) -> str:
     """Upload every file in one commit. A new repository is private. Returns the repository's URL.
 
-    Raises OSError if the hub rejects the upload or cannot be reached. The folder remains."""
+    Raises OSError if the hub rejects the upload or cannot be reached. The folder remains.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

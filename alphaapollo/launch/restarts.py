@@ -76,7 +76,8 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
 def prepare_restart(prepared: R) -> R:
     """Return the run with its newest checkpoint as start point, or its configured start if it has written none.
 
-    Waits for the nodes of a cluster. Raises ValueError if every checkpoint is damaged or nodes are missing."""
+    Waits for the nodes of a cluster. Raises ValueError if every checkpoint is damaged or nodes are missing.
+    """
     config, trainer = prepared.config, prepared.config.trainer
     written = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
     if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside

@@ -81,7 +81,8 @@ class StartPoint:
         """Prepare the folder: move a previous run aside, remove interrupted saves, save the configuration.
 
         Returns the new path of the previous run, or None. Raises ValueError if another run has written to the folder
-        since this object was created."""
+        since this object was created.
+        """
         if new := sorted(_list_paths(self.folder) ^ self.found):
             raise ValueError(
                 f"{self.folder} has changed since the start ({', '.join(new[:3])}): another run has written there. Run "
@@ -126,7 +127,8 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     """Find the checkpoint to resume from, according to trainer.resume_mode.
 
     Raises ValueError if a key has changed that must not change, if trainer.resume_from_path is not a checkpoint, or if
-    all checkpoints are damaged."""
+    all checkpoints are damaged.
+    """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return StartPoint(folder, has_previous_run=folder.exists())
@@ -159,7 +161,8 @@ def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> 
 def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
     """Return a message if metrics.jsonl lacks lines before iteration `step`, else "".
 
-    every: current interval between lines; it may have been longer at an earlier start."""
+    every: current interval between lines; it may have been longer at an earlier start.
+    """
     steps = [iteration for iteration in logged if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
     if step - last < max(every, widest):

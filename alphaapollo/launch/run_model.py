@@ -36,7 +36,8 @@ class RunModel:
 def find_newest(path: Path) -> RunModel:
     """Return the newest model of a run folder, a checkpoint or a model folder.
 
-    Raises ValueError if there is no such folder, or if it has neither a model nor a complete checkpoint."""
+    Raises ValueError if there is no such folder, or if it has neither a model nor a complete checkpoint.
+    """
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(

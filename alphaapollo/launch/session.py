@@ -51,7 +51,7 @@ class Session:
                 await model.export(str(folder / "model"), trainer.export_lora)
             self.console.notice(f"model written to {folder / 'model'}")
         elif trainer.save_freq > 0:
-            self.console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+            self.console.notice(f"to export the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
 
 
 @asynccontextmanager

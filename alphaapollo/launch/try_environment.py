@@ -27,7 +27,8 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     """Create, reset and close the environment once for each prompt. Returns notices.
 
     Raises ValueError if the environment cannot be created or reset, returns an invalid first observation, or exceeds
-    env.episode_timeout."""
+    env.episode_timeout.
+    """
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
@@ -47,7 +48,8 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
 async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
     """Grade two made-up answers to one row in a grader process. Returns both scores.
 
-    Raises ValueError if both gradings fail."""
+    Raises ValueError if both gradings fail.
+    """
     scores = await try_grades(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores

@@ -201,7 +201,8 @@ def format_figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
 def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
     """Format the metrics of an iteration on one line.
 
-    Example: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`."""
+    Example: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`.
+    """
     rows = format_figure_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"

@@ -30,7 +30,8 @@ STYLES = (("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Read the points (step, value) of each metric in a metrics.jsonl. Missing and null values are skipped.
 
-    Raises ValueError for a metric without values."""
+    Raises ValueError for a metric without values.
+    """
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
@@ -43,7 +44,8 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
     """Plot curves for the terminal. Several curves have a legend with their last values.
 
-    width: maximum columns. height: rows, without the step labels and the legend."""
+    width: maximum columns. height: rows, without the step labels and the legend.
+    """
     import plotext
 
     all_points = [point for points in curves.values() for point in points]
@@ -75,7 +77,8 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
 def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
     """Compute the range of the y axis: (0, 1) if the largest value is in [0.3, 1], else the range of the values.
 
-    The range is never empty."""
+    The range is never empty.
+    """
     low, high = min(values), max(values)
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
@@ -110,7 +113,8 @@ def make_figure(
 
     Args:
         over: label of the x axis.
-        bands: confidence intervals by curve name."""
+        bands: confidence intervals by curve name.
+    """
     drawn, bands = make_empty_figure(), bands or {}
     axes = drawn.add_subplot()
     for name, points in curves.items():
@@ -132,7 +136,8 @@ def make_figure(
 def plot_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
     """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
-    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed."""
+    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.
+    """
     drawn = make_empty_figure()
     axes = drawn.add_subplot()
     names = list(dict.fromkeys(name for _, name, *_ in rows))

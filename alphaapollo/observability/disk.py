@@ -12,7 +12,8 @@ from pathlib import Path
 def explain_write_errors(content: str, path: Path) -> Iterator[None]:
     """Context manager: replace an OSError by an error that says what failed and how to continue.
 
-    content: what the block writes to `path`, e.g. "the metrics"."""
+    content: what the block writes to `path`, e.g. "the metrics".
+    """
     try:
         yield
     except OSError as error:
@@ -35,7 +36,8 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 def close_all(*closes: Callable[[], None]) -> None:
     """Call all functions, for use in a `finally` block.
 
-    Raises the first OSError, unless another exception is active: a full disk also makes closing fail."""
+    Raises the first OSError, unless another exception is active: a full disk also makes closing fail.
+    """
     active_error, failures = sys.exc_info()[1], list[OSError]()
     for close in closes:
         try:

@@ -14,7 +14,8 @@ from alphaapollo.observability.json_values import to_finite
 class JsonlTracker:
     """Writer of metrics.jsonl. A line is on disk when `log` returns.
 
-    Values are finite floats or null: `{"step": 3, "critic/score/mean": 0.5, "kl/mean": null}`."""
+    Values are finite floats or null: `{"step": 3, "critic/score/mean": 0.5, "kl/mean": null}`.
+    """
 
     def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,8 @@ class JsonlTracker:
 def _remove_lines_after(path: Path, step: int) -> list[str]:
     """Remove the lines of later steps and incomplete lines. Returns notices about damaged lines.
 
-    step: step of the resumed checkpoint; 0 for a new run removes all lines."""
+    step: step of the resumed checkpoint; 0 for a new run removes all lines.
+    """
     remaining, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):

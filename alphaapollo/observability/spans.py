@@ -71,7 +71,8 @@ class Spans:
     def __call__(self, name: str, timeout: float | None = None, **args: Any) -> Iterator[None]:
         """Context manager: record the block as a span, even if it raises.
 
-        timeout: timeout of the block in seconds, for stall detection; None: no timeout."""
+        timeout: timeout of the block in seconds, for stall detection; None: no timeout.
+        """
         recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _track_and_lane.get()
         try:
             with HEARTBEAT.call(name, limit=timeout):

@@ -13,7 +13,8 @@ class Terminal(Console):
     """Console of rich that uses colors and live displays only if the output is a terminal.
 
     It ignores FORCE_COLOR, which CI services set and which would write escape codes into log files. If the reader of a
-    pipe exits (`... | head`), it drops further output, where rich would exit the program."""
+    pipe exits (`... | head`), it drops further output, where rich would exit the program.
+    """
 
     def __init__(
         self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None, **options: Any

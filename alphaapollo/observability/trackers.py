@@ -35,7 +35,8 @@ def make_tracker(
         notice: called with a message about damaged lines.
 
     Raises:
-        ValueError: if a package that `trainer.logger` needs is not installed."""
+        ValueError: if a package that `trainer.logger` needs is not installed.
+    """
     trainer = config["trainer"]
     names = trainer["logger"]
     check_trackers(names)

@@ -73,7 +73,8 @@ class PreparedRun:
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
     """Check everything that can be checked without a worker, and print the plan.
 
-    Raises ValueError if the configuration, the data or a model cannot be used."""
+    Raises ValueError if the configuration, the data or a model cannot be used.
+    """
     machine, trainer = find_machine(config.trainer), config.trainer
     config, kept_threads = choose_threads(config, machine)
     plan = make_plan(config, machine, origin)
@@ -156,7 +157,8 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
 async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
     """Load the checkpoint, if any, and publish its weights to the engines, which verifies them.
 
-    The GPUs are handed over as in each iteration (loop.py). With trainer.val_before_train a new run then validates."""
+    The GPUs are handed over as in each iteration (loop.py). With trainer.val_before_train a new run then validates.
+    """
     for warning in await run.workers.policy.self_check_warnings():
         run.console.notice(warning)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
@@ -208,7 +210,8 @@ def tune_memory() -> Iterator[None]:
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
     end, because some libraries otherwise print errors. Without huge pages, matrices [B, L] spend most of their time in
-    page faults. Start the workers before, because their memory plan does not include huge pages."""
+    page faults. Start the workers before, because their memory plan does not include huge pages.
+    """
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     gc.freeze()

@@ -41,7 +41,8 @@ async def finish_iteration(
 ) -> Timer:
     """Train on the groups, publish the weights, log, validate and checkpoint.
 
-    Returns the timer of the next iteration. seconds: duration of the generation."""
+    Returns the timer of the next iteration. seconds: duration of the generation.
+    """
     config, progress = run.config, run.progress
     step = progress.step + 1
     is_last = run.goal.is_reached(progress, step)
@@ -83,7 +84,9 @@ async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: 
         async with run.workers.engines.cache_released():
             await run.workers.policy.hard_reset()
             await run.workers.policy.offload()
-        run.console.notice(f"step {step}: the reference is reset to the policy, with a fresh optimizer")
+        run.console.notice(
+            f"step {step}: copied the policy to the reference and reset the optimizer state of the policy"
+        )
     return run.progress.validation
 
 
@@ -91,7 +94,8 @@ def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy
     """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) is due after iteration `step`.
 
     It is due on schedule, or if validation has stagnated. Updates `progress`, so that a resumed run decides the same.
-    accuracy: validation accuracy after this iteration; None if it did not validate."""
+    accuracy: validation accuracy after this iteration; None if it did not validate.
+    """
     if accuracy is not None:
         if progress.best_accuracy is None or accuracy > progress.best_accuracy:
             progress.best_accuracy, progress.validations_without_gain = accuracy, 0
@@ -125,7 +129,8 @@ async def validate_and_log(run: TrainingRun, step: int) -> Validation:
 async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, float]:
     """Compute position in the data, speed, and memory of each role (GiB, maximum over its ranks).
 
-    tokens: number of tokens of the rows trained on."""
+    tokens: number of tokens of the rows trained on.
+    """
     workers, progress = run.workers, run.progress
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}

@@ -15,7 +15,8 @@ from alphaapollo.utils.entry_point import command
 def main(argv: Sequence[str] | None = None) -> int:
     """Load and check the configuration, then write the exported model.
 
-    Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted."""
+    Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted.
+    """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
         from alphaapollo.launch.export_checkpoint import prepare, write

@@ -21,7 +21,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories.
 
-    seconds: duration of the generation."""
+    seconds: duration of the generation.
+    """
     trajectories = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
@@ -81,7 +82,8 @@ def _length_metrics(trajectories: Sequence[Trajectory], tokens: np.ndarray) -> d
 def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     """Compute tool calls per turn, and the share of calls with each status.
 
-    A turn is invalid if its action could not be parsed or its calls were refused."""
+    A turn is invalid if its action could not be parsed or its calls were refused.
+    """
     if not turns:
         return {}
     calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
@@ -99,7 +101,8 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Compute the share of generated groups of each kind, from their samples that did not fail.
 
-    A group of one sample does not count as zero_variance."""
+    A group of one sample does not count as zero_variance.
+    """
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
@@ -119,7 +122,8 @@ def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) ->
 
     Args:
         score: metric prefix of the reward statistics.
-        name: metric prefix of the accuracy and the components."""
+        name: metric prefix of the accuracy and the components.
+    """
     scored = _select_scored(trajectories)
     if not scored:
         return {}
@@ -153,7 +157,8 @@ def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
 def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
     """Compute advantage statistics over action tokens.
 
-    advantages, mask: [B, L]. has_advantage: bool [B], rows with a non-zero advantage."""
+    advantages, mask: [B, L]. has_advantage: bool [B], rows with a non-zero advantage.
+    """
     selected = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # NumPy selects several times faster than torch
     if not selected.numel():
         return {}
@@ -177,7 +182,8 @@ def mean_length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_
 def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
     """Compute metrics of rows, micro-batches and padding.
 
-    trained, lost: number of trajectories in the batch's groups that are trained on, and that are not."""
+    trained, lost: number of trajectories in the batch's groups that are trained on, and that are not.
+    """
     loads = [rank.computed_tokens(padded=False) for rank in layout.rank_batches]
     cells = layout.computed_tokens(padded)
     return {
@@ -195,7 +201,8 @@ def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) ->
 def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dict[str, float]:
     """Compute tokens per second of the update, and per GPU of the iteration.
 
-    tokens: number of tokens of the rows trained on. update, step: durations in seconds. num_gpus: 0 on a CPU."""
+    tokens: number of tokens of the rows trained on. update, step: durations in seconds. num_gpus: 0 on a CPU.
+    """
     metrics = {}
     if update:
         metrics["perf/train_tokens_per_second"] = tokens / update

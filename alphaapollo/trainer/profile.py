@@ -26,7 +26,8 @@ class StepProfiler:
     async def start_step(self, step: int | None, timer: Timer) -> None:
         """Write the profile of the previous iteration, and start recording if iteration `step` is to be profiled.
 
-        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`."""
+        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`.
+        """
         ended, self._active = self._active, step if step in self._steps else None
         if ended is None and self._active is None:
             return

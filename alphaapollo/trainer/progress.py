@@ -35,7 +35,8 @@ class Goal:
         """Return the goal for `steps` iterations or, if None, for `epochs` passes over the data.
 
         For passes, the run ends when the last full batch of the last pass is consumed. With dynamic sampling one
-        iteration may consume several batches."""
+        iteration may consume several batches.
+        """
         if steps is not None:
             return cls(steps)
         steps = max(1, num_prompts * epochs // batch_size)
@@ -44,7 +45,8 @@ class Goal:
     def is_reached(self, progress: Progress, step: int | None = None) -> bool:
         """Whether the run ends after its complete iterations or, if `step` is set, after iteration `step`.
 
-        Prompts of iteration `step` must already be counted in `progress`."""
+        Prompts of iteration `step` must already be counted in `progress`.
+        """
         done = progress.prompts_consumed - len(progress.unfinished)
         passed = self.prompts is not None and done >= self.prompts
         return passed or (progress.step if step is None else step) >= self.steps

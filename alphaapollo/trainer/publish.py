@@ -39,7 +39,8 @@ class WeightPublisher:
 
         Raises:
             WeightSyncError: if digests or probe log-probs differ.
-            FloatingPointError: if the policy's weights are not finite. Nothing is published."""
+            FloatingPointError: if the policy's weights are not finite. Nothing is published.
+        """
         if not await self.engines.hold_weights():
             await self.policy.offload()
             await self._pause()

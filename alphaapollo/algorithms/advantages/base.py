@@ -47,7 +47,8 @@ class AdvantageInputs:
 
     In memory context a trajectory has one row per turn. These rows share a trajectory id and are in the order of the
     turns. Group statistics count trajectories (see Trajectories). Credit assignment crosses the rows of a trajectory
-    (see JoinedTrajectories)."""
+    (see JoinedTrajectories).
+    """
 
     token_rewards: Tensor  # [B, L] reward per token, including KL and penalties
     mask: Tensor  # [B, L] 1 on action tokens
@@ -77,7 +78,8 @@ StartCheck = Callable[[Algorithm, int], None]
 class Estimator:
     """Registered advantage estimator that checks its inputs and its result when called.
 
-    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts."""
+    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts.
+    """
 
     name: str
     fn: EstimatorFn
@@ -143,7 +145,8 @@ def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn]
     """Return a decorator that registers an estimator under algorithm.adv_estimator=name.
 
     The decorated function is `fn(inputs, config.algorithm) -> Advantages`. declarations: fields of `Estimator`, all
-    optional. With `reads`, a run warns about keys without effect."""
+    optional. With `reads`, a run warns about keys without effect.
+    """
     unknown = set(declarations.get("needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(

@@ -15,7 +15,8 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     """Compute GAE advantages over action tokens k (arXiv 1506.02438, Eq. 16). All [B, L].
 
     delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next action token.
-    Returns (A, A + V), zero off the mask."""
+    Returns (A, A + V), zero off the mask.
+    """
     is_action = mask.bool()
     rewards, values = apply_mask(token_rewards, mask), apply_mask(values, mask)
     next_value = next_advantage = values.new_zeros(values.shape[0])

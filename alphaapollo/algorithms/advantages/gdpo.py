@@ -15,7 +15,8 @@ from alphaapollo.config.schema import Algorithm
 def gdpo_sum(components: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Compute the weighted sum of K rewards, each normalized within its group (arXiv 2601.05242, Eq. 4, 5, 7).
 
-    Normalization is (r - mean) / (std + eps). components [N, K], weights [K] -> [N]."""
+    Normalization is (r - mean) / (std + eps). components [N, K], weights [K] -> [N].
+    """
     columns = [normalize_in_groups(column, groups, ddof, eps) for column in components.unbind(1)]
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
 
@@ -60,7 +61,8 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
     """Set rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). name -> [B].
 
-    A condition {name: (other, threshold)} is met where the reward `other`, before conditions, reaches the threshold."""
+    A condition {name: (other, threshold)} is met where the reward `other`, before conditions, reaches the threshold.
+    """
     return rewards | {
         name: condition_reward(rewards[name], rewards[other], threshold)
         for name, (other, threshold) in conditions.items()
@@ -70,7 +72,8 @@ def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str
 def _default_reward_names(components: dict[str, Tensor]) -> list[str]:
     """Return the rewards to sum if algorithm.gdpo_rewards is empty.
 
-    Excludes `accuracy` if `task` exists: both measure correctness, which would count twice."""
+    Excludes `accuracy` if `task` exists: both measure correctness, which would count twice.
+    """
     return sorted(name for name in components if not (name == "accuracy" and "task" in components))
 
 

@@ -23,7 +23,8 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Compute A^E(trajectory) + omega A^S(turn) for each token of a turn (arXiv 2505.10978, Eq. 3, 7, 8).
 
     A^E normalizes trajectory rewards within a group of trajectories. A^S normalizes the discounted returns of turns
-    within the turns of one anchor state. Both are (x - mean) / (std + eps), or x - mean."""
+    within the turns of one anchor state. Both are (x - mean) / (std + eps), or x - mean.
+    """
     assert inputs.turns is not None
     turns = inputs.turns
     returns = discounted_returns(turns.rewards(inputs.token_rewards), turns.trajectory_ids, config.gamma)

@@ -12,7 +12,8 @@ from alphaapollo.config.schema import Algorithm
 def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
     """Compute alpha = B / (B - M), a scalar (arXiv 2504.02546, Eq. 7); 1 if all groups have zero reward variance.
 
-    M: number of samples in groups with zero reward variance, which have no gradient."""
+    M: number of samples in groups with zero reward variance, which have no gradient.
+    """
     num_constant = groups.is_constant(scores)[groups.index].sum()
     num_samples = scores.numel()
     informative = num_samples - num_constant if num_constant < num_samples else num_samples

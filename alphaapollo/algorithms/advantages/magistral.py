@@ -16,7 +16,8 @@ from alphaapollo.config.schema import Algorithm
 def magistral(centered: Tensor, mini_batches: Sequence[Tensor], ddof: int = 1, eps: float = 0.0) -> Tensor:
     """Standardize A = R - group mean over the *sequences* of each mini-batch (arXiv 2506.10910, section 2.1). [N].
 
-    Subtracting the mean again matters only if a mini-batch splits a group. mini_batches: sample indices of each."""
+    Subtracting the mean again matters only if a mini-batch splits a group. mini_batches: sample indices of each.
+    """
     advantages = torch.zeros_like(centered)
     for positions in mini_batches:
         advantages[positions] = standardize(centered[positions], ddof, eps, eps_inside=False)

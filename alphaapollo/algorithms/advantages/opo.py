@@ -13,7 +13,8 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     """Compute R - b with b = sum_j l_j R_j / sum_j l_j over the group (arXiv 2505.23585). [N] each -> [N].
 
     l_j is the response length.
-    A group without action tokens has b = 0; it has no tokens to train on."""
+    A group without action tokens has b = 0; it has no tokens to train on.
+    """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     return center_in_groups(scores, groups, baseline)
 

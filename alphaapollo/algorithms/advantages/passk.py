@@ -18,7 +18,8 @@ def passk_leave_one_out(
     """Compute max_j R_j - max_{j != i} R_j within the group (arXiv 2503.19595). [N] -> [N].
 
     Only a unique best sample has a non-zero advantage. The advantage in a group of one is 0. std_norm divides by the
-    group's std + eps, which the paper's formula does not."""
+    group's std + eps, which the paper's formula does not.
+    """
     best = groups.max(scores)
     is_best = scores == best[groups.index]
     unique = groups.sum(is_best.to(scores.dtype)) == 1
@@ -35,7 +36,8 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)), A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s.
     The advantage is 0 where s = 0, and in a group with fewer than k remaining samples.
 
-    Raises ValueError if no group has k samples or a reward is neither 0 nor 1."""
+    Raises ValueError if no group has k samples or a reward is neither 0 nor 1.
+    """
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError(
             "grpo_passk_analytic needs rewards of 0 or 1, but this reward has other values. Use grpo_passk."

@@ -13,7 +13,8 @@ from alphaapollo.config.schema import Algorithm
 def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
     """Compute A_t = sum_{t' >= t} R_t' - R(greedy) (arXiv 2310.10505, Algorithm 1). Matrices [B, L], baselines [B].
 
-    Returns (advantages, rewards-to-go), zero off the mask."""
+    Returns (advantages, rewards-to-go), zero off the mask.
+    """
     returns = reward_to_go(token_rewards, mask, gamma)
     return apply_mask(returns - baselines.unsqueeze(1), mask), returns
 

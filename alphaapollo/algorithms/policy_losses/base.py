@@ -44,7 +44,8 @@ class PolicyLossOutput:
     """Loss to minimize, before aggregation, and metrics.
 
     Metrics are scalars: sums over action tokens (token level) or non-empty rows (sequence level). The logger divides
-    the sums by the global count. Every registered loss also gets `old_policy_kl`."""
+    the sums by the global count. Every registered loss also gets `old_policy_kl`.
+    """
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values off the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -60,7 +61,8 @@ order. The log-probs are computed by the policy before its first step on the bat
 class PolicyLoss:
     """Registered policy loss that checks its result and adds the metric old_policy_kl when called.
 
-    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts."""
+    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts.
+    """
 
     name: str
     fn: PolicyLossFn
@@ -96,7 +98,8 @@ def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLoss
     """Return a decorator that registers a loss under policy_loss.loss_mode=name.
 
     The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`.
-    declarations: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect."""
+    declarations: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect.
+    """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
         _policy_losses.register(name)(PolicyLoss(name, fn, **declarations))
@@ -153,7 +156,8 @@ def row_sum(values: Tensor, mask: Tensor) -> Tensor:
 def old_policy_kl(inputs: PolicyLossInputs, per_row: bool) -> Tensor:
     """Compute the metric sum of the k3 estimate of KL(old||pi) on samples of the old policy.
 
-    The sum is over tokens, or with per_row over the token means of rows."""
+    The sum is over tokens, or with per_row over the token means of rows.
+    """
     d = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask)
     kl = torch.expm1(d) - d
     return row_sum(row_mean(kl, inputs.mask), inputs.mask) if per_row else token_sum(kl, inputs.mask)

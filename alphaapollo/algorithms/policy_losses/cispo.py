@@ -33,7 +33,8 @@ def cispo(
 
     low=None means no lower bound, as in the paper. mask_low and mask_high enable the unified form (Eq. 6-7): tokens
     with A > 0 and r > 1 + mask_high, or A < 0 and r < 1 - mask_low, have loss 0 but still count in the denominator.
-    Returns the loss and a bool matrix that is True where the weight is clipped or the token is dropped."""
+    Returns the loss and a bool matrix that is True where the weight is clipped or the token is dropped.
+    """
     ratio = ratio.detach()
     weight = ratio.clamp(None if low is None else 1.0 - low, 1.0 + high)
     mask_low, mask_high = (math.inf if radius is None else radius for radius in (mask_low, mask_high))

@@ -34,7 +34,8 @@ def clip_cov_candidates(
     """Return the candidates of Clip-Cov (bool [B, L]) and the number of candidates to draw. All [B, L].
 
     Candidates are tokens with low < cov < high that PPO has not clipped. The number to draw is the share `ratio` of all
-    action tokens, at least one."""
+    action tokens, at least one.
+    """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
     return candidates, min(_token_count(ratio, mask), int(candidates.sum()))
 

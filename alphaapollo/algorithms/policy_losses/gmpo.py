@@ -29,7 +29,8 @@ def gmpo_ratio(
     """Compute g_i = exp(1/|o_i| sum_t c_it), the mean of token ratios clipped in log space (arXiv 2507.20673).
 
     c = min(d, high) if A_i >= 0, max(d, -low) if A_i < 0, with the log-ratio d. logp, old_logp, mask [B, L],
-    advantages [B]. Returns g [B] (1 for an empty row), and a bool [B, L] that is True where the clip is active."""
+    advantages [B]. Returns g [B] (1 for an empty row), and a bool [B, L] that is True where the clip is active.
+    """
     d = log_ratio(logp, old_logp, mask, limit)
     rising = (advantages >= 0).unsqueeze(1)
     clipped = torch.where(rising, d.clamp(max=high), d.clamp(min=-low))

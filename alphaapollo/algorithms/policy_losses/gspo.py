@@ -34,7 +34,8 @@ def gspo_token_ratio(
 ) -> Tensor:
     """Compute s_it = sg[s_i] pi / sg[pi]: value of the sequence ratio, gradient of the token ratio (Eq. 14).
 
-    [B, L] -> [B, L]. logp_sg: log-probs in place of sg[logp]."""
+    [B, L] -> [B, L]. logp_sg: log-probs in place of sg[logp].
+    """
     constant_logp = logp.detach() if logp_sg is None else logp_sg
     sequence = geometric_ratio(constant_logp, old_logp, mask, limit)
     return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
@@ -52,7 +53,8 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute GSPO with one advantage per token (Eq. 13).
 
-    Equals gspo if the advantages of a row are equal and the aggregation is seq-mean-token-mean."""
+    Equals gspo if the advantages of a row are equal and the aggregation is seq-mean-token-mean.
+    """
     ratio = gspo_token_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     return clipped_surrogate(ratio, inputs.advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 

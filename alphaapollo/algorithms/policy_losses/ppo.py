@@ -21,7 +21,8 @@ from alphaapollo.config.schema import Actor
 def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
     """Compute -min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
 
-    With dual_clip c > 1, the loss is at most -c A where A < 0 (arXiv 1912.09729, Eq. 5)."""
+    With dual_clip c > 1, the loss is at most -c A where A < 0 (arXiv 1912.09729, Eq. 5).
+    """
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages)
     if dual_clip is None:
         return loss

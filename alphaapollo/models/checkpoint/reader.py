@@ -31,7 +31,7 @@ GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtyp
 
 def read_tensors(tensors: dict[str, Any], folder: Path) -> None:
     """Read a checkpoint into the nested `tensors`, in place (a collective). Raises pickle.UnpicklingError if a file
-    uses a class that does not belong to a checkpoint."""
+    uses a class that is not allowed in a checkpoint."""
     load_tensors(tensors, storage_reader=_Reader(folder), planner=_Planner())
 
 
@@ -60,13 +60,13 @@ class _Unpickler(pickle.Unpickler):
             return _get_memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which does not belong to a checkpoint.")
+        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in a checkpoint.")
 
 
 def _get_memory_format(kind: Any, name: str) -> Any:
     """Replacement for getattr, which Python before 3.11.4 uses to pickle enum members."""
     if kind is not dcp._MEM_FORMAT_ENCODING:
-        raise pickle.UnpicklingError(f"the file calls getattr on {kind}, which does not belong to a checkpoint.")
+        raise pickle.UnpicklingError(f"the file calls getattr on {kind}, which is not allowed in a checkpoint.")
     return kind[name]
 
 

@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the recording, compute the iteration and compare the results.
 
     Returns 0 if they are equal or options change the computation, 1 if they differ or the replay failed, 2 if the input
-    is invalid, 130 if interrupted."""
+    is invalid, 130 if interrupted.
+    """
     options = _parse_arguments(argv)
     with exit_on_config_error():
         from alphaapollo.launch.failures import FAILURES

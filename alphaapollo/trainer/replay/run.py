@@ -65,7 +65,8 @@ class PreparedReplay:
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
     """Plan the replay. config: configuration of the run with the overrides applied.
 
-    Raises ValueError if an override has no effect on a replay or the model is missing."""
+    Raises ValueError if an override has no effect on a replay or the model is missing.
+    """
     override_keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
     _check_effective(override_keys)
     info, machine = recording.info, detect_machine()

@@ -22,7 +22,8 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
     """Return notices about keys that estimator and loss do not read, and about combinations with side effects.
 
     Raises:
-        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings."""
+        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings.
+    """
     if errors := [*_list_estimator_errors(config, estimator), *_list_level_errors(config, estimator, policy_loss)]:
         raise ConfigError(errors)
     if estimator.check is not None:

@@ -59,7 +59,8 @@ class Inputs:
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function and one environment reset.
 
-    Raises ValueError if one of them cannot be used."""
+    Raises ValueError if one of them cannot be used.
+    """
     data, trainer = config.data, config.trainer
     _check_models(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
@@ -161,7 +162,8 @@ async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Sc
     Components of a user's environment are not known before the run, so they are not checked.
 
     Args:
-        tried: scores of answers to the prompt; if empty, this function computes some."""
+        tried: scores of answers to the prompt; if empty, this function computes some.
+    """
     named = dict(_list_named_components(config))
     if not named or config.env.custom_module:
         return
@@ -196,7 +198,8 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) ->
     """Check that the teacher can read the policy's token ids. Returns notices. Raises ValueError if it cannot.
 
     Every token id must stand for the same token in both models. To compare full distributions (all divergences except
-    `sampled`), the teacher must also have no extra tokens, and its head at least as many rows as the policy's."""
+    `sampled`), the teacher must also have no extra tokens, and its head at least as many rows as the policy's.
+    """
     tokenizer = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
     known, written = tokenizer.get_vocab(), renderer.tokenizer.get_vocab()
     path = f"{TEACHER}={teacher.model.path}"

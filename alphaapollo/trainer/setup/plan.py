@@ -123,7 +123,8 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
 def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     """Decide whether prompts are computed once for all their samples.
 
-    Router features of mixture-of-experts models need a copy of the prompt per sample."""
+    Router features of mixture-of-experts models need a copy of the prompt per sample.
+    """
     role = config.actor_rollout_ref
     experts = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,

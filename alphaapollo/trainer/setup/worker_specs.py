@@ -24,7 +24,8 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
 
     Args:
         iterations: total number of iterations, for learning rate schedules.
-        has_function: whether a reward function or the environment computes a reward, besides a reward model."""
+        has_function: whether a reward function or the environment computes a reward, besides a reward model.
+    """
     placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     transport = _make_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")

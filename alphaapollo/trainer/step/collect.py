@@ -95,7 +95,8 @@ async def _generate_with_recovery(
     """Generate groups. If engines die, replace them and generate their groups again with the same draws.
 
     recovery: counter of replaced engines and their groups. Raises WorkerDied if an engine cannot be replaced or dies
-    again."""
+    again.
+    """
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_prefetch_reference, run) if run.reference else None
     try:
@@ -134,7 +135,8 @@ async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) ->
 def _prefetch_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
     """Prefetch reference log-probs of a finished group if it may be trained on.
 
-    This includes every usable group that a reward model has yet to score."""
+    This includes every usable group that a reward model has yet to score.
+    """
     assert run.reference is not None
     if is_usable(group) and (run.reward_model_scorer or passes_filter(run, group)):
         run.reference.add(group)

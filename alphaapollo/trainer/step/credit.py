@@ -45,7 +45,8 @@ class WorkerColumns:
     def describe_non_finite(self, mask: Tensor) -> str:
         """Describe columns with non-finite values on action tokens, with the number of rows. mask: [B, L].
 
-        Returns "" if all values are finite."""
+        Returns "" if all values are finite.
+        """
         found = []
         for name, words in COLUMN_NAMES.items():
             matrix = getattr(self, name)
@@ -177,7 +178,8 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
     """Choose the tokens that the policy loss treats differently, e.g. by covariance (clip_cov, kl_cov).
 
     Tokens are chosen once per mini-batch, because micro-batches depend on lengths and the token budget. `batch.keys`
-    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice."""
+    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice.
+    """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
         return None
@@ -200,7 +202,8 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
     Args:
         trajectories: N trajectories with at least one row each. Their rows, in order, are the B rows of the batch.
         group_ids: [B], group of each row.
-        mask: [B, L], 1 on action tokens; column 0 is a row's first action token."""
+        mask: [B, L], 1 on action tokens; column 0 is a row's first action token.
+    """
     groups = group_ids.tolist()
     index = torch.full(mask.shape, -1, dtype=torch.int64)
     owners: list[int] = []

@@ -34,7 +34,8 @@ COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signa
 class InFlightGroups:
     """Groups of an asynchronous run that are being generated or wait for their batch.
 
-    Their stream positions are in `Progress.unfinished`. A resumed run generates these groups again, in stream order."""
+    Their stream positions are in `Progress.unfinished`. A resumed run generates these groups again, in stream order.
+    """
 
     def __init__(self, run: TrainingRun):
         self._run = run
@@ -70,7 +71,8 @@ class InFlightGroups:
         """Wait for the groups of iteration `step` and return them.
 
         They are fewer than a batch only at the end of the data, or if dynamic sampling gives up. With max_staleness=0
-        this collects groups like the synchronous loop."""
+        this collects groups like the synchronous loop.
+        """
         if not self._staleness:
             num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect(self._run, step, timer)
@@ -131,7 +133,8 @@ class InFlightGroups:
     async def _sort_finished(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
         """Mark finished groups as ready, or drop them. Returns the dropped groups, by draw.
 
-        Raises the errors of engines, and ValueError if all groups of this iteration so far have failed."""
+        Raises the errors of engines, and ValueError if all groups of this iteration so far have failed.
+        """
         scorer, started = self._run.reward_model_scorer, sorted(self._generating.items())
         finished = {draw: task.result() for draw, task in started if task.done()}
         if scorer and len(finished) < len(started) and len(self._ready) + len(finished) < self._size:
@@ -161,7 +164,8 @@ class InFlightGroups:
     def _count_collected(self, collected: CollectedGroups, started_before: int) -> CollectedGroups:
         """Count the groups that `collect` returned. Surplus groups of dynamic sampling count as stale.
 
-        started_before: number of groups that an earlier run had started."""
+        started_before: number of groups that an earlier run had started.
+        """
         usable = [group for group in collected.generated if is_usable(group)]
         num_passed = sum(passes_filter(self._run, group) for group in usable)
         self._counts.update(
@@ -178,7 +182,8 @@ class InFlightGroups:
 def staleness_metrics(groups: Sequence[TrajectoryGroup], version: int) -> dict[str, float]:
     """Compute the staleness of the trained tokens: `version` minus the weight version that sampled the token.
 
-    Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions."""
+    Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
+    """
     counts: Counter[int] = Counter()
     trajectories = mixed = 0
     for trajectory in (one for group in groups for one in group.trajectories if one.rows):

@@ -84,7 +84,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
 async def _skip_iteration(run: Learner, step: int, error: str) -> UpdateResult:
     """Skip the update and print a notice.
 
-    Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations."""
+    Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations.
+    """
     may_skip = run.config.trainer.on_bad_step == "skip"
     run.iterations_skipped += 1
     if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
@@ -133,7 +134,8 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
     """Compute metrics of the log-prob mismatch between engine and trainer.
 
-    computed: bool [B], rows with trainer log-probs."""
+    computed: bool [B], rows with trainer log-probs.
+    """
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs come from the engine, or there are none
     columns = await run.workers.policy.get_old_log_probs()

@@ -33,7 +33,8 @@ class ReferencePrefetcher:
         num_ranks: number of data-parallel ranks. A worker call computes up to one group per rank.
         max_tokens: maximum tokens of a micro-batch.
         padded: whether micro-batches are padded to their longest row.
-        shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens."""
+        shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens.
+    """
 
     def __init__(self, policy: PolicyGroup, num_ranks: int, max_tokens: int, padded: bool, shares_prompts: bool):
         self._policy, self._num_ranks, self._max_tokens = policy, num_ranks, max_tokens
@@ -56,7 +57,8 @@ class ReferencePrefetcher:
     async def prefetch_during(self, generating: Coroutine[Any, Any, T]) -> T:
         """Await `generating` and compute the groups that are added meanwhile. Returns the result of `generating`.
 
-        An error in either of them cancels both."""
+        An error in either of them cancels both.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 prefetching = tasks.create_task(self._compute_queued())
@@ -134,5 +136,6 @@ class ReferencePrefetcher:
 def _list_rows(group: TrajectoryGroup) -> list[Row]:
     """Return all rows of the group, including rows that a reward model may mark as failed later.
 
-    The group's micro-batches are therefore the same at every call."""
+    The group's micro-batches are therefore the same at every call.
+    """
     return [row for one in group.trajectories for row in one.rows]

@@ -30,7 +30,8 @@ class RewardModelTokenizer:
     """Tokenizer of trajectories for the reward model.
 
     If policy and reward model have the same tokens and chat template, it returns the trajectory's last row. Otherwise
-    it renders the trajectory, which must have one turn, as a chat or text."""
+    it renders the trajectory, which must have one turn, as a chat or text.
+    """
 
     renderer: Renderer  # of the reward model
     shares_tokens: bool
@@ -129,7 +130,8 @@ def add_model_score(score: Score, value: float, weight: float, required: Iterabl
 
     The new reward is reward + weight * value, or 0 if a `required` component is not above 0. The component
     `reward_model` is the unweighted value. With a reward function, `task` is its total reward, and `accuracy` is not
-    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already."""
+    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already.
+    """
     if not math.isfinite(value):
         return score_failure(f"the reward model's score is {value}")
     parts = score.components
@@ -149,7 +151,8 @@ def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt])
 
     A reward comes from the user's function, the environment (not `graded`), or the grader of a row's data source. The
     result is True without checks if the estimator needs a reward and no reward model is enabled. Raises ValueError if
-    a reward is needed, but only a reward model with weight 0 is configured."""
+    a reward is needed, but only a reward model with weight 0 is configured.
+    """
     reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
     if needs_reward and not reward_model.enable:
         return True
@@ -174,7 +177,8 @@ def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
 def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> RewardModelTokenizer:
     """Build the tokenizer of the reward model.
 
-    Raises ValueError if the folder has no reward model or chats cannot be rendered for it."""
+    Raises ValueError if the folder has no reward model or chats cannot be rendered for it.
+    """
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     loaded = load_config(model)
     find_reward_model_class(loaded, model.path)

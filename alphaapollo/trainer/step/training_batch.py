@@ -56,7 +56,8 @@ class BatchSettings:
 class Batch:
     """Training batch of one iteration with B rows of N trajectories.
 
-    Matrices [B, L] are float64 and response-aligned: column 0 is a row's first action token."""
+    Matrices [B, L] are float64 and response-aligned: column 0 is a row's first action token.
+    """
 
     rows: list[Row]
     layout: TrainBatch
@@ -164,7 +165,8 @@ def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], ru
 def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
     """Apply DAPO's overlong penalty and L1's length budget, if enabled, to the scores. Returns float64 [N].
 
-    max_length: maximum tokens of a response."""
+    max_length: maximum tokens of a response.
+    """
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
         lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
@@ -208,7 +210,8 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
 
     Args:
         rewards: [B, L], zero outside the mask.
-        owners: [B], trajectory index of each row, 0 .. N-1 in order."""
+        owners: [B], trajectory index of each row, 0 .. N-1 in order.
+    """
     parts: list[list[float]] = [[] for _ in range(int(owners[-1]) + 1)]
     for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
         parts[owner].extend(row[row != 0].tolist())
@@ -218,7 +221,8 @@ def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
 def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Return the group index 0 .. G-1 of each trajectory if groups must not be split over mini-batches, else None.
 
-    Estimators and aggregations that normalize over groups and mini-batches require this."""
+    Estimators and aggregations that normalize over groups and mini-batches require this.
+    """
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
         return None
@@ -269,7 +273,8 @@ def _compute_mini_batch_weights(
     """Compute the weights [3, n] of the n trajectories of a mini-batch over all ranks.
 
     The three rows are the weights in the token-level loss, the sequence-level loss and the critic's loss (a mean over
-    all action tokens). All rows of a trajectory have its weight."""
+    all action tokens). All rows of a trajectory have its weight.
+    """
     return torch.stack(
         [
             row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),

@@ -101,7 +101,9 @@ def test_invalid_functions_are_rejected() -> None:
             function_tool(function)
 
 
-def test_registered_tool() -> None:
+def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_entries", dict(tools._entries))  # other tests register a tool of this name
+
     @tool
     def double(number: int) -> int:
         """Double a number."""
