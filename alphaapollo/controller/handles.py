@@ -23,7 +23,7 @@ import numpy as np
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied
-from alphaapollo.data.batch import Columns, FinetuningStep, MiniBatch, RankBatch
+from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -137,7 +137,7 @@ class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
         """Return the warnings of the self-check at the start."""
         return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
-    async def step(self, batches: Sequence[B], skip_bad: bool) -> FinetuningStep:
+    async def step(self, batches: Sequence[B], skip_bad: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
 
         skip_bad: skip a step with a non-finite gradient instead of raising FloatingPointError.
@@ -200,9 +200,9 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         """Return the log-probs of the loaded rows that the last update used as those of the sampling policy."""
         return await self._call(lambda worker: worker.get_old_log_probs())
 
-    async def hard_reset(self) -> None:
+    async def reset_reference_and_optimizer(self) -> None:
         """Copy the policy to the reference and reset the optimizer."""
-        await self.ranks.call(lambda worker: worker.hard_reset())
+        await self.ranks.call(lambda worker: worker.reset_reference_and_optimizer())
 
     async def send_weights(self, version: int) -> WeightUpdate:
         """Send the weights to the engines, as a collective of all ranks. Returns the update with its digest."""
@@ -214,7 +214,7 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
 
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Compute the log-prob of each token after the first at temperature 1, then offload the policy."""
-        return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
+        return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(token_ids)))[0]
 
 
 class CriticGroup(RLGroup["CriticWorker"]):

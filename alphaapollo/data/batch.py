@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.types import Row
 
 A = TypeVar("A")
@@ -39,10 +39,10 @@ class Rows:
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
-    prefixes: Prefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
+    prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], prefixes: Prefixes | None = None) -> Rows:
+    def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
         """Concatenate rows. Each row needs at least one prompt token and one action token."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
@@ -68,24 +68,24 @@ class Rows:
     @cached_property
     def token_offsets(self) -> np.ndarray:
         """Offsets int64 [R + 1]: the tokens of row r are token_ids[offsets[r]:offsets[r + 1]]."""
-        return segment_offsets(self.lengths)
+        return compute_offsets(self.lengths)
 
     @cached_property
     def response_offsets(self) -> np.ndarray:
         """Offsets int64 [R + 1]: the response of row r is column[offsets[r]:offsets[r + 1]] in a response column."""
-        return segment_offsets(self.response_lengths)
+        return compute_offsets(self.response_lengths)
 
     def select(self, positions: Sequence[int]) -> Rows:
         """Return the rows at `positions`, in that order, e.g. one micro-batch."""
         return Rows(
-            token_ids=take_segments(self.token_ids, self.token_offsets, positions),
+            token_ids=concatenate_segments(self.token_ids, self.token_offsets, positions),
             lengths=self.lengths[list(positions)],
             response_starts=self.response_starts[list(positions)],
-            action_mask=take_segments(self.action_mask, self.response_offsets, positions),
-            rollout_logprobs=take_segments(self.rollout_logprobs, self.response_offsets, positions),
+            action_mask=concatenate_segments(self.action_mask, self.response_offsets, positions),
+            rollout_logprobs=concatenate_segments(self.rollout_logprobs, self.response_offsets, positions),
             routed_experts=None
             if self.routed_experts is None
-            else take_segments(self.routed_experts, self.token_offsets, positions),
+            else concatenate_segments(self.routed_experts, self.token_offsets, positions),
             prefixes=None if self.prefixes is None else self.prefixes.select(positions),
         )
 
@@ -100,7 +100,7 @@ class Rows:
             return lengths, np.zeros_like(lengths)
         return self.prefixes.select(positions).segments(lengths)
 
-    def count_tokens(self, positions: Sequence[int], padded: bool) -> int:
+    def count_computed_tokens(self, positions: Sequence[int], padded: bool) -> int:
         """Count the tokens that a forward pass over the rows at `positions` computes. Shared prefixes count once.
 
         padded: rows without prefixes are padded to the longest row, and padding counts.
@@ -135,7 +135,7 @@ class Columns(Generic[A]):
             if column is not None and name in PER_ROW:
                 selected[name] = column[list(positions)]
             elif column is not None:
-                selected[name] = take_segments(column, rows.response_offsets, positions)
+                selected[name] = concatenate_segments(column, rows.response_offsets, positions)
         return Columns(**selected)
 
 
@@ -165,10 +165,10 @@ class RankBatch:
     rows: Rows
     mini_batches: list[MiniBatch]
 
-    def computed_tokens(self, padded: bool) -> int:
+    def count_computed_tokens(self, padded: bool) -> int:
         """Count the tokens that a forward pass over all rows computes. Padding counts; shared prefixes count once."""
         micros = [micro for mini_batch in self.mini_batches for micro in mini_batch.micro_batches]
-        return sum(self.rows.count_tokens(micro, padded) for micro in micros)
+        return sum(self.rows.count_computed_tokens(micro, padded) for micro in micros)
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ class TrainBatch:
         """Number of tokens of all rows, including prompts."""
         return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
 
-    def computed_tokens(self, padded: bool) -> int:
+    def count_computed_tokens(self, padded: bool) -> int:
         """Count the tokens that a forward pass on all ranks computes. Padding counts; shared prefixes count once."""
-        return sum(rank.computed_tokens(padded) for rank in self.rank_batches)
+        return sum(rank.count_computed_tokens(padded) for rank in self.rank_batches)
 
     @cached_property
     def max_response_length(self) -> int:
@@ -208,7 +208,7 @@ class TrainBatch:
                 matrix[row, : end - start] = column[start:end]
         return matrix
 
-    def split_columns(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
+    def split_matrix_by_rank(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
         """Convert [B, L] to one flat column of `dtype` per rank ([sum responses] each). The inverse of to_matrix."""
         assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
         columns = []
@@ -219,7 +219,7 @@ class TrainBatch:
             columns.append(column)
         return columns
 
-    def split_rows(self, values: np.ndarray) -> list[np.ndarray]:
+    def split_row_values(self, values: np.ndarray) -> list[np.ndarray]:
         """Split [B], one value per row, into one array [R] per rank."""
         assert values.shape == (self.num_rows,), values.shape
         return [values[order] for order in self.row_order]
@@ -238,24 +238,24 @@ class TrainBatch:
 
 
 @dataclass(frozen=True)
-class FinetuningStep:
+class FinetuningStepResult:
     """Result of one optimizer step in fine-tuning, equal on all ranks.
 
-    Example: `FinetuningStep({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
+    Example: `FinetuningStepResult({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
     """
 
     sums: dict[str, float]  # sums over all ranks and micro-batches, from which the task computes metrics
     metrics: dict[str, float]  # metrics of the optimizer step
 
 
-def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+def concatenate_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
     """Concatenate the segments flat[offsets[p]:offsets[p + 1]] for each p in positions."""
     if not len(positions):
         return flat[:0]
     return np.concatenate([flat[offsets[p] : offsets[p + 1]] for p in positions])
 
 
-def segment_offsets(lengths: np.ndarray) -> np.ndarray:
+def compute_offsets(lengths: np.ndarray) -> np.ndarray:
     """Return the start of each of n concatenated segments, and the end of the last. int64 [n + 1]."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 

@@ -69,7 +69,7 @@ def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow]
     return converted
 
 
-def column_names(rows: Iterable[DataRow]) -> list[str]:
+def list_column_names(rows: Iterable[DataRow]) -> list[str]:
     """Return the columns that occur in any row, in order of appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 

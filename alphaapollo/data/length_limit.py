@@ -29,7 +29,7 @@ def apply_length_limit(
     truncation=drop removes long prompts. With left and right, `truncate_prompt` truncates long prompts when rendered.
     Raises ValueError if truncation is error and a prompt is too long, or no prompt remains.
     """
-    lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
+    lengths = [len(ids) for ids in renderer.encode_prompts([prompt.content for prompt in prompts])]
     rows = [prompt.id for prompt in prompts]
     counts = check_length_limit(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
     if truncation != "drop":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows, TrainBatch
-from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -32,8 +32,8 @@ def build_train_batch(
     shuffle: bool,
     group_ids: Sequence[int] | None = None,
     needs_full_trajectories: bool = False,
-    prefixes: Prefixes | None = None,
-    share_from: float = 0.0,
+    prefixes: SharedPrefixes | None = None,
+    min_sharing_ratio: float = 0.0,
 ) -> TrainBatch:
     """Build the layout of one iteration.
 
@@ -49,7 +49,7 @@ def build_train_batch(
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
-        share_from: prefixes are shared only if row tokens / computed tokens is at least this ratio.
+        min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
     members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
@@ -60,13 +60,15 @@ def build_train_batch(
     ]
     steps = [_make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories]
     split = [_split_step(rows_of_step, lengths, prefixes, num_ranks, max_tokens) for rows_of_step in steps]
-    if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in split for part in parts):
+    if prefixes is not None and sum(lengths) < min_sharing_ratio * sum(
+        part.cost for parts, _ in split for part in parts
+    ):
         prefixes, split = None, [_split_step(one, lengths, None, num_ranks, max_tokens) for one in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for parts, shares in split:
         costs = [[parts[i].costs for i in share] for share in shares]
-        micros = equalize_micro_batches(costs, max_tokens, padded and prefixes is None)
+        micros = split_micro_batches_on_ranks(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
             mini_batches[rank].append(_append_rows([parts[i].rows for i in share], rank_micros, orders[rank]))
     return TrainBatch(
@@ -89,7 +91,7 @@ def _append_rows(parts: Sequence[Sequence[int]], micros: Sequence[Sequence[int]]
     return MiniBatch(positions)
 
 
-def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
+def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
     """Remove rows from the mini-batches of each rank, and join small micro-batches. Returns mini-batches per rank.
 
     Args:
@@ -118,7 +120,7 @@ def _join_micro_batches(
     micros: list[list[int]] = []
     for micro in mini_batch.micro_batches:
         positions = [position for position in micro if keep[position]]
-        if micros and positions and rows.count_tokens(micros[-1] + positions, padded) <= max_tokens:
+        if micros and positions and rows.count_computed_tokens(micros[-1] + positions, padded) <= max_tokens:
             micros[-1] += positions
         elif positions:
             micros.append(positions)
@@ -144,7 +146,7 @@ class _Part:
 
 
 def _split_step(
-    bundles: list[list[int]], lengths: list[int], prefixes: Prefixes | None, num_ranks: int, max_tokens: int
+    bundles: list[list[int]], lengths: list[int], prefixes: SharedPrefixes | None, num_ranks: int, max_tokens: int
 ) -> tuple[list[_Part], list[list[int]]]:
     """Split one optimizer step into parts and distribute them. Returns the parts, and indices of parts for each rank.
 
@@ -154,7 +156,7 @@ def _split_step(
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
         parts = [_Part(bundle, _compute_costs(bundle, lengths, prefixes)) for bundle in bundles]
         return parts, balance_ranks([part.cost for part in parts], num_ranks)
-    ids, shared, limit = prefixes.ids.tolist(), prefixes.lengths.tolist(), max_tokens
+    ids, shared, limit = prefixes.prefix_ids.tolist(), prefixes.lengths.tolist(), max_tokens
     rows = sorted((bundle[0] for bundle in bundles), key=lambda row: (ids[row], -lengths[row]))
     while True:
         parts = _split_families(rows, lengths, ids, shared, limit)
@@ -169,11 +171,11 @@ def _split_step(
         limit //= 2
 
 
-def _compute_costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
+def _compute_costs(rows: list[int], lengths: list[int], prefixes: SharedPrefixes | None) -> list[int]:
     """Return the cost in tokens of each row, or of each shared prefix and the remainder of each row."""
     if prefixes is None:
         return [lengths[row] for row in rows]
-    shared = {int(prefixes.ids[row]): int(prefixes.lengths[row]) for row in rows}
+    shared = {int(prefixes.prefix_ids[row]): int(prefixes.lengths[row]) for row in rows}
     return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
@@ -242,7 +244,7 @@ def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padde
     return batches
 
 
-def equalize_micro_batches(
+def split_micro_batches_on_ranks(
     ranks_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
     """Split the parts of each rank into micro-batches, the same number (at least one) on every rank.

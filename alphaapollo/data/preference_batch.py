@@ -13,7 +13,7 @@ import numpy as np
 from alphaapollo.data.batch import RankBatch, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
+from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
 from alphaapollo.types import Row
 
 
@@ -30,7 +30,7 @@ class PreferenceBatch(RankBatch):
     unrelated_ref_logps: np.ndarray | None = None  # float64 [unrelated rows] reference log-probs, if precomputed
 
 
-def distribute_examples(
+def distribute_preference_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> list[PreferenceBatch]:
     """Build one mini-batch from all examples and split it over the ranks. Returns one batch per rank.
@@ -38,7 +38,7 @@ def distribute_examples(
     Args:
         max_tokens: maximum tokens of one micro-batch on one rank.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
-        share_prompts: compute shared prompts once if this saves enough tokens (SHARE_FROM).
+        share_prompts: compute shared prompts once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
     owners = [index for index, example in enumerate(examples) for _ in example.rows]
@@ -68,7 +68,7 @@ def distribute_examples(
     ]
 
 
-def distribute_scored_rows(
+def distribute_reference_rows(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
     """Distribute all rows that need reference log-probs, in the order of the examples."""
@@ -77,7 +77,7 @@ def distribute_scored_rows(
     return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
 
 
-def collect_row_scores(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
+def collect_row_values(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
     """Collect one column of scores per rank ([R] each) in the order of the rows. Returns float64 [rows]."""
     values = np.empty(layout.num_rows)
     for order, column in zip(layout.row_order, columns, strict=True):
@@ -98,8 +98,8 @@ def _distribute_rows(
         seed=0,
         shuffle=False,
         needs_full_trajectories=True,
-        prefixes=find_prefixes(rows, owners) if share_prompts else None,
-        share_from=SHARE_FROM,
+        prefixes=find_shared_prefixes(rows, owners) if share_prompts else None,
+        min_sharing_ratio=MIN_SHARING_RATIO,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
+from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import TextPiece, make_text_pieces, read_text, split_answer, tokenize_examples
@@ -61,7 +61,7 @@ class PreferenceRow:
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """Load the pairs of parquet or jsonl files, in order; at most max_samples if it is positive (stream.choose_rows).
+    """Load the pairs of parquet or jsonl files, in order; at most max_samples if it is positive (stream.choose_row_indices).
     Raises ValueError if a file is missing, unreadable or empty, lacks columns, or has invalid rows (empty or equal
     answers, different prompts); or an answer is too long and data.truncation=error."""
     read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
@@ -73,7 +73,7 @@ def load_pairs(
     return apply_max_length(files, pairs, lambda pair: pair.max_length, "pairs", data)
 
 
-def load_labelled(
+def load_labelled_answers(
     files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
     """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers. Raises
@@ -94,13 +94,13 @@ def load_labelled(
             f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
             f"{data.rejected_key!r}."
         )
-    unrelated = make_unrelated_rows([answer.rows[0] for answer in fitting], data.seed, data.max_length)
+    unrelated = make_unrelated_answers([answer.rows[0] for answer in fitting], data.seed, data.max_length)
     for answer, row in zip(fitting, unrelated, strict=True):
         answer.unrelated = row
     return fitted
 
 
-def make_unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
+def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
     """Combine each prompt with the answer to a different prompt, drawn with `seed` and truncated to max_length tokens.
     Raises ValueError if all prompts are equal."""
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
@@ -129,7 +129,7 @@ def _join_answer(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
 
 def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceRow]:
     rows = read_rows(path)
-    columns = column_names(rows)
+    columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
         more = ""
         if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= {*columns}:
@@ -144,7 +144,7 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
 
 def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[PreferenceRow]:
     rows = read_rows(path)
-    columns = column_names(rows)
+    columns = list_column_names(rows)
     if {data.response_key, data.label_key} <= {*columns}:
         return convert_rows(path, rows, lambda row: _read_labelled(row, renderer, data))
     if {data.chosen_key, data.rejected_key} <= {*columns}:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
+from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
 from alphaapollo.types import Message, Prompt
 
 
@@ -24,7 +24,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         rows = read_rows(path)
-        if prompt_key not in (columns := column_names(rows)):
+        if prompt_key not in (columns := list_column_names(rows)):
             raise ValueError(
                 f"{path}: no column {prompt_key!r}. It has {', '.join(columns)}. {_suggest_fix(columns, path)}"
             )

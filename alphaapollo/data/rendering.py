@@ -1,6 +1,6 @@
 """Render chats to token ids, once, and decode tokens for display and graders. The only module that uses the tokenizer.
 
-    prompt_ids(chat)  -> action (sampled) -> delta_ids(messages) -> action -> ...     append-context trajectory
+    encode_prompt(chat)  -> action (sampled) -> encode_after_action(messages) -> action -> ...     append-context trajectory
 
 Each piece is tokenized once, separately: sampled tokens are never re-encoded.
 """
@@ -41,23 +41,23 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template_arguments = dict(template_arguments)
 
-    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+    def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Return the token ids of a chat with generation prompt, or of a text (with BOS if the tokenizer adds one)."""
-        return self.prompt_ids_batch([content])[0]
+        return self.encode_prompts([content])[0]
 
-    def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """Return prompt_ids of many prompts, tokenized in parallel. The prompts are all chats or all texts."""
+    def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
+        """Return encode_prompt of many prompts, tokenized in parallel. The prompts are all chats or all texts."""
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
 
-    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
         """Return the token ids between two actions: end of the assistant turn, `messages`, and generation prompt.
 
         last_token: last token of the action. If it already ended the turn, the end is not added again.
         """
-        ids = self._encode_after_action(messages, add_generation_prompt=True)
+        ids = self._encode_template_after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
@@ -92,7 +92,7 @@ class Renderer:
         assert isinstance(rendered, str)
         return rendered
 
-    def _encode_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    def _encode_template_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Return the token ids that the template adds after an assistant's text if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
@@ -122,10 +122,12 @@ class Renderer:
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
-        return self._encode_after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+        return (
+            self._encode_template_after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+        )
 
 
-def unused_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return one warning for each argument that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):

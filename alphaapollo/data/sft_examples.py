@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows
+from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
@@ -42,7 +42,7 @@ def load_examples(
 
     def read_file(path: str) -> list[list[TextPiece]]:
         rows = read_rows(path)
-        columns = column_names(rows)
+        columns = list_column_names(rows)
         if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
             raise ValueError(
                 f"{path}: the file needs a column {data.messages_key!r}, or {data.prompt_key!r} and "

@@ -17,11 +17,11 @@ import numpy as np
 
 from alphaapollo.types import Row
 
-SHARE_FROM = 1.2  # prefixes are shared if row tokens / computed tokens is at least this ratio
+MIN_SHARING_RATIO = 1.2  # prefixes are shared if row tokens / computed tokens is at least this ratio
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class SharedPrefixes:
     """Shared prefixes of R rows. Rows of one family start with equal tokens.
 
     A row that shares no prefix is a family of one row, with the complete prompt as prefix.
@@ -30,8 +30,8 @@ class Prefixes:
     ids: np.ndarray  # int64 [R], family of each row
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
 
-    def select(self, positions: Sequence[int]) -> Prefixes:
-        return Prefixes(self.ids[list(positions)], self.lengths[list(positions)])
+    def select(self, positions: Sequence[int]) -> SharedPrefixes:
+        return SharedPrefixes(self.ids[list(positions)], self.lengths[list(positions)])
 
     def segments(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the segments that a forward pass computes: one per family, and the remainder of each row.
@@ -44,7 +44,7 @@ class Prefixes:
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
 
-def decide_sharing(
+def decide_prompt_sharing(
     key: str, setting: bool | Literal["auto"], reason: str | None, notify: Callable[[str], None]
 ) -> bool:
     """Return whether to share prompts, from the value `setting` of the config key `key`.
@@ -59,7 +59,7 @@ def decide_sharing(
     return setting is not False and not reason
 
 
-def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
+def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> SharedPrefixes:
     """Find the shared prefixes of each prompt group: equal prompts, or the families that save the most tokens.
 
     group_ids: [R] prompt group of each row.
@@ -75,7 +75,7 @@ def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
             family_rows = [members[index] for index in family]
             ids[family_rows], lengths[family_rows] = count, length
             count += 1
-    return Prefixes(ids, lengths)
+    return SharedPrefixes(ids, lengths)
 
 
 def _find_families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:

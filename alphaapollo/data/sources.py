@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.files import to_file_list
 from alphaapollo.data.length_limit import check_length_limit
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.stream import choose_row_indices
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class LoadedExamples(Generic[E]):
     sizes: list[int]  # number of examples of each file
     notices: list[str]  # messages for the user
 
-    def split_by_source(self) -> list[list[E]]:
+    def split_by_file(self) -> list[list[E]]:
         """Return one list of examples per file."""
         ends = [sum(self.sizes[: index + 1]) for index in range(len(self.sizes))]
         return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
@@ -40,10 +40,10 @@ def read_examples(
 ) -> list[tuple[int, T]]:
     """Read the examples of all files as (index of the file, example).
 
-    If max_samples is positive, at most that many are chosen (stream.choose_rows).
+    If max_samples is positive, at most that many are chosen (stream.choose_row_indices).
     """
     read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
-    return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
+    return [read[index] for index in choose_row_indices(len(read), max_samples, data.seed, data.shuffle)]
 
 
 def apply_max_length(
@@ -82,7 +82,7 @@ def apply_max_length(
     )
 
 
-def source_names(files: str | Sequence[str]) -> list[str]:
+def make_source_names(files: str | Sequence[str]) -> list[str]:
     """Return a short unique name for each file: the last parts of the path, without the suffix.
 
     Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.

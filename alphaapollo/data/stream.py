@@ -13,7 +13,7 @@ import numpy as np
 from alphaapollo.utils.seeds import derive_seed
 
 
-def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
+def choose_row_indices(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
     """Choose `count` of `total` row indices, in order: at random if shuffle is True, else the first.
 
     Returns all rows if count is 0, -1 or at least `total`.
@@ -29,7 +29,7 @@ def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
 class PromptStream:
     """Endless order over `num_prompts` prompts, with a new shuffle in each epoch (or in file order).
 
-    Example: with 3 prompts and no shuffle, `indices(start=2, count=3)` is `[2, 0, 1]`.
+    Example: with 3 prompts and no shuffle, `prompt_indices(start=2, count=3)` is `[2, 0, 1]`.
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool):
@@ -39,7 +39,7 @@ class PromptStream:
         self._shuffle = shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
-    def indices(self, start: int, count: int) -> list[int]:
+    def prompt_indices(self, start: int, count: int) -> list[int]:
         """Return the prompt indices at positions start .. start + count - 1, counted from the start of training.
 
         A range that crosses an epoch can contain a prompt twice.
@@ -60,7 +60,7 @@ class MixedStream:
     epoch continues where the previous epoch stopped.
 
     Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first source and 2 of the second.
-    Without shuffle, `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
+    Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool):
@@ -77,13 +77,13 @@ class MixedStream:
         """Number of examples per epoch."""
         return self._slots.num_prompts
 
-    def indices(self, start: int, count: int) -> list[int]:
+    def prompt_indices(self, start: int, count: int) -> list[int]:
         """Return the example indices at positions start .. start + count - 1, see PromptStream.indices."""
         return [self._index(position) for position in range(start, start + count)]
 
     def _index(self, position: int) -> int:
-        (slot,) = self._slots.indices(position, 1)
+        (slot,) = self._slots.prompt_indices(position, 1)
         source = int(np.searchsorted(self._ends, slot, side="right"))
         quota = self._quotas[source]
         source_position = position // self.num_prompts * quota + slot - (int(self._ends[source]) - quota)
-        return int(self._firsts[source]) + self._sources[source].indices(source_position, 1)[0]
+        return int(self._firsts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]

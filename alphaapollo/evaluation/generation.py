@@ -21,7 +21,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.data.rendering import unused_argument_warnings
+from alphaapollo.data.rendering import make_template_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
 from alphaapollo.evaluation.report import write_report
@@ -95,7 +95,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     check_engine_split(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
-    more += unused_argument_warnings(config.data.apply_chat_template_kwargs, renderer.tokenizer)
+    more += make_template_argument_warnings(config.data.apply_chat_template_kwargs, renderer.tokenizer)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)

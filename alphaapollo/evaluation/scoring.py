@@ -14,7 +14,7 @@ from typing import Any
 from alphaapollo.config.check import check_config
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
-from alphaapollo.data.files import DataRow, column_names, convert_rows, read_rows, to_file_list
+from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import write_report
@@ -69,7 +69,7 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
 
 def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
     rows = read_rows(path)
-    columns = column_names(rows)
+    columns = list_column_names(rows)
     wanted = [response_key] if response_key else RESPONSES
     column = next((name for name in wanted if name in columns), None)
     if column is None:

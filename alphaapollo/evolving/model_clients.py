@@ -98,7 +98,7 @@ class EngineClient:
 
     def __init__(self, engine: Engine, renderer: Renderer, max_prompt_length: int, truncation: Truncation):
         self.engine, self._renderer = engine, renderer
-        self._prompts = PromptRenderer(renderer.prompt_ids, max_prompt_length, truncation)
+        self._prompts = PromptRenderer(renderer.encode_prompt, max_prompt_length, truncation)
 
     async def start(self) -> None:
         await self.engine.start()

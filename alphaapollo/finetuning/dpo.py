@@ -17,8 +17,8 @@ from alphaapollo.algorithms.preference_losses import get_preference_loss, prefer
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
 from alphaapollo.config.check import check_config
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_batch import collect_row_scores, distribute_scored_rows
-from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
+from alphaapollo.data.preference_batch import collect_row_values, distribute_reference_rows
+from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
@@ -47,7 +47,7 @@ class DpoTask(PairTask):
     def read(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled
+        load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled_answers
         return load(files, renderer, self.config.data, max_samples)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
@@ -68,11 +68,11 @@ class DpoTask(PairTask):
         parts = await ranks.call(lambda worker: worker.compute_weights_digest())
         digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
-        logps = read_reference(path, digest, run.console.notice)
+        logps = read_reference_logps(path, digest, run.console.notice)
         if logps is None:
             logps = await self._compute_reference(run, examples)
-            save_reference(path, digest, logps)
-        assign_reference(examples, logps)
+            save_reference_logps(path, digest, logps)
+        assign_reference_logps(examples, logps)
 
     def _needs_reference(self, kind: str) -> bool:
         """Whether the loss needs a reference model and preference.reference is `kind`."""
@@ -86,12 +86,12 @@ class DpoTask(PairTask):
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
-            split = distribute_scored_rows(
+            split = distribute_reference_rows(
                 batch_examples, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
-            parts.append(collect_row_scores(split, columns[::shared]))
+            parts.append(collect_row_values(split, columns[::shared]))
         return np.concatenate(parts)
 
 
@@ -130,7 +130,7 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str
     return sha.hexdigest()
 
 
-def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
+def read_reference_logps(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
     """Read the saved log-probs, float64 [rows of all examples].
 
     Returns None if the file is missing, damaged or has a different digest.
@@ -149,7 +149,7 @@ def read_reference(path: Path, digest: str, notice: Callable[[str], None]) -> np
     return np.asarray(logps, dtype=np.float64)
 
 
-def save_reference(path: Path, digest: str, logps: np.ndarray) -> None:
+def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
     """Write reference log-probs and their digest to a file, atomically."""
     partial = path.with_name(f".writing_{path.name}")
     with partial.open("wb") as file:
@@ -157,7 +157,7 @@ def save_reference(path: Path, digest: str, logps: np.ndarray) -> None:
     partial.rename(path)
 
 
-def assign_reference(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:
+def assign_reference_logps(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:
     """Set `ref_logps` of each example. logps: [rows of all examples], in order."""
     values = iter(logps.tolist())
     for example in examples:

@@ -15,7 +15,7 @@ from typing import Any
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.stream import choose_row_indices
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch.input_checks import (
@@ -47,7 +47,9 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
 
     def select(prompts: list[Prompt]) -> list[Prompt]:
         keys = config.data
-        return [prompts[index] for index in choose_rows(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)]
+        return [
+            prompts[index] for index in choose_row_indices(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)
+        ]
 
     prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, select)
     reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)

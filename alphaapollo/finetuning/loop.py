@@ -21,7 +21,7 @@ async def train(run: FinetuningRun) -> None:
     while progress.step < plan.total_steps:
         step = progress.step + 1
         is_last = step == plan.total_steps
-        indices = plan.stream.indices(progress.examples_consumed, size)
+        indices = plan.stream.prompt_indices(progress.examples_consumed, size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alphaapollo.data.preference_batch import PreferenceBatch, distribute_examples
+from alphaapollo.data.preference_batch import PreferenceBatch, distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import decide_sharing
+from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 
 
@@ -22,7 +22,7 @@ class PairTask(FinetuningTask):
     def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
         """Build one batch per group of ranks. A pair is never split."""
         groups = plan.placement.data_parallel
-        return distribute_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
+        return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
 
     async def begin(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if sharing is required but not supported."""
@@ -31,7 +31,7 @@ class PairTask(FinetuningTask):
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper
-        self.share_prompts = decide_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
+        self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
 def pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:

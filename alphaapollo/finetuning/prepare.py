@@ -8,8 +8,8 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_argument_warnings
-from alphaapollo.data.sources import LoadedExamples, source_names
+from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
+from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask
@@ -65,7 +65,7 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         sequence_parallel=size,
     )
-    notices += unused_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
+    notices += make_template_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
     notices += filter(None, [explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.sizes)
@@ -106,7 +106,7 @@ def _read_examples(
     data = config.data
     train = task.read(data.train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.sizes:
-        empty = source_names(data.train_files)[train.sizes.index(0)]
+        empty = make_source_names(data.train_files)[train.sizes.index(0)]
         raise ValueError(
             f"data.source_weights has a weight for {empty}, but no examples of this file remain. Increase "
             "data.train_max_samples or data.max_length, or remove the file."
@@ -116,7 +116,7 @@ def _read_examples(
     if data.val_files:
         read = task.read(data.val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
-        sources = zip(source_names(data.val_files), read.split_by_source(), strict=True)
+        sources = zip(make_source_names(data.val_files), read.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
 
@@ -164,7 +164,7 @@ def _describe_sources(run: FinetuningPlan, epochs: float) -> dict[str, str]:
     """Return a row per source with its examples, share of a batch and number of passes."""
     data, sizes, rows = run.config.data, run.train.sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
-    for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):
+    for name, size, weight in zip(make_source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
         rows[f"  {name}"] = f"{size} examples x {weight:g}, {share:.0%} of a batch, {weight * epochs:.2f} passes"
     return rows

@@ -29,7 +29,7 @@ class RewardModelTask(PairTask):
 
     def check_config(self, num_gpus: int) -> list[str]:
         notices = check_config(self.config, num_gpus)
-        check_model(self.config.model)
+        check_reward_model(self.config.model)
         return notices
 
     def read(
@@ -58,7 +58,7 @@ class RewardModelTask(PairTask):
         }
 
 
-def check_model(model: Model) -> None:
+def check_reward_model(model: Model) -> None:
     """Raise ValueError for a model that is neither a reward model nor a causal language model with a known head."""
     config = load_config(model)
     if is_causal_lm(config):

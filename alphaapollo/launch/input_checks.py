@@ -128,7 +128,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
-    renderer.check_template(append=env.context == "append")
+    renderer.check_template(in_append_context=env.context == "append")
     _check_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import Columns, Rows, segment_offsets
-from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.data.batch import Columns, Rows, compute_offsets
+from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.ulysses import LocalTokens, SequenceGroup, find_local_positions
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
@@ -139,7 +139,7 @@ class MicroBatchBuilder:
         lengths, prefixes, keys = layout.lengths, layout.prefixes, None
         if lengths is None:
             return None
-        offsets = segment_offsets(lengths)
+        offsets = compute_offsets(lengths)
         if prefixes is not None:
             before = np.where(prefixes == np.arange(len(prefixes)), 0, lengths[prefixes])
             starts = np.stack([offsets[prefixes], offsets[:-1]], axis=1).ravel()
@@ -147,7 +147,7 @@ class MicroBatchBuilder:
             keys = SegmentKeys(
                 prefixes=prefixes.tolist(),
                 lengths=(before + lengths).tolist(),
-                cu_seqlens=self._copy(segment_offsets(before + lengths).astype(np.int32)),
+                cu_seqlens=self._copy(compute_offsets(before + lengths).astype(np.int32)),
                 index=self._copy(np.repeat(starts, sizes) + _concatenate_ranges(sizes)),
             )
         return Packing(self._copy(offsets.astype(np.int32)), lengths.tolist(), keys)
@@ -199,11 +199,11 @@ def _lay_out_rows(rows: Rows, padded: bool, multiple: int) -> _Layout:
     return _Layout(token_ids, position_ids, np.arange(width)[None] < needed, flat, lengths, segments)
 
 
-def _share_prefixes(rows: Rows, prefixes: Prefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _share_prefixes(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the segments' lengths and prefixes, and the flat position of each token of the rows (see _Layout)."""
-    _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
+    _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
     lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
-    starts = segment_offsets(lengths)[:-1]
+    starts = compute_offsets(lengths)[:-1]
     within = _concatenate_ranges(rows.lengths)  # position of each token in its row
     before = np.repeat(prefixes.lengths, rows.lengths)
     remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
@@ -221,7 +221,9 @@ def _lay_out_experts(routed: np.ndarray, chosen: Rows, layout: _Layout) -> np.nd
     return experts.reshape(*layout.token_ids.shape, *routed.shape[1:])
 
 
-def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: Prefixes | None = None) -> Rows:
+def make_rows(
+    texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: SharedPrefixes | None = None
+) -> Rows:
     """Build rows in which all response tokens are action tokens, for probes and self-checks."""
     lengths, starts = np.array([len(text) for text in texts]), np.array(response_starts)
     count = int((lengths - starts).sum())

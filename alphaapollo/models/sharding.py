@@ -52,7 +52,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
 
     Gloo gets the network interface that reaches rank 0: its default, the address of the host name, is loopback on many
     machines. The group is not bound to a `device_id`: ranks wait for each other over gloo, and NCCL takes the device of
-    the tensors, which `workers.process_group.join_ranks` has set.
+    the tensors, which `workers.process_group.initialize_rank` has set.
 
     Args:
         init_method: tcp://host:port, where rank 0 holds the port (`network.reserve_port`), or file://path. Not

@@ -240,9 +240,9 @@ class RolloutWorker:
 
 def make_context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
     """Return a function that builds the token context of an episode. All episodes share one cached prompt renderer."""
-    prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
+    prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
     if env.context == "append":
-        return lambda environment: AppendContext(prompts, renderer.delta_ids)
+        return lambda environment: AppendContext(prompts, renderer.encode_after_action)
     return lambda environment: MemoryContext(
         environment, prompts, prompts.is_within_limit, env.history_length, env.memory_type
     )

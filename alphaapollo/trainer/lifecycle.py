@@ -14,7 +14,7 @@ from pathlib import Path
 
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config
-from alphaapollo.data.shared_prompts import decide_sharing
+from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
@@ -191,7 +191,7 @@ async def can_share_prompts(run: TrainingRun) -> bool:
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.find_sharing_error())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
-    return decide_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
+    return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 
 
 async def finish_run(run: TrainingRun, session: Session) -> None:

@@ -82,7 +82,7 @@ async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: 
         accuracy, run.progress.validation = validation.accuracy, validation.metrics
     if is_reset_due(config.algorithm.reference_reset, run.progress, step, accuracy):
         async with run.workers.engines.cache_released():
-            await run.workers.policy.hard_reset()
+            await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
         run.console.notice(
             f"step {step}: copied the policy to the reference and reset the optimizer state of the policy"

@@ -184,8 +184,8 @@ def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) ->
 
     trained, lost: number of trajectories in the batch's groups that are trained on, and that are not.
     """
-    loads = [rank.computed_tokens(padded=False) for rank in layout.rank_batches]
-    cells = layout.computed_tokens(padded)
+    loads = [rank.count_computed_tokens(padded=False) for rank in layout.rank_batches]
+    cells = layout.count_computed_tokens(padded)
     return {
         "batch/trajectories": float(trained),
         "batch/lost": float(lost),

@@ -14,7 +14,7 @@ from alphaapollo.models.sharding import FsdpRoot, reshard
 
 
 @torch.no_grad()
-def compute_column(
+def compute_token_column(
     root: FsdpRoot,
     compute: Callable[[MicroBatch], Tensor],
     rows: Rows,
@@ -26,7 +26,7 @@ def compute_column(
     `compute` returns one number per response token of a micro-batch, [n]. Rows that are in no mini-batch are zero.
     `root` is resharded afterwards.
     """
-    column = ColumnBuilder(rows)
+    column = TokenColumnBuilder(rows)
     for mini_batch in mini_batches:
         for positions in mini_batch.micro_batches:
             micro = builder.build(rows, positions)
@@ -35,7 +35,7 @@ def compute_column(
     return column.fetch()
 
 
-class ColumnBuilder:
+class TokenColumnBuilder:
     """Builder of a column [sum responses] of `rows` from micro-batches. Values stay on the device until `fetch`."""
 
     def __init__(self, rows: Rows):

@@ -16,7 +16,7 @@ from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.scalar_models import ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 
 def export_checkpoint(
@@ -44,7 +44,7 @@ def _write_folder(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
     """Write the Hugging Face folder and free the model. Returns the probe's tokens and the checkpoint's outputs."""
-    mesh, *_ = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
+    mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
         loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
@@ -66,4 +66,4 @@ def _write_folder(
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)
         return probe, [float(value) for value in values]
     finally:
-        leave_ranks()
+        shut_down_rank()

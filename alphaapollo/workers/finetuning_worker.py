@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.config.schema import Model, TuningConfig
-from alphaapollo.data.batch import FinetuningStep, RankBatch
+from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.policy import check_logprobs, load_policy, make_self_check_warnings
 from alphaapollo.models.sharding import FsdpRoot, reshard
@@ -75,7 +75,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.model, self.hf_model, self.routers = model, model.model, model.routers
         self.self_check_warnings = make_self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
-    def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
+    def step(self, batch: B, skip_bad: bool = False) -> FinetuningStepResult:
         """Run one optimizer step. If the gradient is not finite, skip the step or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
@@ -92,7 +92,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.state.offload()
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
         metrics |= balancer.compute_metrics() if balancer else {}
-        return FinetuningStep(counts | sums.reduce(self.device), metrics)
+        return FinetuningStepResult(counts | sums.reduce(self.device), metrics)
 
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:

@@ -16,7 +16,7 @@ from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.observability.memory import memory_metrics
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.process_group import RankPlacement, join_ranks, leave_ranks
+from alphaapollo.workers.process_group import RankPlacement, initialize_rank, shut_down_rank
 
 
 class ModelWorker:
@@ -30,7 +30,7 @@ class ModelWorker:
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
         assert model.dtype != "auto", "call resolve_model first"
         self.config, self.placement = model, placement
-        self.mesh, sequence, self.data_group = join_ranks(placement, fsdp_size)
+        self.mesh, sequence, self.data_group = initialize_rank(placement, fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
@@ -45,7 +45,7 @@ class ModelWorker:
         return memory_metrics()
 
     def close(self) -> None:
-        leave_ranks()
+        shut_down_rank()
 
 
 class TrainingWorker(ModelWorker):
@@ -90,7 +90,7 @@ class TrainingWorker(ModelWorker):
         Digests and sums of squares of all ranks add up to the model's. Of several copies (HSDP) only the first counts.
         """
         counted = {
-            name: slices if self.has_first_copy() else [] for name, slices in self.state.get_trained_tensors().items()
+            name: slices if self.is_first_replica() else [] for name, slices in self.state.get_trained_tensors().items()
         }
         norms = {
             name: sum(torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2 for tensor in slices)
@@ -98,7 +98,7 @@ class TrainingWorker(ModelWorker):
         }
         return {name: (tensors_digest(slices), norms[name]) for name, slices in counted.items()}
 
-    def has_first_copy(self) -> bool:
+    def is_first_replica(self) -> bool:
         """Return whether this rank's slices belong to the first of several copies of the model (HSDP)."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank("replicate") == 0
 

@@ -32,11 +32,11 @@ from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.columns import ColumnBuilder, compute_column
+from alphaapollo.workers.columns import TokenColumnBuilder, compute_token_column
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.policy_objective import build_policy_matrices, normalize_metrics, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
@@ -145,7 +145,7 @@ class PolicyWorker(TrainingWorker):
         done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                recorded = ColumnBuilder(batch.rows) if records_old and epoch == index == 0 else None
+                recorded = TokenColumnBuilder(batch.rows) if records_old and epoch == index == 0 else None
                 if balancer:
                     balancer.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
@@ -191,7 +191,7 @@ class PolicyWorker(TrainingWorker):
         super().offload()
 
     @torch.no_grad()
-    def probe(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         """Compute the log-prob of each token except the first, at temperature 1, then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1])
@@ -201,7 +201,7 @@ class PolicyWorker(TrainingWorker):
         return logprobs
 
     @torch.no_grad()
-    def hard_reset(self) -> None:
+    def reset_reference_and_optimizer(self) -> None:
         """Copy the policy into the reference and reset the optimizer state, but not the learning rate schedule (arXiv
         2505.24864, section 2.3.1)."""
         assert self.reference is not None, "this worker has no reference"
@@ -250,7 +250,7 @@ class PolicyWorker(TrainingWorker):
 
     def _compute_column(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
-        return compute_column(
+        return compute_token_column(
             model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
         )
 
@@ -258,7 +258,7 @@ class PolicyWorker(TrainingWorker):
         self,
         positions: list[int],
         columns: Columns[np.ndarray],
-        recorded: ColumnBuilder | None,
+        recorded: TokenColumnBuilder | None,
         sums: MetricSums,
         balancer: ExpertLoadBalancer | None,
     ) -> None:
@@ -271,7 +271,9 @@ class PolicyWorker(TrainingWorker):
             old = stats.logprobs.detach()
             recorded.add(positions, micro.drop_dummy(old))
         matrices = build_policy_matrices(micro, stats, old)
-        loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teacher_config)
+        loss, metrics = compute_policy_objective(
+            matrices, self.actor, self.policy_loss, self.correction, self.teacher_config
+        )
         if balancer:
             loss = loss + balancer.add_pass()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global

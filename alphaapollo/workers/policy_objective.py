@@ -66,7 +66,7 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
     return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 
-def policy_objective(
+def compute_policy_objective(
     matrices: PolicyMatrices,
     actor: Actor,
     policy_loss: PolicyLoss,

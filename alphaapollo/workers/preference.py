@@ -67,7 +67,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_weights_digest(self) -> int:
         """Compute the digest of this rank's slices of the reference's weights, before the first step. The digests of
         all ranks add up to the model's digest (modulo 2**64)."""
-        if not self.has_first_copy():
+        if not self.is_first_replica():
             return 0
         named = self.model.named_parameters()
         return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))

@@ -30,7 +30,7 @@ class RankPlacement:
     )
 
 
-def join_ranks(
+def initialize_rank(
     placement: RankPlacement, fsdp_size: int = -1
 ) -> tuple[DeviceMesh, SequenceGroup | None, dist.ProcessGroup | None]:
     """Initialize this process as a rank (a collective). `fsdp_size` ranks share one copy of the model; -1 = all.
@@ -46,7 +46,7 @@ def join_ranks(
     return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel)
 
 
-def leave_ranks() -> None:
+def shut_down_rank() -> None:
     """Destroy the process group.
 
     A gloo thread may still be releasing tensors. If it needs the interpreter while the interpreter exits, the process

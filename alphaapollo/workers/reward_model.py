@@ -12,7 +12,7 @@ from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.workers.columns import compute_column
+from alphaapollo.workers.columns import compute_token_column
 from alphaapollo.workers.model_worker import ModelWorker
 from alphaapollo.workers.process_group import RankPlacement
 
@@ -34,7 +34,7 @@ class RewardModelWorker(ModelWorker):
         The response of each row is its last token only (see trainer/step/reward_model_scorer.py).
         """
         self.parameters.reload()
-        return compute_column(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
+        return compute_token_column(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
         """End a phase: reshard the model, offload the configured tensors, and free cached GPU memory."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch, Rows
-from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.attention.backends import uses_registered_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
@@ -92,4 +92,4 @@ def _make_example_rows(vocabulary: int) -> Rows:
     """Make two rows, with prompts of six and five tokens that share the first five tokens."""
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary, np.append(prompt, [5, 9, 2]) % vocabulary]
-    return make_rows(texts, [6, 5], Prefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))
+    return make_rows(texts, [6, 5], SharedPrefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))

@@ -60,7 +60,7 @@ class FakeEngineWorker:
         self.runner = EpisodeRunner(
             engine,
             letters.decode,  # type: ignore[arg-type]
-            lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+            lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
             EpisodeLimits(1, 600.0),
         )
 

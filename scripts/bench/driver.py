@@ -41,10 +41,10 @@ GROUP = 16
 class LetterRenderer:
     """Renderer without a tokenizer: one token per letter."""
 
-    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+    def encode_prompt(self, content: list[Message] | str) -> list[int]:
         return [ord(letter) % 256 for letter in str(content)[:32]]
 
-    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
         return []
 
     def decode(self, token_ids: list[int]) -> str:
@@ -61,7 +61,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     runner = EpisodeRunner(
         engine,
         letters.decode,  # type: ignore[arg-type]
-        lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+        lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
         EpisodeLimits(1, 600.0),
     )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))

@@ -201,7 +201,7 @@ async def single_turn(args: argparse.Namespace) -> dict[str, object]:
         renderer = Renderer(load_tokenizer(str(tokenizer_folder())))
 
         async def bare(request: GroupRequest, worker: RolloutWorker = worker, renderer: Renderer = renderer) -> None:
-            token_ids = renderer.prompt_ids(request.prompt.content)
+            token_ids = renderer.encode_prompt(request.prompt.content)
 
             async def one() -> Score:
                 completion = await worker.engine.generate(token_ids, request.sampling, "bare")

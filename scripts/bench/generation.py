@@ -67,7 +67,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
 
     renderer = Renderer(load_tokenizer(str(folder)))
     prompts = load_prompts(str(FOLDER / "prompts.parquet"), "prompt")
-    token_ids = [renderer.prompt_ids(prompt.content) for prompt in prompts]
+    token_ids = [renderer.encode_prompt(prompt.content) for prompt in prompts]
     sampling = Sampling(args.max_tokens, stop_token_ids=renderer.eos_token_ids)
     speeds: dict[str, list[float]] = {"bare": [], "ours": []}
     for round_number in range(args.rounds + 1):

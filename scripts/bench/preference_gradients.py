@@ -111,10 +111,14 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_batch import collect_row_scores, distribute_examples, distribute_scored_rows
-    from alphaapollo.data.preference_examples import load_labelled, load_pairs
+    from alphaapollo.data.preference_batch import (
+        collect_row_values,
+        distribute_preference_examples,
+        distribute_reference_rows,
+    )
+    from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
-    from alphaapollo.finetuning.dpo import assign_reference
+    from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
     from alphaapollo.workers.reward_training import RewardTrainingWorker
@@ -126,23 +130,25 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
 
     renderer = Renderer(load_tokenizer(inputs["policy"]))
     examples = load_pairs(inputs["pairs"], renderer, DpoConfig().data).examples
-    answers = load_labelled(inputs["singles"], renderer, DpoConfig(data={"shuffle": False}).data).examples
+    answers = load_labelled_answers(inputs["singles"], renderer, DpoConfig(data={"shuffle": False}).data).examples
     for answer, before in zip(answers, [answers[-1], *answers[:-1]], strict=True):
         answer.unrelated = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
-        layout = distribute_scored_rows(some, 1, 200, False, True)
-        assign_reference(some, collect_row_scores(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
+        layout = distribute_reference_rows(some, 1, 200, False, True)
+        assign_reference_logps(
+            some, collect_row_values(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])])
+        )
         reference.close()
-    (batch,) = distribute_examples(examples, 1, 200, False, True)
-    (single,) = distribute_examples(answers, 1, 200, False, True)
+    (batch,) = distribute_preference_examples(examples, 1, 200, False, True)
+    (single,) = distribute_preference_examples(answers, 1, 200, False, True)
     found = {}
     for name, (keys, _) in CASES.items():
         policy = worker(inputs["policy"], keys)
         found[name] = gradients(policy, policy.model.model, single if name == "kto" else batch)
     for pair in examples:
         pair.rows = [scored(row) for row in pair.rows]
-    (batch,) = distribute_examples(examples, 1, 200, False, True)
+    (batch,) = distribute_preference_examples(examples, 1, 200, False, True)
     for name, centring in CENTRING.items():
         config = RmConfig(
             model={"path": inputs["scorer"], "attention": "sdpa"}, bradley_terry={"centring_coef": centring}

@@ -184,7 +184,7 @@ class FakePolicy:
     def offload(self) -> None:
         pass
 
-    def probe(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
     def memory(self) -> dict[str, float]:

@@ -112,5 +112,5 @@ def render(template: str, renderer: Renderer) -> str:
     renderer.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "w2 w3"}]
     try_template(renderer, chat)  # type: ignore[arg-type]
-    renderer.prompt_ids(chat)  # type: ignore[arg-type]
+    renderer.encode_prompt(chat)  # type: ignore[arg-type]
     return "accepted"

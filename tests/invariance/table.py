@@ -19,11 +19,11 @@ from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import take_segments
+from alphaapollo.data.batch import concatenate_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.metric_sums import MAX_SUFFIX
-from alphaapollo.workers.policy_objective import build_policy_matrices, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta
@@ -87,7 +87,7 @@ def micro_batches(prepared: Prepared, step: int, padded: bool):
     for rank, columns, flat in ranks:
         for positions in rank.mini_batches[step].micro_batches:
             micro = MicroBatchBuilder(padded, torch.device("cpu")).build(rank.rows, positions, columns)
-            tokens = take_segments(flat, rank.rows.response_offsets, positions)
+            tokens = concatenate_segments(flat, rank.rows.response_offsets, positions)
             yield micro, np.full(1, -1) if micro.is_dummy else tokens
 
 
@@ -105,7 +105,7 @@ def policy_step(
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
         matrices = build_policy_matrices(micro, table.stats(theta, tokens))
-        one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
+        one, sums = compute_policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
         total = total + one
         for name, value in sums.items():
             known, own = metrics.get(name, 0.0), float(value.detach())

@@ -14,7 +14,7 @@ from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import Columns, MiniBatch
-from alphaapollo.data.packing import keep_rows
+from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit
@@ -80,7 +80,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    with mock.patch.object(training_batch, "SHARE_FROM", 0.0):  # even if it saves nothing
+    with mock.patch.object(training_batch, "MIN_SHARING_RATIO", 0.0):  # even if it saves nothing
         batch = build_batch(
             [group for group in groups if is_usable(group)],
             actor,
@@ -109,8 +109,8 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     credit = assign_credit(batch, computed, settings)
     may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.has_gradient if may_skip else np.ones_like(credit.has_gradient)
-    steps = keep_rows(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
-    return Prepared(batch, credit.columns, tokens, batch.layout.split_columns(tokens), steps)
+    steps = filter_mini_batches(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
+    return Prepared(batch, credit.columns, tokens, batch.layout.split_matrix_by_rank(tokens), steps)
 
 
 def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_argument_warnings
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
+from alphaapollo.data.stream import choose_row_indices
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model, make_teacher_model
@@ -67,14 +67,14 @@ def read_inputs(config: Config) -> Inputs:
 
     def read(files: str | list[str], key: str, count: int) -> tuple[list[Prompt], list[str]]:
         def choose(prompts: list[Prompt]) -> list[Prompt]:
-            return [prompts[index] for index in choose_rows(len(prompts), count, data.seed, data.shuffle)]
+            return [prompts[index] for index in choose_row_indices(len(prompts), count, data.seed, data.shuffle)]
 
         return read_prompts(files, key, renderer, data, choose)
 
     prompts, notices = read(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
         notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
-    notices += unused_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
+    notices += make_template_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [explain_missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
@@ -93,7 +93,7 @@ def read_inputs(config: Config) -> Inputs:
         prompts,
         val_prompts,
         goal=goal,
-        probe=renderer.prompt_ids(prompts[0].content)[:PROBE_TOKENS],
+        probe=renderer.encode_prompt(prompts[0].content)[:PROBE_TOKENS],
         reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_function=has_function,
         notices=notices,

@@ -16,7 +16,7 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.data.shared_prompts import decide_sharing
+from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_unmeasured_notice
 from alphaapollo.trainer.setup.combinations import check_combinations
@@ -133,7 +133,7 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     problem = next(
         (f"{name} needs a copy of the prompt for each sample" for name, value in experts.items() if value), None
     )
-    return decide_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
+    return decide_prompt_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:

@@ -71,7 +71,7 @@ def take_draws(progress: Progress, count: int) -> list[int]:
 
 def make_request(run: TrainingRun, draw: int) -> GroupRequest:
     """Build the request for the group of the prompt at stream position `draw`."""
-    (index,) = run.stream.indices(draw, 1)
+    (index,) = run.stream.prompt_indices(draw, 1)
     return GroupRequest(
         run.prompts[index],
         run.config.group_size,

@@ -160,14 +160,14 @@ def _pack_columns(
         "chosen": choose_tokens(batch, computed, result.advantages, settings.actor),
     }
     columns: dict[str, Any] = {
-        name: layout.split_columns(matrix, dtype if name in ("advantages", "returns") else None)
+        name: layout.split_matrix_by_rank(matrix, dtype if name in ("advantages", "returns") else None)
         for name, matrix in matrices.items()
         if matrix is not None
     } | {
-        "loss_weights": layout.split_rows(batch.loss_weights.astype(dtype)),
-        "sequence_weights": layout.split_rows(batch.sequence_weights.astype(dtype)),
-        "value_weights": layout.split_rows(batch.value_weights.astype(dtype)),
-        "trajectory_ids": layout.split_rows(batch.trajectory_ids.numpy()),
+        "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),
+        "sequence_weights": layout.split_row_values(batch.sequence_weights.astype(dtype)),
+        "value_weights": layout.split_row_values(batch.value_weights.astype(dtype)),
+        "trajectory_ids": layout.split_row_values(batch.trajectory_ids.numpy()),
     }
     return [
         Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))

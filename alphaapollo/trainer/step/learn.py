@@ -13,8 +13,8 @@ import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.data.batch import segment_offsets
-from alphaapollo.data.packing import keep_rows
+from alphaapollo.data.batch import compute_offsets
+from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics import layout_metrics
@@ -71,7 +71,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         if step > config.trainer.critic_warmup:
             trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
-            steps = keep_rows(batch.layout, trained, budget, plan.padded)
+            steps = filter_mini_batches(batch.layout, trained, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(trained.mean())} | await measure_mismatch(run, batch, trained)
             if config.algorithm.use_kl_in_reward:
@@ -150,5 +150,5 @@ async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> 
         np.concatenate(columns)[positions],
         np.concatenate([part.rollout_logprobs for part in rows])[positions],
         batch.trajectory_ids.numpy()[order][row],
-        positions - segment_offsets(lengths)[row],
+        positions - compute_offsets(lengths)[row],
     )

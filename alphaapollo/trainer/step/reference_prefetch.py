@@ -16,7 +16,7 @@ import numpy as np
 from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
+from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import Row, TrajectoryGroup
 
@@ -117,8 +117,8 @@ class ReferencePrefetcher:
             padded=self._padded,
             seed=0,
             shuffle=False,
-            prefixes=find_prefixes(rows, [0] * len(rows)) if self._shares_prompts else None,
-            share_from=SHARE_FROM,
+            prefixes=find_shared_prefixes(rows, [0] * len(rows)) if self._shares_prompts else None,
+            min_sharing_ratio=MIN_SHARING_RATIO,
         )
         return layout.rank_batches[0], [rows[index] for index in layout.row_order[0]]
 

@@ -30,7 +30,7 @@ from alphaapollo.algorithms.reward_shaping import (
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
+from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
@@ -117,8 +117,8 @@ def build_batch(
         group_ids=_list_mini_batch_groups(group_of, actor, algorithm),
         needs_full_trajectories=policy_loss.needs_full_trajectories
         or needs_full_sequences(algorithm.rollout_correction),
-        prefixes=find_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
-        share_from=SHARE_FROM,
+        prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
+        min_sharing_ratio=MIN_SHARING_RATIO,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)

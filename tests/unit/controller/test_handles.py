@@ -53,12 +53,12 @@ class Policy:
     def offload(self) -> None:
         pass
 
-    def probe(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0, -2.0]
 
 
 class Moved(Policy):
-    def probe(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.2, -1.6]
 
 

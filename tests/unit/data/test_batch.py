@@ -85,7 +85,7 @@ def test_matrices_are_in_row_order_for_any_layout(num_ranks):
 def test_splitting_undoes_the_matrix(num_ranks):
     batch = build(num_ranks)
     matrix = np.arange(16, dtype=np.float32).reshape(4, 4)
-    columns = batch.split_columns(matrix)
+    columns = batch.split_matrix_by_rank(matrix)
     assert [len(column) for column in columns] == [rank.rows.response_lengths.sum() for rank in batch.rank_batches]
     back = batch.to_matrix(columns)
     assert back.tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 0, 0], [12, 13, 14, 15]]
@@ -93,7 +93,7 @@ def test_splitting_undoes_the_matrix(num_ranks):
 
 def test_row_values_go_to_the_ranks_of_their_rows():
     batch = build(2)
-    parts = batch.split_rows(np.array([0.0, 1.0, 2.0, 3.0]))
+    parts = batch.split_row_values(np.array([0.0, 1.0, 2.0, 3.0]))
     first_tokens = {0.0: 1, 1.0: 3, 2.0: 4, 3.0: 7}
     for rank, values in zip(batch.rank_batches, parts, strict=True):
         starts = rank.rows.token_ids[rank.rows.token_offsets[:-1]]

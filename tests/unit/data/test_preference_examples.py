@@ -3,7 +3,7 @@ import json
 import pytest
 
 from alphaapollo.config.schema import PreferenceData, RewardData
-from alphaapollo.data.preference_examples import load_labelled, load_pairs, make_unrelated_rows
+from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs, make_unrelated_answers
 
 SYSTEM = {"role": "system", "content": "be kind"}
 USER = {"role": "user", "content": "2+2=?"}
@@ -23,7 +23,7 @@ def pairs(tmp_path, renderer, rows, **data):
 
 
 def labelled(tmp_path, renderer, rows, **data):
-    return load_labelled(write(tmp_path, rows), renderer, PreferenceData(**data))
+    return load_labelled_answers(write(tmp_path, rows), renderer, PreferenceData(**data))
 
 
 def extract_answer(renderer, row):
@@ -43,7 +43,7 @@ def extract_answer(renderer, row):
 def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     read = pairs(tmp_path, renderer, [row | {"data_source": "sums"}])
     (pair,) = read.examples
-    prompt = renderer.prompt_ids([USER])
+    prompt = renderer.encode_prompt([USER])
     chosen, rejected = pair.rows
     assert chosen.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]
     assert rejected.token_ids == [*prompt, *renderer.encode(["it is 5"])[0], IM_END]
@@ -57,7 +57,7 @@ def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):
     chat = [SYSTEM, USER, FOUR, USER]
     (pair,) = pairs(tmp_path, renderer, [{"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}]).examples
     chosen, rejected = pair.rows
-    assert chosen.token_ids[: chosen.response_start] == renderer.prompt_ids(chat)
+    assert chosen.token_ids[: chosen.response_start] == renderer.encode_prompt(chat)
     assert extract_answer(renderer, rejected) == "it is 5<|im_end|>"
     assert extract_answer(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
 
@@ -148,11 +148,11 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, rend
     ]
     answers = labelled(tmp_path, renderer, rows).examples
     own = [answer.rows[0] for answer in answers]
-    for place, row in enumerate(make_unrelated_rows(own, 0, 2048)):
+    for place, row in enumerate(make_unrelated_answers(own, 0, 2048)):
         number = int(extract_answer(renderer, row).removesuffix("<|im_end|>"))
         assert number // 3 != place // 3
         assert row.token_ids[: row.response_start] == own[place].token_ids[: own[place].response_start]
-    drawn = [[row.token_ids for row in make_unrelated_rows(own, seed, 2048)] for seed in (0, 0, 1)]
+    drawn = [[row.token_ids for row in make_unrelated_answers(own, seed, 2048)] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     start = own[0].response_start
-    assert {len(row.token_ids) for row in make_unrelated_rows(own, 0, start + 1)} == {start + 1}
+    assert {len(row.token_ids) for row in make_unrelated_answers(own, 0, start + 1)} == {start + 1}

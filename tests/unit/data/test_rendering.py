@@ -15,17 +15,17 @@ def text_of(renderer, ids):
 
 
 def test_a_chat_is_rendered_with_the_generation_prompt(renderer):
-    assert text_of(renderer, renderer.prompt_ids(CHAT)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert text_of(renderer, renderer.encode_prompt(CHAT)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_text_is_continued_as_it_is(renderer):
-    assert text_of(renderer, renderer.prompt_ids("2+2=")) == "2+2="
+    assert text_of(renderer, renderer.encode_prompt("2+2=")) == "2+2="
 
 
 def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
     reply = [{"role": "tool", "content": "4"}]
-    after_end = renderer.delta_ids(reply, last_token=IM_END)
-    after_cut = renderer.delta_ids(reply, last_token=40)
+    after_end = renderer.encode_after_action(reply, last_token=IM_END)
+    after_cut = renderer.encode_after_action(reply, last_token=40)
     assert text_of(renderer, after_end) == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
     assert after_cut == [IM_END, *after_end]
 
@@ -33,8 +33,8 @@ def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
 def test_prompt_action_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode(["four"])[0], IM_END]
     reply = [{"role": "user", "content": "sure?"}]
-    ids = renderer.prompt_ids(CHAT) + action + renderer.delta_ids(reply, action[-1])
-    assert ids == renderer.prompt_ids([*CHAT, {"role": "assistant", "content": "four"}, *reply])
+    ids = renderer.encode_prompt(CHAT) + action + renderer.encode_after_action(reply, action[-1])
+    assert ids == renderer.encode_prompt([*CHAT, {"role": "assistant", "content": "four"}, *reply])
 
 
 def test_a_template_that_drops_thoughts_is_known(renderer, forgetful_renderer):
@@ -54,15 +54,15 @@ def test_every_token_that_ends_a_turn_is_known(make_tokenizer):
 
 def test_a_chat_needs_a_template_and_a_text_does_not(make_tokenizer):
     renderer = Renderer(make_tokenizer(chat_template=None))
-    assert len(renderer.prompt_ids("hi")) == 2
+    assert len(renderer.encode_prompt("hi")) == 2
     with pytest.raises(ValueError, match="no chat template, but the prompts are chats"):
-        renderer.prompt_ids(CHAT)
+        renderer.encode_prompt(CHAT)
 
 
 def test_error_of_a_template_is_shown(make_tokenizer):
     renderer = Renderer(make_tokenizer(chat_template="{{ raise_exception('only users') }}"))
     with pytest.raises(ValueError, match=r"rejects a chat with the roles \['user'\]: only users"):
-        renderer.prompt_ids(CHAT)
+        renderer.encode_prompt(CHAT)
 
 
 def prompts(*texts):
@@ -103,7 +103,7 @@ def test_long_prompts_are_truncated_on_the_configured_side(renderer):
 
 def test_a_saved_tokenizer_loads(tmp_path, make_tokenizer):
     make_tokenizer().save_pretrained(tmp_path)
-    assert Renderer(load_tokenizer(str(tmp_path))).prompt_ids("a") == Renderer(make_tokenizer()).prompt_ids("a")
+    assert Renderer(load_tokenizer(str(tmp_path))).encode_prompt("a") == Renderer(make_tokenizer()).encode_prompt("a")
 
 
 def test_a_folder_without_tokenizer(tmp_path):

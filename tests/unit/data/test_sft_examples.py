@@ -6,7 +6,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
-from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.stream import choose_row_indices
 
 IM_END = 1
 USER = {"role": "user", "content": "2+2=?"}
@@ -37,7 +37,7 @@ def load(tmp_path, renderer, rows, **data):
 
 def test_a_chat_trains_the_answer_and_its_end_token(tmp_path, renderer):
     (row,) = load(tmp_path, renderer, [{"messages": [USER, FOUR]}])
-    prompt = renderer.prompt_ids([USER])
+    prompt = renderer.encode_prompt([USER])
     assert row.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]  # the newline after the turn is left out
     assert row.action_mask == [0] * len(prompt) + [1, 1]
     assert row.logprobs == [0.0] * len(row.token_ids)
@@ -73,7 +73,7 @@ def test_max_samples_are_drawn_with_the_seed(tmp_path, renderer):
     everything = load_examples(path, renderer, data).examples
     some = load_examples(path, renderer, data, max_samples=5).examples
     assert (len(everything), len(some)) == (20, 5)
-    assert some == [everything[index] for index in choose_rows(20, 5, 3, True)]
+    assert some == [everything[index] for index in choose_row_indices(20, 5, 3, True)]
     first = load_examples(path, renderer, SftData(shuffle=False), max_samples=5).examples
     assert first == everything[:5]
 
@@ -83,7 +83,7 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     short, long = {"prompt": "a", "response": "b"}, {"prompt": "abcdef", "response": "xyz"}
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
-    assert read.sizes == [3, 5] and [len(own) for own in read.split_by_source()] == [3, 5]
+    assert read.sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
     assert read.notices == ["2 of 10 examples are longer than data.max_length and were dropped."]
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
 

@@ -1,4 +1,4 @@
-from alphaapollo.data.rendering import Renderer, unused_argument_warnings
+from alphaapollo.data.rendering import Renderer, make_template_argument_warnings
 from alphaapollo.data.tool_rendering import ToolRenderer
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
 
@@ -12,7 +12,7 @@ def test_they_reach_the_template_at_every_rendering():
     assert silent.render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT) + "<think></think>"
     assert Renderer(tokenizer, {"enable_thinking": True}).render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT)
     end = silent.encode(["<think></think>"])[0]
-    assert silent.prompt_ids(CHAT)[-len(end) :] == silent.delta_ids(CHAT)[-len(end) :] == end
+    assert silent.encode_prompt(CHAT)[-len(end) :] == silent.encode_after_action(CHAT)[-len(end) :] == end
 
 
 def test_environment_and_python_tools_are_combined():
@@ -23,6 +23,6 @@ def test_environment_and_python_tools_are_combined():
 
 def test_template_variable_that_is_not_read_is_reported():
     arguments = {"enable_thinking": False, "x": 1}
-    assert unused_argument_warnings(arguments, tokenizer_of(HERMES + THINKING)) == [
+    assert make_template_argument_warnings(arguments, tokenizer_of(HERMES + THINKING)) == [
         "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
     ]

@@ -34,23 +34,23 @@ def calling(*calls, content=""):
 
 
 def test_the_prompt_shows_the_tools(renderer):
-    shown = text_of(renderer, renderer.prompt_ids([USER]))
+    shown = text_of(renderer, renderer.encode_prompt([USER]))
     assert '"name": "add"' in shown and shown.endswith("1+2?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_results_of_two_calls_are_rendered_like_the_template(renderer):
     end = renderer.eos_token_ids[0]
-    delta = renderer.delta_ids([FIRST, SECOND], last_token=end)
+    delta = renderer.encode_after_action([FIRST, SECOND], last_token=end)
     assert text_of(renderer, delta) == (
         "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n<b>\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert renderer.delta_ids([FIRST, SECOND], last_token=40) == [end, *delta]
+    assert renderer.encode_after_action([FIRST, SECOND], last_token=40) == [end, *delta]
 
 
 def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode([f"so\n{CALL}\n{CALL}"])[0], renderer.eos_token_ids[0]]
-    ids = renderer.prompt_ids([USER]) + action + renderer.delta_ids([FIRST, SECOND], action[-1])
+    ids = renderer.encode_prompt([USER]) + action + renderer.encode_after_action([FIRST, SECOND], action[-1])
     function = {"name": "add", "arguments": {"a": 1, "note": "x"}}
     text = renderer.tokenizer.apply_chat_template(
         [USER, calling(function, function, content="so"), FIRST, SECOND],
@@ -62,7 +62,7 @@ def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
 
 
 def test_other_messages_are_rendered_as_without_tools(renderer):
-    delta = renderer.delta_ids([{"role": "user", "content": "and?"}], last_token=renderer.eos_token_ids[0])
+    delta = renderer.encode_after_action([{"role": "user", "content": "and?"}], last_token=renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -75,15 +75,15 @@ def test_decoding_keeps_special_tokens_of_calls():
 
 def test_a_template_with_special_tokens_and_call_ids():
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
-    renderer.check_template(append=True)
-    delta = renderer.delta_ids([FIRST, SECOND], last_token=renderer.eos_token_ids[0])
+    renderer.check_template(in_append_context=True)
+    delta = renderer.encode_after_action([FIRST, SECOND], last_token=renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == (
         '[TOOL_RESULTS]{"content": "3", "call_id": "call00000"}[/TOOL_RESULTS]'
         '[TOOL_RESULTS]{"content": "<b>", "call_id": "call00001"}[/TOOL_RESULTS]'
     )
     assert renderer.call_prefix == "[TOOL_CALLS]"
     with pytest.raises(ValueError, match="a result without a call"):
-        renderer.check_template(append=False)  # a fresh prompt shows what the model wrote as plain text
+        renderer.check_template(in_append_context=False)  # a fresh prompt shows what the model wrote as plain text
 
 
 def test_rendered_call(renderer):
@@ -117,11 +117,11 @@ def test_a_template_that_cannot_do_it_is_refused(old, new, says):
     template = HERMES.replace(old, new)
     assert template != HERMES
     with pytest.raises(ValueError, match=says):
-        ToolRenderer(tokenizer_of(template), [ADD]).check_template(append=True)
+        ToolRenderer(tokenizer_of(template), [ADD]).check_template(in_append_context=True)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     tokenizer = tokenizer_of()
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
-        ToolRenderer(tokenizer, [ADD]).check_template(append=True)
+        ToolRenderer(tokenizer, [ADD]).check_template(in_append_context=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import FinetuningStep
+from alphaapollo.data.batch import FinetuningStepResult
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train
@@ -40,11 +40,11 @@ class Trainer:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    async def step(self, batches: list[Any], skip_bad: bool) -> FinetuningStep:
+    async def step(self, batches: list[Any], skip_bad: bool) -> FinetuningStepResult:
         (batch,) = batches
         self.calls.append(batch.examples)
         sums = {"loss": float(sum(batch.examples)), "tokens": float(len(batch.examples))}
-        return FinetuningStep(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
+        return FinetuningStepResult(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
 
     async def evaluate(self, batches: list[Any]) -> dict[str, float]:
         return (await self.step(batches, False)).sums

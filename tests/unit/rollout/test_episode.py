@@ -30,12 +30,12 @@ PROMPT = Prompt(3, "exact", "1 2")
 class Numbers:
     """Renderer for numbers: "1 2" has the tokens [1, 2]. A delta ends an open turn with STOP."""
 
-    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+    def encode_prompt(self, content: list[Message] | str) -> list[int]:
         text = content if isinstance(content, str) else content[-1]["content"]
         return [int(word) for word in text.split()]
 
-    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
-        return [STOP] * (last_token != STOP) + self.prompt_ids(messages)
+    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+        return [STOP] * (last_token != STOP) + self.encode_prompt(messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(str(token) for token in token_ids if token != STOP)
@@ -88,7 +88,11 @@ def done(reward: float) -> StepResult:
 def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
     renderer = Numbers()
     return EpisodeRunner(
-        engine, renderer.decode, lambda _: AppendContext(renderer.prompt_ids, renderer.delta_ids), limits, grade
+        engine,
+        renderer.decode,
+        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_after_action),
+        limits,
+        grade,
     )
 
 

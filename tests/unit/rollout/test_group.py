@@ -18,10 +18,10 @@ PROMPT = Prompt(17, "exact", "hello")
 
 
 class Letters:
-    def prompt_ids(self, content):
+    def encode_prompt(self, content):
         return [ord(letter) for letter in content]
 
-    def delta_ids(self, messages, last_token=None):
+    def encode_after_action(self, messages, last_token=None):
         return []
 
     def decode(self, token_ids):
@@ -37,7 +37,7 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
     runner = EpisodeRunner(
         engine,
         letters.decode,
-        lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+        lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
         EpisodeLimits(1, 60.0),
     )
     make = get_environment_spec("single_turn").factory

@@ -78,7 +78,7 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
     (group,) = run(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), draw=0))
     assert [trajectory.score for trajectory in group.trajectories] == [Score(1.0, {"accuracy": 1.0})] * 2
     (turn,) = group.trajectories[0].turns
-    assert turn.text == "4" and turn.context_ids == renderer.prompt_ids(CHAT) == asked[0][0]
+    assert turn.text == "4" and turn.context_ids == renderer.encode_prompt(CHAT) == asked[0][0]
     assert asked[0][1].stop_token_ids == renderer.eos_token_ids
     assert worker.memory()["memory/rollout_gib"] > 0.01
 

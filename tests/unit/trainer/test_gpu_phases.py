@@ -86,7 +86,7 @@ class Trainer:
         self.gpu.work(self.role, "update")
         return {}
 
-    def probe(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         self.gpu.work(self.role, "probe")
         self.offload()
         return [-1.0]
@@ -99,8 +99,8 @@ class Trainer:
         self.gpu.calls.append(f"{self.role}.release")
         self.offload()
 
-    def hard_reset(self) -> None:
-        self.gpu.work(self.role, "hard_reset")
+    def reset_reference_and_optimizer(self) -> None:
+        self.gpu.work(self.role, "reset_reference_and_optimizer")
 
     def save(self, folder: str) -> None:
         self.gpu.work(self.role, "save")
@@ -287,7 +287,7 @@ def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None
         "policy.update",
         *PUBLISH,
         *score,
-        *("engine.release_cache", "policy.hard_reset", "policy.rest", "engine.wake_cache"),
+        *("engine.release_cache", "policy.reset_reference_and_optimizer", "policy.rest", "engine.wake_cache"),
         *SAVE[:-1],
         *("critic.save", "critic.rest", "engine.wake_cache"),
     ]

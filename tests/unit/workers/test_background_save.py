@@ -40,7 +40,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
     for name in ("first", "second"):
         worker.update(columns)
         if worker.reference is not None:
-            worker.hard_reset()
+            worker.reset_reference_and_optimizer()
             worker.update(columns)
         saved = weights(worker)
         if name == "first":
@@ -54,7 +54,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
             worker.save(f"{folder}/another")
         worker.update(columns)
         if worker.reference is not None:
-            worker.hard_reset()
+            worker.reset_reference_and_optimizer()
         worker.update(columns)
         gate.set()
         worker.update(columns)

@@ -86,7 +86,7 @@ def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name
     recorder = Recorder()
     case = Case(str(model_folder(name)), lora_rank=4)
     worker = worker_of(case, sender=recorder)
-    ours = worker.probe(TOKENS[0].tolist())
+    ours = worker.compute_probe_log_probs(TOKENS[0].tolist())
     assert ours != pytest.approx(log_probs(plain(case.folder)), abs=1e-2)
     worker.export(str(tmp_path / "adapter"), "adapter")
     worker.export(str(tmp_path / "merged"))
@@ -199,7 +199,9 @@ def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(model_folder):
     found = []
     for seed in (0, 0, 1):
         worker = make_worker(case, 0, 1, free_address(), seed=seed)
-        assert worker.probe(TOKENS[0].tolist()) == pytest.approx(log_probs(plain(case.folder)), abs=1e-4)
+        assert worker.compute_probe_log_probs(TOKENS[0].tolist()) == pytest.approx(
+            log_probs(plain(case.folder)), abs=1e-4
+        )
         found.append(adapters(worker.policy))
         worker.close()
     name = next(name for name in found[0] if ".lora_A." in name)
@@ -243,7 +245,7 @@ def save_on_two(rank: int, num_ranks: int, address: str, case: Case, folder: str
     worker = worker_of(case, rank, num_ranks, address)
     worker.save(folder)
     worker.export(f"{folder}_adapter", "adapter")
-    ours = worker.probe(TOKENS[0].tolist())
+    ours = worker.compute_probe_log_probs(TOKENS[0].tolist())
     worker.close()
     return ours
 

@@ -17,7 +17,7 @@ from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.metric_sums import MetricSums
-from alphaapollo.workers.policy_objective import build_policy_matrices, policy_objective
+from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns
 
@@ -59,7 +59,9 @@ def test_a_micro_batch_does_not_wait(policy: PolicyModel, loss: str, first: bool
         target = DivergenceTarget(policy.compute_head_input(micro), REVERSE)
         stats = policy(micro, 0.9, needs_entropy=True, divergence_target=target)
         matrices = build_policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
-        objective, metrics = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
+        objective, metrics = compute_policy_objective(
+            matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection()
+        )
         objective.backward()
         MetricSums().add(metrics)
     assert copies.count == 0

@@ -70,7 +70,7 @@ def test_log_probs_are_in_the_order_of_the_rows(make):
 def test_probe_is_at_temperature_one(make):
     worker, case = make("llama")
     expected = plain_logprobs(case.folder, np.array([5, 9, 3, 3, 40]), 1.0)
-    assert worker.probe([5, 9, 3, 3, 40]) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert worker.compute_probe_log_probs([5, 9, 3, 3, 40]) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -192,7 +192,7 @@ def test_the_reference_changes_only_by_a_reset(make, tmp_path: Path):
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
     scale_weights(worker.policy, 1.2)
     np.testing.assert_array_equal(worker.compute_ref_log_probs(), before)
-    worker.hard_reset()
+    worker.reset_reference_and_optimizer()
     after = worker.compute_ref_log_probs()
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_array_equal(after, worker.compute_log_probs())
@@ -211,7 +211,7 @@ def test_hard_reset_resets_the_optimizer(make):
     columns = make_columns(case, batch, 0)
     worker.load_batch(batch.rank_batches[0])
     worker.update(columns)
-    worker.hard_reset()
+    worker.reset_reference_and_optimizer()
     fresh, _ = make(needs_reference=True)
     for own, other in zip(fresh.policy.parameters(), worker.policy.parameters(), strict=True):
         local_tensor(own).data.copy_(local_tensor(other))

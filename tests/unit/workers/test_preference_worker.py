@@ -15,12 +15,12 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.preference_batch import (
     PreferenceBatch,
-    collect_row_scores,
-    distribute_examples,
-    distribute_scored_rows,
+    collect_row_values,
+    distribute_preference_examples,
+    distribute_reference_rows,
 )
-from alphaapollo.data.preference_examples import PreferenceExample, make_unrelated_rows
-from alphaapollo.finetuning.dpo import assign_reference
+from alphaapollo.data.preference_examples import PreferenceExample, make_unrelated_answers
+from alphaapollo.finetuning.dpo import assign_reference_logps
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
@@ -70,7 +70,7 @@ def examples_of(case: Case) -> list[PreferenceExample]:
     if get_preference_loss(case.preference.get("loss", "sigmoid")).is_pairwise:
         return pairs
     rows = [row for pair in pairs for row in pair.rows]
-    others = make_unrelated_rows(rows, 0, 100)
+    others = make_unrelated_answers(rows, 0, 100)
     return [
         PreferenceExample([row], [index % 2 == 0], "", unrelated=other)
         for index, (row, other) in enumerate(zip(rows, others, strict=True))
@@ -91,15 +91,17 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> Preferen
 
 def rank_batches(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[PreferenceBatch]:
     groups = num_ranks // case.sequence_parallel
-    return distribute_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
+    return distribute_preference_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
 
 
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Gradients of one step by a policy that differs from its reference."""
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
-        layout = distribute_scored_rows(examples, 1, case.max_tokens, worker.builder.padded, case.share)
-        assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+        layout = distribute_reference_rows(examples, 1, case.max_tokens, worker.builder.padded, case.share)
+        assign_reference_logps(
+            examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])])
+        )
     if case.lora_rank:
         for name, parameter in worker.model.named_parameters():
             if ".lora_B." in name:
@@ -209,8 +211,8 @@ def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder,
 def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
-    layout = distribute_scored_rows(examples, 1, 50, True, True)
-    assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    layout = distribute_reference_rows(examples, 1, 50, True, True)
+    assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     sums = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
@@ -226,8 +228,8 @@ def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
 def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     case, examples = Case(str(model_folder("qwen3"))), some_pairs()
     worker = make_worker(case, 0, 1, free_address())
-    layout = distribute_scored_rows(examples, 1, 50, True, True)
-    assign_reference(examples, collect_row_scores(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    layout = distribute_reference_rows(examples, 1, 50, True, True)
+    assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     batch = rank_batches(case, examples, 1)[0]
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))

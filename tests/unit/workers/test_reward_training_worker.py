@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.preference_batch import distribute_examples
+from alphaapollo.data.preference_batch import distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_or_init_reward_model
@@ -65,7 +65,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     worker = make_worker(case, rank, num_ranks, address)
     scale_weights(worker.model, 3.0)  # scores away from zero
     recorded = record_gradients(worker)
-    batch = distribute_examples(pairs(), num_ranks, case.max_tokens, worker.builder.padded, case.share)[rank]
+    batch = distribute_preference_examples(pairs(), num_ranks, case.max_tokens, worker.builder.padded, case.share)[rank]
     sums = worker.step(batch).sums
     assert worker.evaluate(batch) == pytest.approx(sums, rel=1e-6)
     worker.close()
@@ -117,7 +117,7 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, tmp_path: 
     """As a frozen reward model, as transformers loads it, and as the start of another training."""
     case = Case(str(model_folder("qwen3")), lora_rank=lora_rank)
     worker = make_worker(case, 0, 1, free_address())
-    batch = distribute_examples(pairs(), 1, 10_000, True, False)[0]
+    batch = distribute_preference_examples(pairs(), 1, 10_000, True, False)[0]
     before = worker.evaluate(batch)
     for _ in range(3):
         worker.step(batch)
@@ -148,7 +148,7 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, tmp_path: 
 
 
 def test_a_family_without_a_classifier_is_an_error(model_folder):
-    from alphaapollo.finetuning.reward_model import check_model
+    from alphaapollo.finetuning.reward_model import check_reward_model
 
     with pytest.raises(ValueError, match="is a 'granite' model, for which transformers has no reward model"):
-        check_model(Model(path=str(model_folder("granite"))))
+        check_reward_model(Model(path=str(model_folder("granite"))))

@@ -99,7 +99,7 @@ def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tu
     found = [worker.compute_log_probs(), worker.compute_ref_log_probs()]
     worker.update(make_columns(case, batch, own, old=False))
     found += [worker.get_old_log_probs(), worker.compute_log_probs()]
-    probe = worker.probe([5, 9, 3, 3, 40])
+    probe = worker.compute_probe_log_probs([5, 9, 3, 3, 40])
     worker.close()
     return found, probe
 

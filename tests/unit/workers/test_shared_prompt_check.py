@@ -15,8 +15,8 @@ import torch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.data.packing import keep_rows
-from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.data.packing import filter_mini_batches
+from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompts
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
@@ -36,7 +36,7 @@ def shared(batch: Any) -> Any:
     for first in range(0, len(rows) - 1, 2):
         length = lengths[first] = lengths[first + 1] = min(lengths[first], lengths[first + 1])
         token_ids[starts[first + 1] : starts[first + 1] + length] = token_ids[starts[first] : starts[first] + length]
-    rows = replace(rows, token_ids=token_ids, prefixes=Prefixes(ids, lengths))
+    rows = replace(rows, token_ids=token_ids, prefixes=SharedPrefixes(ids, lengths))
     return replace(batch, rank_batches=[replace(batch.rank_batches[0], rows=rows)])
 
 
@@ -157,9 +157,9 @@ def test_skipped_rows_do_not_change_the_weights(model_folder):
         keep = np.arange(batch.num_rows) % 3 == 0
         for kept in (keep, np.zeros_like(keep)):
             advantages = batch.to_matrix([make_columns(case, batch, 0).advantages]) * kept[:, None]
-            columns = replace(make_columns(case, batch, 0), advantages=batch.split_columns(advantages)[0])
+            columns = replace(make_columns(case, batch, 0), advantages=batch.split_matrix_by_rank(advantages)[0])
             worker.load_batch(batch.rank_batches[0])
-            steps = keep_rows(batch, kept if leaves_out else np.ones_like(kept), 60, padded=True)[0]
+            steps = filter_mini_batches(batch, kept if leaves_out else np.ones_like(kept), 60, padded=True)[0]
             metrics = worker.update(columns, steps)
             tokens.append(metrics["actor/tokens"])
             assert metrics["actor/optimizer_steps"] == 2

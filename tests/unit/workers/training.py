@@ -137,7 +137,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:
         matrix = (scale * generator.standard_normal(shape) + shift).astype(np.float32)
-        flat = batch.split_columns(matrix[case.row_order])[rank]
+        flat = batch.split_matrix_by_rank(matrix[case.row_order])[rank]
         flat.flags.writeable = False
         return flat
 
@@ -148,10 +148,10 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         values=column(0.5),
         old_logprobs=column(0.5, -4.0) if old else None,
         ref_logprobs=column(0.5, -4.0) if ref else None,
-        loss_weights=batch.split_rows(weights)[rank],
-        sequence_weights=batch.split_rows(per_sequence)[rank],
-        value_weights=batch.split_rows(of_values)[rank],
-        trajectory_ids=batch.split_rows(case.row_order)[rank],
+        loss_weights=batch.split_row_values(weights)[rank],
+        sequence_weights=batch.split_row_values(per_sequence)[rank],
+        value_weights=batch.split_row_values(of_values)[rank],
+        trajectory_ids=batch.split_row_values(case.row_order)[rank],
         chosen=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).choose else None,
     )
 

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
+from alphaapollo.data.shared_prompts import SharedPrefixes, find_shared_prefixes
 from alphaapollo.models.attention import backends
 from alphaapollo.models.attention.shared_prompts import causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
@@ -41,7 +41,7 @@ def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Ro
             mask = [int(i >= len(own)) for i in range(len(tokens))]
             rows.append(Row(tokens, mask, [0.0] * len(tokens), [len(tokens) - 1]))
             groups.append(group)
-    return replace(Rows.from_rows(rows), prefixes=find_prefixes(rows, groups))
+    return replace(Rows.from_rows(rows), prefixes=find_shared_prefixes(rows, groups))
 
 
 def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, reference=None) -> tuple[Tensor, list[Tensor]]:
@@ -114,7 +114,7 @@ def three_rows() -> Rows:
         response_starts=np.array([2, 2, 1]),
         action_mask=np.ones(5, dtype=np.uint8),
         rollout_logprobs=np.zeros(5, dtype=np.float32),
-        prefixes=Prefixes(np.array([0, 0, 1]), np.array([2, 2, 1])),
+        prefixes=SharedPrefixes(np.array([0, 0, 1]), np.array([2, 2, 1])),
     )
 
 

@@ -17,7 +17,7 @@ from alphaapollo.models.checkpoint.reader import _Unpickler as Unpickler
 from alphaapollo.models.checkpoint.reader import read_generators
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
 from alphaapollo.models.sharding import FsdpRoot, shard
-from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 
 class Trap:
@@ -44,14 +44,14 @@ class Model(FsdpRoot):
 def trained():
     """Sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
-    mesh, *_ = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
+    mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
     model = Model()
     shard(model, mesh, torch.float32, offload_policy=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     yield model, optimizer
-    leave_ranks()
+    shut_down_rank()
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_columns_round_trip_over_two_ranks() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     batch = build(groups, num_ranks=2)
     matrix = torch.arange(16, dtype=torch.float32).reshape(4, 4).numpy() * batch.mask.numpy().astype(np.float32)
-    assert (batch.layout.to_matrix(batch.layout.split_columns(matrix)) == matrix).all()
+    assert (batch.layout.to_matrix(batch.layout.split_matrix_by_rank(matrix)) == matrix).all()
 
 
 def test_overlong_penalty() -> None:
