@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.launch.command import run_command
+from alphaapollo.launch.command import run_inference
 from alphaapollo.utils.entry_point import command
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an evolution. Returns the exit code of launch/command.py."""
-    return run_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run", argv)
+    return run_inference(EvolvingConfig, "evolving", "alphaapollo.evolving.run", argv)
 
 
 if __name__ == "__main__":

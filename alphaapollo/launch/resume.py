@@ -8,7 +8,7 @@ resume that changes it writes config.1.yaml, config.2.yaml, ...
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,6 @@ class StartPoint:
     reached: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
     lost: str = ""  # message about missing lines in metrics.jsonl
     has_previous_run: bool = False  # the folder has a previous run that is not resumed
-    found: frozenset[str] = field(init=False)  # paths in the folder at this time
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "found", _list_paths(self.folder))
 
     def lines(self) -> list[str]:
         """Return the messages to print before the start."""
@@ -80,14 +76,8 @@ class StartPoint:
     def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
         """Prepare the folder: move a previous run aside, remove interrupted saves, save the configuration.
 
-        Returns the new path of the previous run, or None. Raises ValueError if another run has written to the folder
-        since this object was created.
+        Returns the new path of the previous run, or None.
         """
-        if new := sorted(_list_paths(self.folder) ^ self.found):
-            raise ValueError(
-                f"{self.folder} has changed since the start ({', '.join(new[:3])}): another run has written there. Run "
-                "the command again, or set another trainer.experiment_name."
-            )
         moved = move_aside(self.folder) if self.has_previous_run else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
         checkpoints.remove_remains()
@@ -258,11 +248,6 @@ def _has_results(folder: Path) -> bool:
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
     return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).list_completed())
-
-
-def _list_paths(folder: Path) -> frozenset[str]:
-    files = (*folder.glob("*"), *folder.glob("checkpoints/*"))
-    return frozenset(str(file.relative_to(folder)) for file in files)
 
 
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:

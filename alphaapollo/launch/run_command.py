@@ -6,28 +6,44 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from pathlib import Path
+from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from alphaapollo.config.errors import report_error
+from alphaapollo.config.schema.trainer import WatchedRun
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
+PreparedT = TypeVar("PreparedT")
 
-def run_in_folder(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """Lock the folder and call `work`. Returns the exit code: 0 done, 1 failed, 2 folder in use, 130 interrupted.
 
-    interrupted: returns the message after a signal.
+def run_in_folder(
+    trainer: WatchedRun,
+    prepare: Callable[[], PreparedT],
+    run: Callable[[PreparedT], None],
+    interrupted_message: Callable[[], str],
+) -> int:
+    """Lock the run's folder, call `prepare`, and call `run` with the result. A dry run only prepares, without a lock.
+
+    Returns the exit code: 0 done, 1 failed, 2 refused because `prepare` raised ValueError or another process uses the
+    folder, 130 interrupted.
     """
     try:
-        with lock_folder(folder):
-            work()
+        with nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
+            try:
+                prepared = prepare()
+            except ValueError as error:
+                return report_error(error, 2)
+            if trainer.dry_run:
+                print("dry run: the configuration is valid, nothing was started.")
+            else:
+                run(prepared)
     except FolderInUseError as error:
         return report_error(error, 2)
     except KeyboardInterrupt:
-        print(f"\n{interrupted()}", file=sys.stderr)
+        print(f"\n{interrupted_message()}", file=sys.stderr)
         return 130
     except FAILURES as error:
         return report_error(error, 1)

@@ -23,7 +23,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import Tracker, make_tracker
+from alphaapollo.observability.trackers import Tracker
 
 
 @dataclass
@@ -70,7 +70,7 @@ async def open_session(
     console.start(total, done)
     if moved:
         console.notice(f"the previous run of this name was moved to {moved}")
-    tracker = make_tracker(config.model_dump(mode="json"), folder, done, console.notice)
+    tracker = Tracker(config.model_dump(mode="json"), folder, done, console.notice)
     workers: WorkerGroups | None = None
     try:
         with timer("start"):

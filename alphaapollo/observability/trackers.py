@@ -1,4 +1,4 @@
-"""Metric trackers: metrics.jsonl always, tensorboard and wandb on request."""
+"""Write the metrics of a run to metrics.jsonl, and to tensorboard and wandb if trainer.logger lists them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from alphaapollo.observability.metrics_file import JsonlTracker
 
@@ -16,40 +16,41 @@ WANDB_FIX = (
 )
 
 
-class Tracker(Protocol):
-    """Destination of metrics."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def make_tracker(
-    config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
-) -> Tracker:
-    """Build the trackers of a run, combined into one tracker.
+class Tracker:
+    """Tracker of a run: writes metrics to metrics.jsonl and to the trackers of trainer.logger.
 
     Args:
-        config: configuration of the run as JSON types. `trainer.logger` lists the trackers; wandb stores all of it.
-        resumed_step: step of the resumed checkpoint; 0 for a new run. Metrics of later steps are removed.
-        notice: called with a message about damaged lines.
+        config: configuration of the run as JSON types. wandb stores all of it.
+        resumed_step: iteration of the resumed checkpoint; 0 for a new run. Metrics of later iterations are removed.
+        notice: called with a message about damaged lines in metrics.jsonl.
 
-    Raises:
-        ValueError: if a package that `trainer.logger` needs is not installed.
+    Raises ValueError if a package that trainer.logger needs is not installed.
     """
-    trainer = config["trainer"]
-    names = trainer["logger"]
-    check_trackers(names)
-    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)]
-    if "tensorboard" in names:
-        trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
-    if "wandb" in names:
-        trackers.append(WandbTracker(trainer["project_name"], trainer["experiment_name"], folder, config))
-    return CombinedTracker(trackers)
+
+    def __init__(
+        self, config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
+    ):
+        trainer = config["trainer"]
+        names = trainer["logger"]
+        check_trackers(names)
+        self._trackers: list[JsonlTracker | TensorboardTracker | WandbTracker]
+        self._trackers = [JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)]
+        if "tensorboard" in names:
+            self._trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
+        if "wandb" in names:
+            self._trackers.append(WandbTracker(trainer["project_name"], trainer["experiment_name"], folder, config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ValueError if the package of a tracker is missing or wandb has no login."""
+    """Raise ValueError if a tracker of trainer.logger needs a package that is not installed, or wandb has no login."""
     for name in names:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ValueError(
@@ -63,23 +64,8 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(f"trainer.logger has wandb, but you are not logged in. {WANDB_FIX}")
 
 
-class CombinedTracker:
-    """Tracker that forwards metrics to several trackers."""
-
-    def __init__(self, trackers: Sequence[Tracker]):
-        self._trackers = trackers
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
-
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
-
-
 class TensorboardTracker:
-    """Writer of event files for `tensorboard --logdir`."""
+    """Tracker that writes event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path, resumed_step: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -97,7 +83,7 @@ class TensorboardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases tracker. Each start is a new wandb run in one group. WANDB_MODE=offline needs no account."""
+    """Tracker that logs to Weights & Biases. Each start of a run creates a new wandb run in the group `experiment`."""
 
     def __init__(self, project: str, experiment: str, folder: Path, config: Mapping[str, Any]):
         import wandb

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.command import run_command
+from alphaapollo.launch.command import run_inference
 from alphaapollo.utils.entry_point import command
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Generate and score responses. Returns the exit code (launch/command.py)."""
-    return run_command(GenerationConfig, "generation", "alphaapollo.evaluation.generation", argv)
+    return run_inference(GenerationConfig, "generation", "alphaapollo.evaluation.generation", argv)
 
 
 if __name__ == "__main__":

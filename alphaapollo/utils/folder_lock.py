@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -43,14 +43,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
         yield
-
-
-def check_not_in_use(folder: Path) -> None:
-    """Raise FolderInUseError if another process is using the folder. Does not lock the folder."""
-    for path in _list_lock_files(folder):
-        if path.exists():
-            with suppress(OSError), _hold_lock(path, folder):  # OSError: lock_folder reports it
-                pass
 
 
 def _list_lock_files(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.observability.trackers import make_tracker
+from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import tune_memory
 from alphaapollo.trainer.profile import StepProfiler
@@ -120,7 +120,7 @@ class Cluster:
             stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
             progress=Progress(),
             saving=BackgroundCheckpoint(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
-            tracker=make_tracker(config.model_dump(mode="json"), folder, 0),
+            tracker=Tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
             profiler=StepProfiler([], groups, folder, console),

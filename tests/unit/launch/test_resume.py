@@ -196,18 +196,6 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     )
 
 
-def test_a_folder_changed_meanwhile_is_not_touched(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    early = start_of(config)
-    checkpoint = train(config, 20)
-    with pytest.raises(ValueError, match=r"has changed since the start \(checkpoints, checkpoints/step_000020, "):
-        early.claim(config)
-    start = start_of(config)
-    checkpoint.rename(checkpoint.with_name("step_000040"))
-    with pytest.raises(ValueError, match="Run the command again"):
-        start.claim(config)
-
-
 def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 20)

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,15 +25,20 @@ with lock_folder(Path(sys.argv[1])):
 """
 
 
+def trainer(folder: Path, dry_run: bool = False) -> Any:
+    return SimpleNamespace(folder=folder / "run", dry_run=dry_run)
+
+
 def raising(error: BaseException) -> None:
     raise error
 
 
 def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def code(error: BaseException) -> int:
-        return run_in_folder(tmp_path / "run", lambda: raising(error), lambda: "resume hint")
+        return run_in_folder(trainer(tmp_path), int, lambda _: raising(error), lambda: "resume hint")
 
-    assert run_in_folder(tmp_path / "run", lambda: None, lambda: "resume hint") == 0
+    assert run_in_folder(trainer(tmp_path), int, lambda _: None, lambda: "resume hint") == 0
+    assert run_in_folder(trainer(tmp_path), lambda: raising(ValueError("unset")), raising, str) == 2
     assert code(ValueError("what, got, fix")) == 1
     assert code(RestartRefused("a worker died")) == 1
     assert code(KeyboardInterrupt()) == 130
@@ -43,7 +50,18 @@ def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.C
 
 def test_a_bug_is_not_a_failure(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        run_in_folder(tmp_path / "run", lambda: raising(KeyError("name")), str)
+        run_in_folder(trainer(tmp_path), int, lambda _: raising(KeyError("name")), str)
+
+
+def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Path) -> None:
+    locks: list[bool] = []
+
+    def look(*_: object) -> None:
+        locks.append((tmp_path / ".run.lock").exists())
+
+    assert run_in_folder(trainer(tmp_path), lambda: look(), look, str) == 0
+    assert run_in_folder(trainer(tmp_path, dry_run=True), lambda: look(), look, str) == 0
+    assert locks == [True, True, False]
 
 
 @pytest.mark.timeout(60)
@@ -54,9 +72,10 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     )
     with holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        assert run_in_folder(tmp_path / "run", lambda: done.append(1), str) == 2
+        assert run_in_folder(trainer(tmp_path), lambda: done.append(1), done.append, str) == 2
+        assert run_in_folder(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append, str) == 0
         holder.kill()
-    assert not done
+    assert done == [2]
 
 
 def test_a_death_after_a_signal_is_an_interrupt() -> None:

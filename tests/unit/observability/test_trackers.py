@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.observability.trackers import JsonlTracker, TensorboardTracker, check_trackers, make_tracker
+from alphaapollo.observability.trackers import JsonlTracker, TensorboardTracker, Tracker, check_trackers
 
 
 def settings(*logger: str) -> dict:
@@ -81,7 +81,7 @@ def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.Monkey
     with pytest.raises(
         ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or remove wandb"
     ):
-        make_tracker(settings("console", "wandb"), tmp_path, 0)
+        Tracker(settings("console", "wandb"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
 
@@ -118,7 +118,7 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = make_tracker(settings("wandb"), tmp_path, 0)
+    tracker = Tracker(settings("wandb"), tmp_path, 0)
     tracker.log(1, {"critic/score/mean": 0.5})
     tracker.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

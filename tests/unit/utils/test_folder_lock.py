@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.utils import folder_lock
-from alphaapollo.utils.folder_lock import FolderInUseError, check_not_in_use, lock_folder
+from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 HOLD = """
 import os, sys, time
@@ -37,8 +37,6 @@ def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: P
         with pytest.raises(FolderInUseError, match=f"process {holder.pid} on .*Wait until") as error:
             lock_folder(folder).__enter__()
         assert "\n" not in str(error.value)
-        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on "):
-            check_not_in_use(folder)
         assert not folder.exists(), "the folder itself is not touched"
         holder.kill()
         holder.wait()
@@ -66,15 +64,6 @@ def test_links_to_a_folder_are_locked_as_well(tmp_path: Path, taken: str, other:
         os.killpg(holder.pid, signal.SIGKILL)
         holder.wait()
     with lock_folder(tmp_path / other):
-        pass
-
-
-def test_a_check_leaves_no_file_and_no_lock(tmp_path: Path) -> None:
-    check_not_in_use(tmp_path / "run")
-    assert not [*tmp_path.iterdir()]
-    (tmp_path / ".run.lock").touch()  # left by a dead process
-    check_not_in_use(tmp_path / "run")
-    with lock_folder(tmp_path / "run"):
         pass
 
 
