@@ -1,4 +1,4 @@
-"""Statistics, recursions and log-ratios over the action tokens of `[B, L]` matrices, ignoring other tokens."""
+"""Means, whitening, log-ratios and rewards-to-go of `[B, L]` matrices, over the tokens where a 0/1 mask is 1."""
 
 from __future__ import annotations
 
@@ -11,55 +11,57 @@ MAX_LOG_RATIO = 20.0
 
 
 def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace values off the mask by exact zeros, in value and gradient, even NaN. Equal shapes."""
+    """Set values outside the mask to 0, even NaN and infinity, so that their gradient is 0. Any equal shapes."""
     return torch.where(mask.bool(), values, values.new_zeros(()))
 
 
-def log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """Compute logp - base_logp, clamped to +-limit (gradient 0 beyond); 0 off the mask. [B, L] -> [B, L]."""
-    return clamp_symmetric(apply_mask(logp - base_logp, mask), limit)
+def log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor) -> Tensor:
+    """Compute logp - base_logp, clamped as in clamp_log_ratio; 0 outside the mask. [B, L] each -> [B, L]."""
+    return clamp_log_ratio(apply_mask(logp - base_logp, mask))
 
 
-def clamp_symmetric(values: Tensor, limit: float | None) -> Tensor:
-    """Clamp values to +-limit, or return them unchanged if limit is None. Any shape."""
-    return values if limit is None else values.clamp(-limit, limit)
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Clamp to +-MAX_LOG_RATIO, with gradient 0 beyond. Any shape."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Compute the mean over all action tokens; 0 without action tokens. [B, L] -> scalar."""
+    """Compute the mean over all tokens in the mask; 0 if there are none. Any equal shapes -> scalar."""
     return apply_mask(values, mask).sum() / mask.bool().sum().clamp(min=1)
 
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Compute the mean over the action tokens of each row; 0 for an empty row. [B, L] -> [B]."""
+    """Compute the mean of each row over its tokens in the mask; 0 if there are none. [B, L] each -> [B]."""
     return apply_mask(values, mask).sum(dim=1) / mask.bool().sum(dim=1).clamp(min=1)
 
 
-def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
+def standardize(values: Tensor, ddof: int, eps: float, eps_in_sqrt: bool = True) -> Tensor:
     """Compute (x - mean) / sqrt(var + eps) of a vector; exactly 0 if all values are equal. [N] -> [N].
 
-    With eps_inside=False the denominator is std + eps.
-
-    A mean within rounding error is treated as 0, so exact zeros of centered values remain exact.
+    With eps_in_sqrt=False the denominator is std + eps. A mean that is only rounding error is not subtracted, so that
+    exact zeros among values that are already centered remain exact.
     """
     if values.numel() < 2 or values.max() == values.min():
         return torch.zeros_like(values)
     mean, rounding = values.mean(), values.numel() * torch.finfo(values.dtype).eps * values.abs().max()
     centered = values - torch.where(mean.abs() <= rounding, torch.zeros_like(mean), mean)
     var = (centered**2).sum() / (values.numel() - ddof)
-    return centered / ((var + eps).sqrt() if eps_inside else var.sqrt() + eps)
+    return centered / ((var + eps).sqrt() if eps_in_sqrt else var.sqrt() + eps)
 
 
-def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_inside: bool = True) -> Tensor:
-    """Standardize the values over all action tokens; zero off the mask. [B, L] -> [B, L]."""
+def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_in_sqrt: bool = True) -> Tensor:
+    """Standardize the values over all tokens in the mask; 0 outside the mask. [B, L] each -> [B, L]."""
     is_action = mask.bool()
     whitened = torch.zeros_like(values)
-    whitened[is_action] = standardize(values[is_action], ddof, eps, eps_inside)
+    whitened[is_action] = standardize(values[is_action], ddof, eps, eps_in_sqrt)
     return whitened
 
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Compute G_k = R_k + gamma G_{k+1} over action tokens k only; zero off the mask. [B, L] -> [B, L]."""
+    """Compute the discounted reward-to-go of each action token; 0 on other tokens. [B, L] each -> [B, L].
+
+    G_k = R_k + gamma G_{k+1}, where k + 1 is the next action token (mask 1) of the row.
+    """
     is_action = mask.bool()
     rewards = apply_mask(token_rewards, mask)
     running = rewards.new_zeros(rewards.shape[0])
@@ -71,17 +73,17 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Ten
 
 
 def last_action_index(mask: Tensor) -> Tensor:
-    """Return the index of the last action token of each row; -1 for an empty row. [B, L] -> [B] int64."""
+    """Return the index of the last action token (mask 1) of each row; -1 if there is none. [B, L] -> [B] int64."""
     from_the_end = mask.numpy()[:, ::-1] != 0  # numpy stops at the first True
     return torch.from_numpy(np.where(from_the_end.any(axis=1), mask.shape[1] - 1 - from_the_end.argmax(axis=1), -1))
 
 
 def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move each reward on a non-action token (e.g. an observation) to the last action token before it.
+    """Move each reward outside the action mask (e.g. on an observation) to the last action token before it.
 
-    [B, L] -> [B, L]. If no action token precedes the reward, it moves to the first action token of the row. In a row
-    without action tokens it is dropped. The mask drops rewards on non-action tokens, so without this a solved episode
-    could have a return of 0.
+    [B, L] each -> [B, L]. A reward before the first action token of its row moves to that token. In a row without
+    action tokens the rewards are dropped. Estimators ignore rewards outside the mask, so without this function a solved
+    episode could have a return of 0.
     """
     is_action = mask.bool()
     positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)

@@ -27,18 +27,18 @@ from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished_results
 from alphaapollo.launch.input_checks import (
-    check_engine_split,
-    check_lengths,
+    check_tensor_parallel_size,
+    check_context_length,
     check_rewards,
     collect_environment_notices,
-    find_environment,
+    find_environment_spec,
     find_local_paths,
-    find_machine,
+    detect_node,
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.resume import StartPoint, find_start_by_file
-from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.launch.resume import StartPoint, find_start_by_results
+from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.spans import SPANS
@@ -85,25 +85,25 @@ def make_sampling(config: GenerationConfig) -> Sampling:
 
 def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     """Check everything that needs no engine, read finished results, and print the plan. Raises ValueError."""
-    machine = find_machine(config.trainer)
+    machine = detect_node(config.trainer)
     notices = check_config(config, machine.num_gpus, machine.num_cores)
-    environment = find_environment(config.env)
+    environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_weights(config.model, "model.path")
-    check_lengths(config.model, config.rollout, config.data)
-    check_engine_split(config.model, config.rollout, "rollout")
+    check_context_length(config.model, config.rollout, config.data)
+    check_tensor_parallel_size(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     more += make_template_argument_warnings(config.data.apply_chat_template_kwargs, renderer.tokenizer)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
-    asyncio.run(try_resets(config.env, prompts[:1]))
+    asyncio.run(try_environment_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_inference_rollout(
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
     )
-    start, finished = find_start_by_file(config, RESULTS), FinishedResults()
-    if not start.has_previous_run:
+    start, finished = find_start_by_results(config, RESULTS), FinishedResults()
+    if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
     generation = GenerationPlan(config, device, rollout, prompts, finished, start)

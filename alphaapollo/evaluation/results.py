@@ -15,7 +15,7 @@ from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 
 
@@ -85,7 +85,7 @@ def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[Tr
 
     def append(group: TrajectoryGroup) -> None:
         with explain_write_errors("the results", path):
-            file.writelines(trajectory_lines(0, [group]))
+            file.writelines(format_trajectory_lines(0, [group]))
             file.flush()
 
     with file:

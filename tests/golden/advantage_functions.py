@@ -117,7 +117,7 @@ def reinforce_pp_baseline(
     if level == "token":
         return {"advantages": whiten(on_tokens(centered(scores, index, singleton), mask), mask, ddof, eps)}
     if singleton == "raw":
-        return spread(standardize(centered(scores, index, singleton), ddof, eps, eps_inside=False), mask)
+        return spread(standardize(centered(scores, index, singleton), ddof, eps, eps_in_sqrt=False), mask)
     return spread(sequence_baseline(scores, groups_of(index), ddof, eps), mask)
 
 
@@ -168,7 +168,7 @@ def gdpo(
     summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps)
     summed = with_singletons(summed, score_matrix @ chosen, index, singleton)
     if level == "sequence":
-        return {"pre_bn": summed, **spread(standardize(summed, ddof, bn_eps, eps_inside=False), mask)}
+        return {"pre_bn": summed, **spread(standardize(summed, ddof, bn_eps, eps_in_sqrt=False), mask)}
     return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}
 
 
@@ -206,11 +206,11 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
 def kl_in_reward(
     token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
 ) -> Results:
-    shaped = kl.subtract_kl(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
+    shaped = kl.subtract_kl(token_scores, old_logp, ref_logp, mask, beta, kind)
     return {
         "rewards": shaped.token_rewards,
-        "kl_seq_sum_mean": shaped.per_sequence,
-        "kl_token_mean_mean": shaped.per_token,
+        "kl_seq_sum_mean": shaped.kl_per_sequence,
+        "kl_token_mean_mean": shaped.kl_per_token,
     }
 
 

@@ -22,6 +22,15 @@ OffMask = Literal["drop", "fold"]
 Count = Literal["all", "nonempty"]
 
 
+def clamped(values: Tensor, limit: float | None) -> Tensor:
+    return values if limit is None else values.clamp(-limit, limit)
+
+
+def log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, clamp: float | None = None) -> Tensor:
+    """Log-ratio without the project's clamp at MAX_LOG_RATIO."""
+    return clamped(apply_mask(logp - old_logp, mask), clamp)
+
+
 class UnsupportedError(Exception):
     """A vectors file uses an unknown function, parameter or choice."""
 

@@ -1,11 +1,12 @@
 """Policy and value losses with the names and parameters of the vectors files.
 
-`logp_sg` replaces the stop-gradient copies of logp; functions without such copies ignore it. The clamp of log-ratios is
-off unless a file sets it.
+`logp_sg` replaces the stop-gradient copies of logp; functions without such copies ignore it. The clamp of token
+log-ratios is off unless a file sets it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequences
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
+from alphaapollo.algorithms.masked import apply_mask, masked_mean
 from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo, reinforce
 from alphaapollo.algorithms.policy_losses.cispo import cispo as cispo_loss
 from alphaapollo.algorithms.policy_losses.gmpo import gmpo_ratio
 from alphaapollo.algorithms.policy_losses.sapo import sapo as sapo_loss
 from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
 from alphaapollo.config.schema import AggregationMode
-from tests.golden.common import AggKw, Count, Function, Results, aggregated, counted_weights, token_weights
+from tests.golden.common import AggKw, Count, Function, Results, aggregated, counted_weights, log_ratio, token_weights
 from tests.golden.other_functions import Kind, kl_loss
 
 
@@ -90,7 +91,7 @@ def gspo_sequence(
     eps_high: float = 4e-4,
     count: Count = "nonempty",
 ) -> Results:
-    ratio = gspo.geometric_ratio(logp, old_logp, mask, limit=None)
+    ratio = gspo.geometric_ratio(logp, old_logp, mask)
     loss = ppo.ppo_clip(ratio, seq_adv, eps_low, eps_high)
     return row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
 
@@ -104,7 +105,7 @@ def sequence_ppo(
     eps_high: float = 0.2,
     count: Count = "nonempty",
 ) -> Results:
-    ratio = gspo.product_ratio(logp, old_logp, mask, limit=None)
+    ratio = gspo.product_ratio(logp, old_logp, mask)
     loss = ppo.ppo_clip(ratio, seq_adv, eps_low, eps_high)
     return row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
 
@@ -118,7 +119,7 @@ def gmpo(
     log_eps_high: float = 0.4,
     count: Count = "nonempty",
 ) -> Results:
-    ratio, _ = gmpo_ratio(logp, old_logp, seq_adv, mask, log_eps_low, log_eps_high, limit=None)
+    ratio, _ = gmpo_ratio(logp, old_logp, seq_adv, mask, log_eps_low, log_eps_high)
     return row_term(-seq_adv * ratio, mask, count, ratio)
 
 
@@ -134,7 +135,7 @@ def gspo_token(
     agg_kw: AggKw = None,
     logp_sg: Tensor | None = None,
 ) -> Results:
-    ratio = gspo.gspo_token_ratio(logp, old_logp, mask, logp_sg, limit=None)
+    ratio = gspo.gspo_token_ratio(logp, old_logp, mask, logp_sg)
     loss = ppo.ppo_clip(ratio, adv, eps_low, eps_high)
     return policy_term(loss, mask, agg, is_weights, agg_kw, ppo.is_clipped(ratio, adv, eps_low, eps_high))
 
@@ -153,8 +154,9 @@ def cispo(
     agg_kw: AggKw = None,
     logp_sg: Tensor | None = None,
 ) -> Results:
-    ratio = log_ratio(logp if logp_sg is None else logp_sg, old_logp, mask, limit=None).exp()
-    loss, clipped = cispo_loss(logp, ratio, adv, eps_low, eps_high, mask_eps_low, mask_eps_high)
+    ratio = log_ratio(logp if logp_sg is None else logp_sg, old_logp, mask).exp()
+    low = math.inf if eps_low is None else eps_low
+    loss, clipped = cispo_loss(logp, ratio, adv, low, eps_high, mask_eps_low, mask_eps_high)
     return policy_term(loss, mask, agg, is_weights, agg_kw, clipped)
 
 
@@ -170,7 +172,7 @@ def sapo(
     agg_kw: AggKw = None,
     logp_sg: Tensor | None = None,
 ) -> Results:
-    ratio = log_ratio(logp, old_logp, mask, limit=None).exp()
+    ratio = log_ratio(logp, old_logp, mask).exp()
     return policy_term(sapo_loss(ratio, adv, tau_pos, tau_neg), mask, agg, is_weights, agg_kw)
 
 
@@ -186,7 +188,7 @@ def clip_cov_candidates(
     eps_high: float = 0.2,
 ) -> Results:
     cov = covariance.token_covariance(logp, adv, mask)
-    clipped = ppo.is_clipped(log_ratio(logp, old_logp, mask, limit=None).exp(), adv, eps_low, eps_high)
+    clipped = ppo.is_clipped(log_ratio(logp, old_logp, mask).exp(), adv, eps_low, eps_high)
     candidates, count = covariance.clip_cov_candidates(cov, clipped, mask, ratio, low, high)
     return {"candidates": candidates.nonzero().tolist(), "num_selected": count, "cov": cov}
 
@@ -206,7 +208,7 @@ def clip_cov(
     drawn = torch.zeros(mask.shape, dtype=torch.bool)
     for row, position in selected:
         drawn[row, position] = True
-    ratio = log_ratio(logp, old_logp, mask, limit=None).exp()
+    ratio = log_ratio(logp, old_logp, mask).exp()
     return policy_term(apply_mask(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask, agg, is_weights, agg_kw)
 
 
@@ -224,7 +226,7 @@ def kl_cov(
 ) -> Results:
     cov = covariance.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
     selected = covariance.top_covariance(cov, mask, ratio)
-    loss = covariance.kl_cov(log_ratio(logp, old_logp, mask, limit=None), adv, selected, coef)
+    loss = covariance.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
     return {**policy_term(loss, mask, agg, is_weights, agg_kw), "selected": selected.nonzero().tolist()}
 
 

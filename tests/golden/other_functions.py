@@ -11,11 +11,11 @@ from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.masked import apply_mask, clamp_symmetric, masked_mean, row_mean
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
-from tests.golden.common import AggKw, Function, Results, aggregated
+from tests.golden.common import AggKw, Function, Results, UnsupportedError, aggregated, clamped
 
 Kind = Literal[
     "k1", "abs", "k2", "k3", "full", "kl", "mse", "low_var_kl",
@@ -52,12 +52,10 @@ def kl_per_token(
     value_clamp: float | None = None,
 ) -> Tensor:
     if kind == "full":
-        return clamp_symmetric(kl_full(logp, ref_logp)["value"], value_clamp)
+        return clamped(kl_full(logp, ref_logp)["value"], value_clamp)
     held = logp.detach() if logp_sg is None else logp_sg
     d = (held if kind.endswith("+") else logp) - ref_logp
-    value = clamp_symmetric(
-        kl.estimate_kl(clamp_symmetric(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp
-    )
+    value = clamped(kl.estimate_kl(clamped(d, log_clamp), kind.removesuffix("+")), value_clamp)
     if not kind.endswith("+"):
         return value
     return kl.estimate_kl(logp - ref_logp, "k2") - kl.estimate_kl(held - ref_logp, "k2") + value
@@ -98,11 +96,13 @@ def mismatch_weights(
     low: float | None = None,
     high: float | None = 2.0,
     batch_normalise: bool = False,
-    log_clamp: float | None = 20.0,
+    log_clamp: float | None = MAX_LOG_RATIO,
 ) -> Results:
     """`batch_normalise`, which the project does not offer, divides by the mean weight of tokens or non-empty rows."""
+    if log_clamp != MAX_LOG_RATIO:
+        raise UnsupportedError(f"log_clamp={log_clamp}; the project clamps at {MAX_LOG_RATIO}")
     weights = correction.mismatch_weights(
-        train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high, limit=log_clamp
+        train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high
     )
     if not batch_normalise:
         return {"value": weights}

@@ -54,7 +54,7 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     rewards = apply_conditions(inputs.components, config.gdpo_conditions)
     components = torch.stack([trajectories.rows.first(rewards[name]) for name in names], dim=1)
     summed = gdpo_sum(components, trajectories.groups, components.new_tensor(weights))
-    advantages = trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_inside=False))
+    advantages = trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False))
     return Advantages(advantages, advantages)
 
 

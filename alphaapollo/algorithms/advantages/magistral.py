@@ -20,7 +20,7 @@ def magistral(centered: Tensor, mini_batches: Sequence[Tensor], ddof: int = 1, e
     """
     advantages = torch.zeros_like(centered)
     for positions in mini_batches:
-        advantages[positions] = standardize(centered[positions], ddof, eps, eps_inside=False)
+        advantages[positions] = standardize(centered[positions], ddof, eps, eps_in_sqrt=False)
     return advantages
 
 

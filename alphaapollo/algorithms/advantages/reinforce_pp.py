@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Algorithm
 
 def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:
     """Standardize A' = R - group mean (Eq. 6) over all samples of the batch (Eq. 7). [N] -> [N]."""
-    return standardize(center_in_groups(scores, groups), ddof, eps, eps_inside=False)
+    return standardize(center_in_groups(scores, groups), ddof, eps, eps_in_sqrt=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))

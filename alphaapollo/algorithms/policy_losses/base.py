@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
 
 Level = Literal["token", "sequence"]
-L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -129,18 +128,12 @@ CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 """Fields of Actor that clip_range reads."""
 
 
-def clip_range(config: Actor, low: L, high: float) -> tuple[float | L, float]:
-    """Return the clip radii (below 1, above 1): clip_ratio_low/high, else clip_ratio, else the defaults low/high."""
-    return (
-        _first_not_none(config.clip_ratio_low, config.clip_ratio, low),
-        _first_not_none(config.clip_ratio_high, config.clip_ratio, high),
-    )
-
-
-def _first_not_none(first: float | None, second: float | None, default: L) -> float | L:
-    if first is not None:
-        return first
-    return default if second is None else second
+def clip_range(config: Actor, default_low: float, default_high: float) -> tuple[float, float]:
+    """Return the clip radii below and above 1: clip_ratio_low and _high, else clip_ratio, else the given defaults."""
+    if config.clip_ratio is not None:
+        default_low = default_high = config.clip_ratio
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    return default_low if low is None else low, default_high if high is None else high
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -24,19 +24,19 @@ def cispo(
     logp: Tensor,
     ratio: Tensor,
     advantages: Tensor,
-    low: float | None,
+    low: float,
     high: float,
     mask_low: float | None,
     mask_high: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute -sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5). All [B, L].
 
-    low=None means no lower bound, as in the paper. mask_low and mask_high enable the unified form (Eq. 6-7): tokens
-    with A > 0 and r > 1 + mask_high, or A < 0 and r < 1 - mask_low, have loss 0 but still count in the denominator.
-    Returns the loss and a bool matrix that is True where the weight is clipped or the token is dropped.
+    Tokens with A > 0 and r > 1 + mask_high, or A < 0 and r < 1 - mask_low, have loss 0 but still count in the
+    denominator (Eq. 6-7). There is no lower bound if low is infinite, and no such token with mask_low and mask_high
+    None. Returns the loss and a bool matrix that is True where the weight is clipped or the loss is set to 0.
     """
     ratio = ratio.detach()
-    weight = ratio.clamp(None if low is None else 1.0 - low, 1.0 + high)
+    weight = ratio.clamp(1.0 - low, 1.0 + high)
     mask_low, mask_high = (math.inf if radius is None else radius for radius in (mask_low, mask_high))
     dropped = is_clipped(ratio, advantages, mask_low, mask_high)
     loss = torch.where(dropped, torch.zeros_like(logp), -weight * advantages * logp)
@@ -45,8 +45,8 @@ def cispo(
 
 @register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
 def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the CISPO loss. By default there is no lower bound and the upper bound is 1.28."""
-    low, high = clip_range(config, None, 0.28)
+    """Compute the CISPO loss. By default the importance weight has no lower bound and the upper bound 1.28."""
+    low, high = clip_range(config, math.inf, 0.28)
     mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
     ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
     loss, clipped = cispo(inputs.logp, ratio, inputs.advantages, low, high, mask_low, mask_high)

@@ -215,8 +215,8 @@ def test_d19_kl_control_uses_the_kl_per_sequence():
     # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
     ones = torch.ones(1, 4)
     shaped = subtract_kl(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
-    assert shaped.per_sequence == 8.0
-    assert adaptive_kl_coef(0.1, shaped.per_sequence.item(), 1, target=6.0, horizon=100.0) > 0.1
+    assert shaped.kl_per_sequence == 8.0
+    assert adaptive_kl_coef(0.1, shaped.kl_per_sequence.item(), 1, target=6.0, horizon=100.0) > 0.1
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

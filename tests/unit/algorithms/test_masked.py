@@ -43,7 +43,7 @@ def test_standardised_by_hand():
     # mean 2, squares 1 + 0 + 1; var 1 with ddof 1
     assert standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
     inside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0)
-    outside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_inside=False)
+    outside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_in_sqrt=False)
     assert inside.tolist() == [-0.5, 0.0, 0.5]
     assert outside.tolist() == [-0.25, 0.0, 0.25]
 

@@ -26,8 +26,8 @@ def test_kl_in_reward_by_hand():
     ref = torch.tensor([[-2.0, -5.0, 0.0], [-3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     shaped = subtract_kl(rewards, old, ref, mask, coef=0.1)
     torch.testing.assert_close(shaped.token_rewards, torch.tensor([[-0.1, 0.7, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    assert shaped.per_sequence == 3.0  # (1 + 3) and 2, over two non-empty rows
-    assert shaped.per_token == 2.0  # means 2 and 2
+    assert shaped.kl_per_sequence == 3.0  # (1 + 3) and 2, over two non-empty rows
+    assert shaped.kl_per_token == 2.0  # means 2 and 2
 
 
 def test_soft_overlong_punishment_has_a_floor():

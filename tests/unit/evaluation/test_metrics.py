@@ -16,7 +16,7 @@ from alphaapollo.evaluation.metrics import (
     summarize,
 )
 from alphaapollo.evaluation.report import format_outcome_line, print_summary, write_summary
-from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import (
     Completion,
@@ -150,7 +150,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
         trajectory(2, Score(0.0, outcome=Outcome.WRONG_FORMAT, reason="no answer"), ["?"]),
     ]
     fresh = [convert_trajectory(prompt, one) for one in trajectories]
-    lines = trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])
+    lines = format_trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])
     read = [read_sample_result(json.loads(line)) for line in lines]
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
     first, second, third = fresh

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.config.load import convert_values, save_config
+from alphaapollo.config.load import build_config, save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
-from alphaapollo.launch.resume import read_saved
-from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.trainer.main_eval import main
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -69,7 +69,7 @@ def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureF
     figures = summary(tmp_path)["all"]["figures"]
     assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
     assert figures["avg@4"]["problems"] == 2
-    saved = convert_values(EvalConfig, read_saved(tmp_path / "out/alphaapollo/eval"))
+    saved = build_config(EvalConfig, read_saved_config(tmp_path / "out/alphaapollo/eval"))
     assert saved.trainer.output_dir == f"{tmp_path}/out"
     records = scores(tmp_path)
     assert [(record["prompt_id"], record["sample"]) for record in records] == [
@@ -105,7 +105,7 @@ def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
         for sample, text in enumerate(RESPONSES["7+5=?"][1])
     ]
     path = tmp_path / "results.jsonl"
-    path.write_text("".join(trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])))
+    path.write_text("".join(format_trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])))
     assert run(tmp_path, str(path), "data.response_key=text") == 0
     assert summary(tmp_path)["all"]["figures"]["avg@4"]["value"] == 0.5
 
