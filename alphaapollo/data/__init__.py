@@ -1,7 +1,8 @@
-"""Data: files to token rows, and rows to the batches of training ranks.
+"""Read data files, convert them to token sequences, and build the batches of the training ranks.
 
-files -> prompts, sft_examples         rows of parquet or jsonl, checked
-rendering, tool_rendering              chats to tokens by the tokenizer's template
-stream                                 order of prompts as a function of seed, epoch and index
-packing -> batch                       distribution of rows to mini-batches, ranks and micro-batches; batch types
+files                                       read parquet, jsonl and json files
+prompts, sft_examples, preference_examples  check data rows and convert them to prompts or token sequences
+rendering, tool_rendering                   convert chats to tokens with the chat template
+stream                                      order of the prompts in each epoch
+packing, batch                              assign token sequences to mini-batches, ranks and micro-batches
 """

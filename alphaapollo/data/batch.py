@@ -1,10 +1,12 @@
-"""Training batches that the driver sends to the ranks.
+"""Batches of token sequences that the driver sends to the training ranks.
 
     list[Row] -> TrainBatch = one RankBatch per rank (its Rows, split into mini-batches of micro-batches)
-                 flat columns of the ranks <-> response-aligned matrices [B, L] for the algorithms
 
-All arrays are flat numpy: no padding is sent, and Ray passes them without a copy. The layout is fixed once
-built (see packing.build_train_batch), so no later step can change the denominator of a loss.
+A column is an array with one number per response token of a rank, e.g. log-probs. TrainBatch converts between the
+columns of all ranks and one matrix [B, L] for the algorithms.
+
+Arrays are flat (sequences are concatenated without padding), and Ray passes them without a copy. The assignment of
+sequences to ranks and mini-batches never changes after packing.build_train_batch, so each loss has a fixed denominator.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids"
 
 @dataclass(frozen=True)
 class Rows:
-    """R token sequences, stored as flat concatenated arrays.
+    """R token sequences (rows), concatenated without padding.
 
-    A row's *response* is its tokens from the first action token to the end (action tokens and the observations
-    between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
+    The response of a row starts at its first token sampled by the model and includes later observations. In the
+    shapes below, "sum T" is the total length of all rows and "sum responses" the total length of their responses.
 
     Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
     """
@@ -43,17 +45,17 @@ class Rows:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
-        """Concatenate rows. Each row needs at least one prompt token and one action token."""
+        """Concatenate token sequences. Each needs at least one prompt token and one token sampled by the model."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
         responses = list(zip(rows, starts, strict=True))
         return cls(
-            token_ids=_concatenate([row.token_ids for row in rows], np.int64),
+            token_ids=_concatenate_sequences([row.token_ids for row in rows], np.int64),
             lengths=np.array([len(row.token_ids) for row in rows], dtype=np.int64),
             response_starts=np.array(starts, dtype=np.int64),
-            action_mask=_concatenate([row.action_mask[start:] for row, start in responses], np.uint8),
-            rollout_logprobs=_concatenate([row.logprobs[start:] for row, start in responses], np.float32),
-            routed_experts=_concatenate_experts(rows),
+            action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in responses], np.uint8),
+            rollout_logprobs=_concatenate_sequences([row.logprobs[start:] for row, start in responses], np.float32),
+            routed_experts=_concatenate_routed_experts(rows),
             prefixes=prefixes,
         )
 
@@ -72,49 +74,50 @@ class Rows:
 
     @cached_property
     def response_offsets(self) -> np.ndarray:
-        """Offsets int64 [R + 1]: the response of row r is column[offsets[r]:offsets[r + 1]] in a response column."""
+        """Offsets int64 [R + 1]: in an array over response tokens, row r has array[offsets[r]:offsets[r + 1]]."""
         return compute_offsets(self.response_lengths)
 
-    def select(self, positions: Sequence[int]) -> Rows:
-        """Return the rows at `positions`, in that order, e.g. one micro-batch."""
+    def select(self, row_indices: Sequence[int]) -> Rows:
+        """Return the rows with the given indices, in this order, e.g. the rows of a micro-batch."""
         return Rows(
-            token_ids=concatenate_segments(self.token_ids, self.token_offsets, positions),
-            lengths=self.lengths[list(positions)],
-            response_starts=self.response_starts[list(positions)],
-            action_mask=concatenate_segments(self.action_mask, self.response_offsets, positions),
-            rollout_logprobs=concatenate_segments(self.rollout_logprobs, self.response_offsets, positions),
+            token_ids=concatenate_segments(self.token_ids, self.token_offsets, row_indices),
+            lengths=self.lengths[list(row_indices)],
+            response_starts=self.response_starts[list(row_indices)],
+            action_mask=concatenate_segments(self.action_mask, self.response_offsets, row_indices),
+            rollout_logprobs=concatenate_segments(self.rollout_logprobs, self.response_offsets, row_indices),
             routed_experts=None
             if self.routed_experts is None
-            else concatenate_segments(self.routed_experts, self.token_offsets, positions),
-            prefixes=None if self.prefixes is None else self.prefixes.select(positions),
+            else concatenate_segments(self.routed_experts, self.token_offsets, row_indices),
+            prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
         )
 
-    def segments(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the segments that a forward pass over the rows at `positions` computes, without padding.
+    def segment_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the sequences that a forward pass over some rows computes, without padding.
 
-        A segment is a complete row, or a shared prefix, or the remainder of a row. Returns the length of each segment
-        and the number of prefix tokens that the segment also attends to, int64 [segments] each.
+        Without shared prefixes, these are the rows. With shared prefixes, these are each prefix once, and each row
+        without its prefix. Returns two int64 arrays [sequences]: lengths, and tokens of the prefix that the sequence
+        also attends to.
         """
-        lengths = self.lengths[list(positions)]
+        lengths = self.lengths[list(row_indices)]
         if self.prefixes is None:
             return lengths, np.zeros_like(lengths)
-        return self.prefixes.select(positions).segments(lengths)
+        return self.prefixes.select(row_indices).segment_lengths(lengths)
 
-    def count_computed_tokens(self, positions: Sequence[int], padded: bool) -> int:
-        """Count the tokens that a forward pass over the rows at `positions` computes. Shared prefixes count once.
+    def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
+        """Count the tokens that a forward pass over some rows computes. Shared prefixes count once.
 
-        padded: rows without prefixes are padded to the longest row, and padding counts.
+        padded: rows without shared prefixes are padded to the longest row, and padding counts.
         """
-        lengths = self.segments(positions)[0]
+        lengths = self.segment_lengths(row_indices)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 
 
 @dataclass(frozen=True)
 class Columns(Generic[A]):
-    """Columns of values for the rows of a rank; None if the algorithm does not need them.
+    """Numbers per response token, or per row, that a loss needs in addition to the tokens of a rank.
 
-    Columns are sent after the layout is fixed. They are numpy arrays, or tensors on the device in a micro-batch.
+    A field is None if the algorithm does not need it. Fields are numpy arrays, or tensors in a micro-batch.
     """
 
     advantages: A | None = None  # float32 [sum responses], like the next four columns
@@ -128,55 +131,55 @@ class Columns(Generic[A]):
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     chosen: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.choose
 
-    def select(self: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[np.ndarray]:
-        """Return the columns of the rows at `positions`. `rows`: all rows that the columns belong to."""
+    def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
+        """Return the values of the rows with the given indices. `rows`: all rows that these columns belong to."""
         selected = {}
         for name, column in vars(self).items():
             if column is not None and name in PER_ROW:
-                selected[name] = column[list(positions)]
+                selected[name] = column[list(row_indices)]
             elif column is not None:
-                selected[name] = concatenate_segments(column, rows.response_offsets, positions)
+                selected[name] = concatenate_segments(column, rows.response_offsets, row_indices)
         return Columns(**selected)
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """One optimizer step of one rank. Each micro-batch lists positions in the rank's Rows.
+    """Rows that one rank trains on in one optimizer step.
 
-    All ranks run the same number of forward and backward passes, so an empty micro-batch computes a dummy row of
-    weight 0.
+    All ranks run the same number of forward and backward passes. For an empty micro-batch, a rank computes a dummy row
+    with weight 0.
     """
 
-    micro_batches: list[list[int]]
+    micro_batches: list[list[int]]  # for each micro-batch: indices of its rows in the rank's Rows
 
     @property
-    def positions(self) -> list[int]:
-        """Positions of all rows of the mini-batch."""
-        return [position for micro_batch in self.micro_batches for position in micro_batch]
+    def row_indices(self) -> list[int]:
+        """Indices of all rows of the mini-batch."""
+        return [index for micro_batch in self.micro_batches for index in micro_batch]
 
 
 @dataclass(frozen=True)
 class RankBatch:
     """Rows of one training rank and their mini-batches.
 
-    Ranks of one sequence-parallel group have equal RankBatches. In fine-tuning, a batch has one mini-batch.
+    Ranks of one sequence-parallel group have equal batches. In fine-tuning, a batch has one mini-batch.
     """
 
     rows: Rows
     mini_batches: list[MiniBatch]
 
     def count_computed_tokens(self, padded: bool) -> int:
-        """Count the tokens that a forward pass over all rows computes. Padding counts; shared prefixes count once."""
+        """Count the tokens that this rank's forward passes compute. Padding counts; shared prefixes count once."""
         micros = [micro for mini_batch in self.mini_batches for micro in mini_batch.micro_batches]
         return sum(self.rows.count_computed_tokens(micro, padded) for micro in micros)
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The B rows of one iteration, distributed to the ranks.
+    """The B token sequences of one training iteration, distributed to the ranks.
 
-    Matrices [B, L] are response-aligned (column 0 is a row's first action token), in the order of the rows that the
-    batch was built from; L is the longest response.
+    In a matrix [B, L], the sequences have the order in which build_train_batch received them. [i, 0] belongs to the
+    first token of the response of sequence i, and L is the length of the longest response.
     """
 
     rank_batches: list[RankBatch]
@@ -193,7 +196,7 @@ class TrainBatch:
         return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
 
     def count_computed_tokens(self, padded: bool) -> int:
-        """Count the tokens that a forward pass on all ranks computes. Padding counts; shared prefixes count once."""
+        """Count the tokens that the forward passes of all ranks compute. Padding counts; shared prefixes count once."""
         return sum(rank.count_computed_tokens(padded) for rank in self.rank_batches)
 
     @cached_property
@@ -201,18 +204,18 @@ class TrainBatch:
         return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
 
     def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Convert one flat column per rank ([sum responses] each) to [B, L], zero after each response. Same dtype."""
+        """Copy one array of response tokens per rank, [sum responses] each, into a matrix [B, L] padded with 0."""
         matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
-        for column, spans in zip(columns, self._spans, strict=True):
+        for column, spans in zip(columns, self._response_spans, strict=True):
             for row, start, end in spans:
                 matrix[row, : end - start] = column[start:end]
         return matrix
 
     def split_matrix_by_rank(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
-        """Convert [B, L] to one flat column of `dtype` per rank ([sum responses] each). The inverse of to_matrix."""
+        """Copy a matrix [B, L] into one array of response tokens per rank, [sum responses] each. Drops padding."""
         assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
         columns = []
-        for rank, spans in zip(self.rank_batches, self._spans, strict=True):
+        for rank, spans in zip(self.rank_batches, self._response_spans, strict=True):
             column = np.empty(rank.rows.response_offsets[-1], dtype or matrix.dtype)
             for row, start, end in spans:
                 column[start:end] = matrix[row, : end - start]
@@ -220,15 +223,15 @@ class TrainBatch:
         return columns
 
     def split_row_values(self, values: np.ndarray) -> list[np.ndarray]:
-        """Split [B], one value per row, into one array [R] per rank."""
+        """Split an array [B] with one value per token sequence into one array [R] per rank."""
         assert values.shape == (self.num_rows,), values.shape
         return [values[order] for order in self.row_order]
 
     @cached_property
-    def _spans(self) -> list[list[tuple[int, int, int]]]:
-        """For each rank and row: (row of the matrix, start and end of the response in a flat column).
+    def _response_spans(self) -> list[list[tuple[int, int, int]]]:
+        """For each rank and each of its rows: (row of the matrix, start and end of the response in the rank's array).
 
-        Copying row by row is faster than fancy indexing, whose index array is larger than the matrix.
+        Copying row by row is faster than fancy indexing, whose index array would be larger than the matrix.
         """
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
@@ -239,33 +242,31 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class FinetuningStepResult:
-    """Result of one optimizer step in fine-tuning, equal on all ranks.
+    """Loss sums and metrics of one optimizer step in fine-tuning, equal on all ranks.
 
-    Example: `FinetuningStepResult({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
+    Example: `FinetuningStepResult({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5})`.
     """
 
     sums: dict[str, float]  # sums over all ranks and micro-batches, from which the task computes metrics
     metrics: dict[str, float]  # metrics of the optimizer step
 
 
-def concatenate_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-    """Concatenate the segments flat[offsets[p]:offsets[p + 1]] for each p in positions."""
-    if not len(positions):
-        return flat[:0]
-    return np.concatenate([flat[offsets[p] : offsets[p + 1]] for p in positions])
+def concatenate_segments(values: np.ndarray, offsets: np.ndarray, segment_indices: Sequence[int]) -> np.ndarray:
+    """Concatenate values[offsets[i]:offsets[i + 1]] for each i in `segment_indices`."""
+    return np.concatenate([values[:0], *(values[offsets[i] : offsets[i + 1]] for i in segment_indices)])
 
 
 def compute_offsets(lengths: np.ndarray) -> np.ndarray:
-    """Return the start of each of n concatenated segments, and the end of the last. int64 [n + 1]."""
+    """Return the start of each of n concatenated sequences and the end of the last: `[2, 3]` -> `[0, 2, 5]`."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
-def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) -> np.ndarray:
-    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype=dtype)
+def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in sequences)])
 
 
-def _concatenate_experts(rows: Sequence[Row]) -> np.ndarray | None:
-    """Concatenate the routed experts of all rows. Returns None if the engine did not return them."""
+def _concatenate_routed_experts(rows: Sequence[Row]) -> np.ndarray | None:
+    """Concatenate the experts that the engine chose for each token. None if the engine did not return experts."""
     arrays = [row.routed_experts for row in rows if row.routed_experts is not None]
     assert len(arrays) in (0, len(rows)), "routed experts are missing for some rows"
     return np.concatenate(arrays) if arrays else None

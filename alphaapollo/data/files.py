@@ -1,4 +1,4 @@
-"""Read data files into plain Python rows. An unreadable file raises a ValueError that names it."""
+"""Read parquet, jsonl and json files into lists of dicts. A ValueError names the file that cannot be read."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ class BadRow:
 
 
 def to_file_list(files: str | Sequence[str]) -> list[str]:
-    """Return the files as a list. `files`: one path, or a sequence of paths."""
+    """Return `[files]` for a single path, else a list of the paths."""
     return [files] if isinstance(files, str) else list(files)
 
 
 def read_rows(path: str | Path) -> list[DataRow]:
-    """Read all rows of a parquet, jsonl (one object per line; blank lines are skipped) or json (list of objects) file.
-    Raises ValueError if the file does not exist, has another type, is empty, or the file or one of its rows is
-    unreadable."""
-    rows = _read_file(path, strict=True)
+    """Read all rows of a parquet, jsonl (one object per line) or json (list of objects) file.
+
+    Raises ValueError if the file is missing, empty or of another type, or if the file or one of its rows is unreadable.
+    """
+    rows = _read_data_file(path, strict=True)
     if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
         raise ValueError(str(invalid))
     return [row for row in rows if not isinstance(row, BadRow)]
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
-    """Read all rows like read_rows, but return an unreadable row as BadRow.
+    """Read all rows like read_rows, but return an unreadable row as BadRow instead of raising ValueError.
 
-    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged. Raises ValueError if the file does not
-    exist, has another type, is empty, or is unreadable as a whole.
+    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged.
     """
-    return _read_file(path, strict=False)
+    return _read_data_file(path, strict=False)
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
-    """Convert the rows of a file. Raises one ValueError for all invalid rows, with the errors of the first few."""
+    """Apply `convert` to each row of the file `path`.
+
+    If `convert` raises ValueError for some rows, raises one ValueError with their number and the first few errors.
+    """
     converted, errors = [], []
     for index, row in enumerate(rows):
         try:
@@ -70,17 +73,17 @@ def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow]
 
 
 def list_column_names(rows: Iterable[DataRow]) -> list[str]:
-    """Return the columns that occur in any row, in order of appearance."""
+    """Return the names of the columns that occur in any row, in order of appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _read_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
+def _read_data_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
     if path.is_dir() or path.suffix not in SUFFIXES:
-        kind = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
-        raise ValueError(f"{path}: {kind}. Use a file that ends in one of {', '.join(SUFFIXES)}.")
+        kind = "a folder" if path.is_dir() else f"a file with the suffix {path.suffix!r}"
+        raise ValueError(f"{path} is {kind}. Use a file with one of the suffixes {', '.join(SUFFIXES)}.")
     rows: Sequence[DataRow | BadRow] = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, strict)
     if not rows:
         raise ValueError(f"{path}: the file has no rows.")
@@ -104,7 +107,7 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}).") from error
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)
-        return [_parse_row(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
+        return [_parse_json_line(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
     values = _parse_json(text, f"{path}")
     if isinstance(values, BadRow):
         raise ValueError(str(values))
@@ -113,16 +116,19 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
             f"{path}: the file contains a {type(values).__name__}, but a .json file must contain a list of objects."
         )
     check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
-    return [_check_object(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
+    return [_check_json_row(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
 
 
-def _parse_row(line: str, location: str, strict: bool) -> DataRow | BadRow:
+def _parse_json_line(line: str, location: str, strict: bool) -> DataRow | BadRow:
     value, check_surrogates = _parse_json(line, location), strict and SURROGATE_ESCAPE.search(line) is not None
-    return value if isinstance(value, BadRow) else _check_object(value, location, check_surrogates)
+    return value if isinstance(value, BadRow) else _check_json_row(value, location, check_surrogates)
 
 
-def _check_object(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
-    """Return a parsed row, or BadRow if it is no object or (with check_surrogates) has an unpaired surrogate."""
+def _check_json_row(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
+    """Return the parsed JSON `value` if it is a valid row, else BadRow.
+
+    A row must be an object and, with check_surrogates, must not contain an unpaired surrogate.
+    """
     if not isinstance(value, dict):
         return BadRow("not an object {...}", location, f"a {type(value).__name__}")
     if check_surrogates:

@@ -1,8 +1,8 @@
-"""Distribute rows to mini-batches, ranks and micro-batches: deterministic pure functions on lengths.
+"""Distribute token sequences (rows) to mini-batches, ranks and micro-batches. Depends on lengths and the seed only.
 
 trajectories --split_mini_batches--> optimizer steps --balance_ranks--> ranks --split_micro_batches--> forward passes
 
-A part is a set of rows that must be in one micro-batch: a row, the rows of a trajectory, or rows that share a prefix.
+A bundle is a set of rows that must be in one micro-batch: a row, the rows of a trajectory, or rows that share a prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
-MAX_IMBALANCE = 1.1  # ratio of largest to mean rank load above which families that share a prefix are split
+MAX_IMBALANCE = 1.1  # ratio of largest to mean rank load above which rows that share a prefix are split
 
 
 def build_train_batch(
@@ -35,10 +35,10 @@ def build_train_batch(
     prefixes: SharedPrefixes | None = None,
     min_sharing_ratio: float = 0.0,
 ) -> TrainBatch:
-    """Build the layout of one iteration.
+    """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 
     Args:
-        rows: B rows to train on.
+        rows: B token sequences to train on.
         trajectory_ids: [B] trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
         num_ranks: number of training ranks.
         mini_batch_size: trajectories per optimizer step, over all ranks.
@@ -51,26 +51,28 @@ def build_train_batch(
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
-    members, lengths = _group_positions(trajectory_ids), [len(row.token_ids) for row in rows]
-    bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_positions(group_ids)
-    count = min(-(-len(members) // mini_batch_size), len(bundles))
+    members, lengths = _group_members(trajectory_ids), [len(row.token_ids) for row in rows]
+    groups = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_members(group_ids)
+    count = min(-(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
-        [trajectory for bundle in part for trajectory in bundles[bundle]]
-        for part in split_mini_batches(len(bundles), count, seed, shuffle)
+        [trajectory for group in part for trajectory in groups[group]]
+        for part in split_mini_batches(len(groups), count, seed, shuffle)
     ]
-    steps = [_make_bundles(trajectories, members, needs_full_trajectories) for trajectories in step_trajectories]
-    split = [_split_step(rows_of_step, lengths, prefixes, num_ranks, max_tokens) for rows_of_step in steps]
-    if prefixes is not None and sum(lengths) < min_sharing_ratio * sum(
-        part.cost for parts, _ in split for part in parts
-    ):
-        prefixes, split = None, [_split_step(one, lengths, None, num_ranks, max_tokens) for one in steps]
+    steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
+    if not needs_full_trajectories:
+        steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
+    split = [_distribute_step(step, lengths, prefixes, num_ranks, max_tokens) for step in steps]
+    num_computed = sum(bundle.cost for bundles, _ in split for bundle in bundles)
+    if prefixes is not None and sum(lengths) < min_sharing_ratio * num_computed:
+        prefixes, split = None, [_distribute_step(step, lengths, None, num_ranks, max_tokens) for step in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for parts, shares in split:
-        costs = [[parts[i].costs for i in share] for share in shares]
+    for bundles, shares in split:
+        costs = [[bundles[i].costs for i in share] for share in shares]
         micros = split_micro_batches_on_ranks(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            mini_batches[rank].append(_append_rows([parts[i].rows for i in share], rank_micros, orders[rank]))
+            rank_rows = [bundles[i].rows for i in share]
+            mini_batches[rank].append(_append_micro_batches(orders[rank], rank_rows, rank_micros))
     return TrainBatch(
         rank_batches=[
             RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
@@ -81,32 +83,37 @@ def build_train_batch(
     )
 
 
-def _append_rows(parts: Sequence[Sequence[int]], micros: Sequence[Sequence[int]], order: list[int]) -> MiniBatch:
-    """Append the rows of a mini-batch to a rank's `order`, one micro-batch after the other. Return their positions."""
-    positions = []
-    for micro in micros:
-        first = len(order)
-        order += [row for i in micro for row in parts[i]]
-        positions.append(list(range(first, len(order))))
-    return MiniBatch(positions)
+def _append_micro_batches(
+    rank_order: list[int], bundle_rows: Sequence[Sequence[int]], micro_batches: Sequence[Sequence[int]]
+) -> MiniBatch:
+    """Append the rows of one mini-batch to a rank's list of rows, and return the indices of these rows in the list.
+
+    `micro_batches` has indices into `bundle_rows`.
+    """
+    row_indices = []
+    for bundle_indices in micro_batches:
+        first = len(rank_order)
+        rank_order += [row for i in bundle_indices for row in bundle_rows[i]]
+        row_indices.append(list(range(first, len(rank_order))))
+    return MiniBatch(row_indices)
 
 
 def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Remove rows from the mini-batches of each rank, and join small micro-batches. Returns mini-batches per rank.
+    """Leave out rows of a batch. Returns the mini-batches of each rank with fewer rows and micro-batches.
+
+    All ranks run the same number of forward passes. A mini-batch without remaining rows is not removed.
 
     Args:
-        keep: bool [B], True for rows to keep.
+        keep: bool [B], False for rows to leave out.
         max_tokens: maximum tokens of one micro-batch on one rank.
-        padded: rows without prefixes are padded to the longest row.
-
-    All ranks run the same number of forward passes. An optimizer step without rows is not removed.
+        padded: rows without shared prefixes are padded to the longest row of the micro-batch.
     """
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
     for rank, order in zip(batch.rank_batches, batch.row_order, strict=True):
         mask, steps = keep[order], rank.mini_batches
-        ranks.append([_join_micro_batches(rank.rows, step, mask, max_tokens, padded) for step in steps])
+        ranks.append([_filter_micro_batches(rank.rows, step, mask, max_tokens, padded) for step in steps])
     counts = [max(1, *map(len, micros)) for micros in zip(*ranks, strict=True)]
     return [
         [MiniBatch(micros + [[]] * (count - len(micros))) for micros, count in zip(rank, counts, strict=True)]
@@ -114,107 +121,108 @@ def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, pa
     ]
 
 
-def _join_micro_batches(
+def _filter_micro_batches(
     rows: Rows, mini_batch: MiniBatch, keep: np.ndarray, max_tokens: int, padded: bool
 ) -> list[list[int]]:
+    """Return the micro-batches of one mini-batch without the rows that `keep` excludes. Joins small micro-batches."""
     micros: list[list[int]] = []
     for micro in mini_batch.micro_batches:
-        positions = [position for position in micro if keep[position]]
-        if micros and positions and rows.count_computed_tokens(micros[-1] + positions, padded) <= max_tokens:
-            micros[-1] += positions
-        elif positions:
-            micros.append(positions)
+        kept = [index for index in micro if keep[index]]
+        if micros and kept and rows.count_computed_tokens(micros[-1] + kept, padded) <= max_tokens:
+            micros[-1] += kept
+        elif kept:
+            micros.append(kept)
     return micros
 
 
-def _make_bundles(trajectories: list[int], members: list[list[int]], needs_full_trajectories: bool) -> list[list[int]]:
-    """Group the rows of trajectories into bundles that must stay together: trajectories, or single rows."""
-    bundles = [members[trajectory] for trajectory in trajectories]
-    return bundles if needs_full_trajectories else [[row] for bundle in bundles for row in bundle]
-
-
 @dataclass(frozen=True)
-class _Part:
-    """Rows that stay together, and their costs in tokens: one per row, or one per prefix and remainder of a row."""
+class _RowBundle:
+    """Rows that must be in one micro-batch."""
 
     rows: list[int]
-    costs: list[int]
+    costs: list[int]  # computed tokens: of each row, or of the shared prefix and of each row without the prefix
 
     @property
     def cost(self) -> int:
         return sum(self.costs)
 
 
-def _split_step(
-    bundles: list[list[int]], lengths: list[int], prefixes: SharedPrefixes | None, num_ranks: int, max_tokens: int
-) -> tuple[list[_Part], list[list[int]]]:
-    """Split one optimizer step into parts and distribute them. Returns the parts, and indices of parts for each rank.
+def _distribute_step(
+    step_rows: list[list[int]], lengths: list[int], prefixes: SharedPrefixes | None, num_ranks: int, max_tokens: int
+) -> tuple[list[_RowBundle], list[list[int]]]:
+    """Distribute the rows of one optimizer step to ranks. Returns bundles, and the indices of bundles for each rank.
 
-    bundles: rows that must stay together. A family with a shared prefix is split until each part is within max_tokens
-    and the loads of the ranks are balanced.
+    Rows that share a prefix form one bundle, unless it exceeds max_tokens or the ranks' loads are unbalanced; then the
+    rows form several bundles.
+
+    Args:
+        step_rows: lists of rows that must stay together.
     """
-    if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
-        parts = [_Part(bundle, _compute_costs(bundle, lengths, prefixes)) for bundle in bundles]
-        return parts, balance_ranks([part.cost for part in parts], num_ranks)
+    if prefixes is None or any(len(rows) > 1 for rows in step_rows):
+        bundles = [_RowBundle(rows, _compute_token_costs(rows, lengths, prefixes)) for rows in step_rows]
+        return bundles, balance_ranks([bundle.cost for bundle in bundles], num_ranks)
     ids, shared, limit = prefixes.prefix_ids.tolist(), prefixes.lengths.tolist(), max_tokens
-    rows = sorted((bundle[0] for bundle in bundles), key=lambda row: (ids[row], -lengths[row]))
+    rows = sorted((row for (row,) in step_rows), key=lambda row: (ids[row], -lengths[row]))
     while True:
-        parts = _split_families(rows, lengths, ids, shared, limit)
-        costs = [part.cost for part in parts]
+        bundles = _bundle_by_prefix(rows, lengths, ids, shared, limit)
+        costs = [bundle.cost for bundle in bundles]
         max_total_load = MAX_IMBALANCE * sum(costs)
-        # a part above this load makes every distribution unbalanced
-        if max(costs, default=0) * num_ranks <= max_total_load or len(parts) == len(rows):
+        # a bundle above this load makes every distribution unbalanced
+        if max(costs, default=0) * num_ranks <= max_total_load or len(bundles) == len(rows):
             shares = balance_ranks(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
-            if largest * num_ranks <= max_total_load or len(parts) == len(rows):
-                return parts, shares
+            if largest * num_ranks <= max_total_load or len(bundles) == len(rows):
+                return bundles, shares
         limit //= 2
 
 
-def _compute_costs(rows: list[int], lengths: list[int], prefixes: SharedPrefixes | None) -> list[int]:
-    """Return the cost in tokens of each row, or of each shared prefix and the remainder of each row."""
+def _compute_token_costs(rows: list[int], lengths: list[int], prefixes: SharedPrefixes | None) -> list[int]:
+    """Return the computed tokens of each row; with `prefixes`, of each prefix and of each row without its prefix."""
     if prefixes is None:
         return [lengths[row] for row in rows]
     shared = {int(prefixes.prefix_ids[row]): int(prefixes.lengths[row]) for row in rows}
     return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
-def _split_families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
-    """Group rows, sorted by family, into parts of one family and at most `limit` tokens."""
-    parts: list[_Part] = []
-    family, cost = -1, 0
+def _bundle_by_prefix(
+    rows: list[int], lengths: list[int], prefix_ids: list[int], prefix_lengths: list[int], max_tokens: int
+) -> list[_RowBundle]:
+    """Group rows, sorted by prefix, into bundles that have one prefix and compute at most max_tokens tokens."""
+    bundles: list[_RowBundle] = []
+    prefix_id, cost = -1, 0
     for row in rows:
-        rest = lengths[row] - shared[row]
-        if ids[row] == family and cost + rest <= limit:
-            parts[-1].rows.append(row)
-            parts[-1].costs.append(rest)
+        rest = lengths[row] - prefix_lengths[row]
+        if prefix_ids[row] == prefix_id and cost + rest <= max_tokens:
+            bundles[-1].rows.append(row)
+            bundles[-1].costs.append(rest)
             cost += rest
         else:
-            parts.append(_Part([row], [shared[row], rest]))
-            family, cost = ids[row], lengths[row]
-    return parts
+            bundles.append(_RowBundle([row], [prefix_lengths[row], rest]))
+            prefix_id, cost = prefix_ids[row], lengths[row]
+    return bundles
 
 
-def _group_positions(owners: Sequence[int]) -> list[list[int]]:
-    """Return the positions at which each owner 0, 1, .. occurs."""
-    members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
-    for position, owner in enumerate(owners):
-        members[owner].append(position)
+def _group_members(group_ids: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the members of each group: `[0, 1, 0]` -> `[[0, 2], [1]]`."""
+    members: list[list[int]] = [[] for _ in range(max(group_ids, default=-1) + 1)]
+    for index, group in enumerate(group_ids):
+        members[group].append(index)
     return members
 
 
-def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -> list[list[int]]:
-    """Split 0 .. num_bundles-1 into `count` mini-batches whose sizes differ by at most one."""
-    order = np.arange(num_bundles)
+def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle: bool) -> list[list[int]]:
+    """Split the items 0 .. num_items-1 into mini-batches. Their sizes differ by at most one."""
+    order = np.arange(num_items)
     if shuffle:
         np.random.default_rng(derive_seed(seed, "split_mini_batches")).shuffle(order)
-    return [part.tolist() for part in np.array_split(order, count)] if count else []
+    return [part.tolist() for part in np.array_split(order, num_mini_batches)] if num_mini_batches else []
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute rows to ranks, longest first, each to the rank with the fewest tokens.
+    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens.
 
-    Returns row indices for each rank, longest first. Loads differ by at most the length of one row.
+    Returns the indices of each rank's sequences, longest first. Token counts of two ranks differ by at most the length
+    of one sequence.
     """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -225,38 +233,42 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     return shares
 
 
-def split_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Split the parts of one rank, longest first, into micro-batches of at most max_tokens. Returns indices of parts.
+def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
+    """Split the bundles of one rank into micro-batches of at most max_tokens, longest first. Returns bundle indices.
 
-    lengths: for each part, the lengths of rows that stay together. A micro-batch costs the sum of lengths, or with
-    `padded` the number of rows times the longest row. A part over max_tokens is a micro-batch by itself.
+    A bundle that exceeds max_tokens is a micro-batch by itself.
+
+    Args:
+        bundle_lengths: for each bundle, the lengths of the rows in it, which stay together.
+        padded: a micro-batch computes its number of rows times its longest row, else the sum of lengths.
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
-    for index in _sort_longest_first([max(part) if padded else sum(part) for part in lengths]):
-        part = lengths[index]
-        cost = (num_rows + len(part)) * longest if padded else tokens + sum(part)
+    for index in _sort_longest_first([max(rows) if padded else sum(rows) for rows in bundle_lengths]):
+        lengths = bundle_lengths[index]
+        cost = (num_rows + len(lengths)) * longest if padded else tokens + sum(lengths)
         if not batches or cost > max_tokens:
             batches.append([])
-            num_rows, tokens, longest = 0, 0, max(part)
+            num_rows, tokens, longest = 0, 0, max(lengths)
         batches[-1].append(index)
-        num_rows, tokens = num_rows + len(part), tokens + sum(part)
+        num_rows, tokens = num_rows + len(lengths), tokens + sum(lengths)
     return batches
 
 
 def split_micro_batches_on_ranks(
-    ranks_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
+    rank_bundle_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """Split the parts of each rank into micro-batches, the same number (at least one) on every rank.
+    """Split the bundles of each rank into micro-batches, the same number (at least one) on every rank.
 
-    A rank with fewer micro-batches splits its largest ones. If that is not enough, it adds empty ones.
+    A rank with too few micro-batches splits those with the most bundles, and adds empty ones if that is not enough.
     """
-    ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
+    ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in rank_bundle_lengths]
     count = max([1, *map(len, ranks)])
-    return [_split_to_count(batches, count) for batches in ranks]
+    return [_split_further(batches, count) for batches in ranks]
 
 
-def _split_to_count(batches: list[list[int]], count: int) -> list[list[int]]:
+def _split_further(batches: list[list[int]], count: int) -> list[list[int]]:
+    """Halve the micro-batches with the most bundles until there are `count` micro-batches. Appends empty ones."""
     batches = list(batches)
     while len(batches) < count:
         fullest = max(range(len(batches)), key=lambda i: len(batches[i]), default=None)

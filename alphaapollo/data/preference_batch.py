@@ -1,11 +1,11 @@
-"""Distribute preference examples to ranks. Both answers of a pair are adjacent and share the prompt.
+"""Build the batches of preference and reward-model training. Each answer is a row, i.e. one token sequence.
 
-examples -> rows -> build_train_batch (pairs are not split) -> one PreferenceBatch per rank
+Both answers of a pair are adjacent rows of the same micro-batch, and may share the computation of their prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,51 +19,54 @@ from alphaapollo.types import Row
 
 @dataclass(frozen=True)
 class PreferenceBatch(RankBatch):
-    """Preference rows of one optimizer step on one rank. Rows of a pair are adjacent, the chosen answer first."""
+    """Answers that one rank trains on in one optimizer step. Of a pair, the chosen answer comes first."""
 
-    good: np.ndarray  # bool [R]: the answer is chosen, or labelled desirable
+    is_good: np.ndarray  # bool [R]: the answer is chosen, or labelled desirable
     margins: np.ndarray  # float64 [R], equal for both rows of a pair
     sources: np.ndarray  # int64 [R], indices into source_names
     source_names: list[str]  # data sources of all ranks
-    ref_logps: np.ndarray | None = None  # float64 [R] reference log-probs, if precomputed
-    unrelated: RankBatch | None = None  # one row per single answer, for KTO's KL estimate
-    unrelated_ref_logps: np.ndarray | None = None  # float64 [unrelated rows] reference log-probs, if precomputed
+    ref_logps: np.ndarray | None  # float64 [R] reference log-probs, if precomputed
+    unrelated: RankBatch  # for KTO's KL estimate: prompts of single answers with answers to other prompts
+    unrelated_ref_logps: np.ndarray | None  # float64 [unrelated rows] reference log-probs, if precomputed
 
 
 def distribute_preference_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> list[PreferenceBatch]:
-    """Build one mini-batch from all examples and split it over the ranks. Returns one batch per rank.
+    """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank.
 
     Args:
         max_tokens: maximum tokens of one micro-batch on one rank.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
-        share_prompts: compute shared prompts once if this saves enough tokens (MIN_SHARING_RATIO).
+        share_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
-    owners = [index for index, example in enumerate(examples) for _ in example.rows]
-    layout = _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
-    good = np.array([good for example in examples for good in example.good])
-    margins = np.array([examples[owner].margin for owner in owners])
+    row_examples = [index for index, example in enumerate(examples) for _ in example.rows]
+    layout = _distribute_rows(rows, row_examples, num_ranks, max_tokens, padded, share_prompts)
+    is_good = np.array([good for example in examples for good in example.is_good])
+    margins = np.array([examples[index].margin for index in row_examples])
     names = sorted({example.data_source for example in examples})
-    sources = np.array([names.index(examples[owner].data_source) for owner in owners])
+    sources = np.array([names.index(examples[index].data_source) for index in row_examples])
     has_ref_logps = all(example.ref_logps is not None for example in examples)
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
-    unrelated = list(_distribute_unrelated(examples, num_ranks, max_tokens, padded, has_ref_logps))
+    unrelated_rows = [example.unrelated for example in examples if example.unrelated is not None]
+    assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
+    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded, False)
+    unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     return [
         PreferenceBatch(
             rows=rank.rows,
             mini_batches=rank.mini_batches,
-            good=good[order],
+            is_good=is_good[order],
             margins=margins[order],
             sources=sources[order],
             source_names=names,
             ref_logps=ref[order] if has_ref_logps else None,
             unrelated=unrelated_rank,
-            unrelated_ref_logps=unrelated_ref,
+            unrelated_ref_logps=unrelated_ref[unrelated_order] if has_ref_logps else None,
         )
-        for rank, order, (unrelated_rank, unrelated_ref) in zip(
-            layout.rank_batches, layout.row_order, unrelated, strict=True
+        for rank, order, unrelated_rank, unrelated_order in zip(
+            layout.rank_batches, layout.row_order, unrelated.rank_batches, unrelated.row_order, strict=True
         )
     ]
 
@@ -71,47 +74,34 @@ def distribute_preference_examples(
 def distribute_reference_rows(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """Distribute all rows that need reference log-probs, in the order of the examples."""
-    rows = [row for example in examples for row in example.scored]
-    owners = [index for index, example in enumerate(examples) for _ in example.scored]
-    return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
+    """Distribute the answers whose reference log-probs are needed to the ranks, as one mini-batch."""
+    rows = [row for example in examples for row in example.reference_rows]
+    row_examples = [index for index, example in enumerate(examples) for _ in example.reference_rows]
+    return _distribute_rows(rows, row_examples, num_ranks, max_tokens, padded, share_prompts)
 
 
-def collect_row_values(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Collect one column of scores per rank ([R] each) in the order of the rows. Returns float64 [rows]."""
-    values = np.empty(layout.num_rows)
-    for order, column in zip(layout.row_order, columns, strict=True):
-        values[order] = column
+def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> np.ndarray:
+    """Merge the arrays of the ranks, with one value per row of the rank, into one array in the batch's row order."""
+    values = np.empty(batch.num_rows)
+    for order, own_values in zip(batch.row_order, rank_values, strict=True):
+        values[order] = own_values
     return values
 
 
 def _distribute_rows(
-    rows: Sequence[Row], owners: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+    rows: Sequence[Row], row_examples: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
+    """Build one mini-batch. row_examples: index of the example of each row; its rows stay together."""
     return build_train_batch(
         rows,
-        owners,
+        row_examples,
         num_ranks,
-        mini_batch_size=len(rows),
+        mini_batch_size=max(1, len(rows)),
         max_tokens=max_tokens,
         padded=padded,
         seed=0,
         shuffle=False,
         needs_full_trajectories=True,
-        prefixes=find_shared_prefixes(rows, owners) if share_prompts else None,
+        prefixes=find_shared_prefixes(rows, row_examples) if share_prompts else None,
         min_sharing_ratio=MIN_SHARING_RATIO,
     )
-
-
-def _distribute_unrelated(
-    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, has_ref_logps: bool
-) -> Iterator[tuple[RankBatch | None, np.ndarray | None]]:
-    rows = [example.unrelated for example in examples if example.unrelated is not None]
-    if not rows:
-        yield from [(None, None)] * num_ranks
-        return
-    assert len(rows) == len(examples), "single answers and pairs cannot be mixed"
-    ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
-    layout = _distribute_rows(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
-    for rank, order in zip(layout.rank_batches, layout.row_order, strict=True):
-        yield rank, ref[order] if has_ref_logps else None

@@ -1,4 +1,4 @@
-"""Convert preference data to token rows: pairs of answers to one prompt, or single answers with a label.
+"""Tokenize preference data: pairs of answers to one prompt, or single answers with a label.
 
 A data row has one of these groups of columns:
 
@@ -6,7 +6,8 @@ A data row has one of these groups of columns:
     chosen, rejected                             complete chats; their common prefix is the prompt
     prompt, response, label                      single answers; label true: desirable
 
-Masks are exact, like for supervised examples (data/sft_examples.py). Both answers of a pair have equal prompt tokens.
+The action mask marks the tokens of the answer, as for supervised examples (data/sft_examples.py). The answers of a pair
+have equal prompt tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import TextPiece, make_text_pieces, read_text, split_answer, tokenize_examples
+from alphaapollo.data.sft_examples import (
+    TextPiece,
+    make_text_pieces,
+    read_text_column,
+    split_prompt_and_answer,
+    tokenize_examples,
+)
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
@@ -28,44 +35,46 @@ from alphaapollo.utils.seeds import derive_seed
 
 @dataclass
 class PreferenceExample:
-    """A pair of answers, or a single labelled answer, as token rows."""
+    """Tokenized pair of answers, or tokenized single answer with a label. Each token sequence includes the prompt."""
 
     rows: list[Row]  # [chosen, rejected] of a pair, or one answer
-    good: list[bool]  # for each row: the answer is chosen, or labelled desirable
+    is_good: list[bool]  # for each row: the answer is chosen, or labelled desirable
     data_source: str = ""
     margin: float = 0.0  # margin of the chosen over the rejected answer, from the data
     unrelated: Row | None = None  # the prompt with an answer to another prompt, for KTO's KL estimate
     ref_logps: list[float] | None = None  # summed reference log-probs of `rows` and `unrelated`, if computed
 
     @property
-    def scored(self) -> list[Row]:
-        """Rows that need reference log-probs."""
+    def reference_rows(self) -> list[Row]:
+        """Token sequences whose log-probs under the reference model a loss may need."""
         return self.rows if self.unrelated is None else [*self.rows, self.unrelated]
 
     @property
     def max_length(self) -> int:
-        """Length of the longest row in tokens."""
-        return max(len(row.token_ids) for row in self.scored)
+        """Number of tokens of the longest sequence."""
+        return max(len(row.token_ids) for row in self.reference_rows)
 
 
 @dataclass(frozen=True)
-class PreferenceRow:
-    """Data row split into text pieces, with two sides for a pair and one side for a single answer."""
+class PreferenceTexts:
+    """Texts of a data row before tokenization: prompt with each answer, two for a pair and one for a single answer."""
 
-    sides: list[list[TextPiece]]
+    texts: list[list[TextPiece]]  # for each answer: pieces of the prompt and of the answer
     data_source: str
     margin: float = 0.0
-    good: bool = True
+    is_good: bool = True  # label of a single answer
 
 
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """Load the pairs of parquet or jsonl files, in order; at most max_samples if it is positive (stream.choose_row_indices).
-    Raises ValueError if a file is missing, unreadable or empty, lacks columns, or has invalid rows (empty or equal
-    answers, different prompts); or an answer is too long and data.truncation=error."""
+    """Load and tokenize pairs of answers; at most max_samples if positive.
+
+    Raises ValueError if a file is unreadable, lacks columns or has invalid rows (e.g. empty or equal answers), or if an
+    answer is too long and data.truncation=error.
+    """
     read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
-    rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
+    rows = iter(tokenize_examples([text for _, row in read for text in row.texts], renderer))
     pairs = [
         (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
         for number, row in read
@@ -76,19 +85,22 @@ def load_pairs(
 def load_labelled_answers(
     files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
-    """Load single answers, each with an unrelated answer for KTO. A row with a pair gives two single answers. Raises
-    ValueError like load_pairs, and if a label is invalid, or all labels are equal."""
-    read = read_examples(files, lambda path: _read_singles(path, renderer, data), max_samples, data)
-    rows = iter(tokenize_examples([side for _, row in read for side in row.sides], renderer))
+    """Load and tokenize single answers with labels for KTO; at most max_samples data rows if positive.
+
+    A pair becomes two single answers. Each example also gets an answer to another prompt (make_unrelated_answers).
+    Raises ValueError like load_pairs, and if a label is invalid or all labels are equal.
+    """
+    read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data), max_samples, data)
+    rows = iter(tokenize_examples([text for _, row in read for text in row.texts], renderer))
     numbered = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
         for number, row in read
-        for good in ((row.good,) if len(row.sides) == 1 else (True, False))
+        for good in ((row.is_good,) if len(row.texts) == 1 else (True, False))
     ]
     fitted = apply_max_length(files, numbered, lambda answer: answer.max_length, "answers", data)
     fitting = fitted.examples
-    if len({answer.good[0] for answer in fitting}) == 1:
-        kind = "desirable" if fitting[0].good[0] else "undesirable"
+    if len({answer.is_good[0] for answer in fitting}) == 1:
+        kind = "desirable" if fitting[0].is_good[0] else "undesirable"
         raise ValueError(
             f"{', '.join(to_file_list(files))}: all {len(fitting)} answers are {kind}, so there is nothing to compare. "
             f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
@@ -101,8 +113,10 @@ def load_labelled_answers(
 
 
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
-    """Combine each prompt with the answer to a different prompt, drawn with `seed` and truncated to max_length tokens.
-    Raises ValueError if all prompts are equal."""
+    """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total.
+
+    KTO estimates the KL to the reference on them. Raises ValueError if all prompts are equal.
+    """
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(
@@ -116,18 +130,19 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
         partner = next_index[index]
         while prompts[partner] == prompt:
             partner = next_index[partner]
-        rows.append(_join_answer(prompt, answers[partner], max_length))
+        rows.append(_replace_prompt(prompt, answers[partner], max_length))
     return rows
 
 
-def _join_answer(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
+def _replace_prompt(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
+    """Return the token sequence of `answer` after another prompt, truncated to max_length tokens."""
     start, end = answer.response_start, answer.response_start + max(1, max_length - len(prompt))
     ids = [*prompt, *answer.token_ids[start:end]]
     mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
     return Row(ids, mask, [0.0] * len(ids), [len(ids) - 1])
 
 
-def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceRow]:
+def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
     rows = read_rows(path)
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
@@ -139,16 +154,16 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
             f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to "
             f"pairs with python -m examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
         )
-    return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
+    return convert_rows(path, rows, lambda row: _parse_pair(row, renderer, data))
 
 
-def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[PreferenceRow]:
+def _read_labelled_answers(path: str, renderer: Renderer, data: PreferenceData) -> list[PreferenceTexts]:
     rows = read_rows(path)
     columns = list_column_names(rows)
     if {data.response_key, data.label_key} <= {*columns}:
-        return convert_rows(path, rows, lambda row: _read_labelled(row, renderer, data))
+        return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data))
     if {data.chosen_key, data.rejected_key} <= {*columns}:
-        return convert_rows(path, rows, lambda row: _read_pair(row, renderer, data))
+        return convert_rows(path, rows, lambda row: _parse_pair(row, renderer, data))
     raise ValueError(
         f"{path}: the file needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
         f"{data.chosen_key!r} and {data.rejected_key!r}. It has {', '.join(sorted(columns))}. Set "
@@ -156,7 +171,7 @@ def _read_singles(path: str, renderer: Renderer, data: PreferenceData) -> list[P
     )
 
 
-def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRow:
+def _parse_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceTexts:
     chosen, rejected = (_read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(
@@ -166,27 +181,29 @@ def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRo
         raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
     prompt = row.get(data.prompt_key)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
-        prompt, chosen, rejected = _split_chats(chosen, rejected, data)
-    sides = [_make_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
-    return PreferenceRow(sides, _read_source(row), margin=_read_margin(row, data))
+        prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
+    texts = [_join_prompt_and_answer(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
+    return PreferenceTexts(texts, _read_data_source(row), margin=_read_margin(row, data))
 
 
-def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceRow:
+def _parse_labelled_answer(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceTexts:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0 are equal to True and False
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
     answer = _read_answer(row, data.response_key)
-    return PreferenceRow(
-        [_make_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _read_source(row), good=bool(label)
+    return PreferenceTexts(
+        [_join_prompt_and_answer(row, row.get(data.prompt_key), answer, renderer, data)],
+        _read_data_source(row),
+        is_good=bool(label),
     )
 
 
 def _read_answer(row: DataRow, key: str) -> str | list[Message]:
     value = row.get(key)
-    return read_chat(value, repr(key)) if isinstance(value, list) and value else read_text(row, key)
+    return read_chat(value, repr(key)) if isinstance(value, list) and value else read_text_column(row, key)
 
 
-def _split_chats(
+def _split_common_prompt(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Split two complete chats into their common prompt, the chosen answer and the rejected answer."""
@@ -201,11 +218,11 @@ def _split_chats(
     return chosen[:split], chosen[split:], rejected[split:]
 
 
-def _make_pieces(
+def _join_prompt_and_answer(
     row: DataRow, prompt: object, answer: str | list[Message], renderer: Renderer, data: PairData
 ) -> list[TextPiece]:
     if not isinstance(prompt, list):
-        text = read_text(row, data.prompt_key)
+        text = read_text_column(row, data.prompt_key)
         if isinstance(answer, str):
             return make_text_pieces(text, answer)
         raise ValueError(f"{data.prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
@@ -217,10 +234,10 @@ def _make_pieces(
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
         raise ValueError("an answer must start and end with an assistant message.")
-    return split_answer(chat, answer_messages, renderer)
+    return split_prompt_and_answer(chat, answer_messages, renderer)
 
 
-def _read_source(row: DataRow) -> str:
+def _read_data_source(row: DataRow) -> str:
     source = row.get("data_source")
     return source if isinstance(source, str) else ""
 

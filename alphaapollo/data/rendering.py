@@ -1,8 +1,8 @@
-"""Render chats to token ids, once, and decode tokens for display and graders. The only module that uses the tokenizer.
+"""Convert chats to token ids with the chat template, and decode tokens for display and graders.
 
-    encode_prompt(chat)  -> action (sampled) -> encode_after_action(messages) -> action -> ...     append-context trajectory
+    encode_prompt(chat) -> sampled tokens -> encode_after_action(messages) -> sampled tokens -> ...
 
-Each piece is tokenized once, separately: sampled tokens are never re-encoded.
+The token ids of a multi-turn episode are this concatenation. Sampled tokens are decoded, but never encoded again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, Arithmeti
 TOKENIZER_FIX = (
     "Save a tokenizer beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
 )
-PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text when a template is rendered
+PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
 
 class Renderer:
-    """Renderer of prompts and messages with the tokenizer and chat template of one model.
+    """Tokenizer and chat template of a model.
 
-    `template_arguments` are passed to the template at every rendering. Methods that render a chat raise ValueError if
-    the tokenizer has no chat template, or the template rejects the chat.
+    Methods that render a chat raise ValueError if the tokenizer has no chat template or the template rejects the chat.
+
+    Args:
+        template_arguments: variables for the chat template (data.apply_chat_template_kwargs).
     """
 
     def __init__(
@@ -42,26 +44,31 @@ class Renderer:
         self.template_arguments = dict(template_arguments)
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
-        """Return the token ids of a chat with generation prompt, or of a text (with BOS if the tokenizer adds one)."""
+        """Tokenize a chat, with the generation prompt, or a text, with BOS if the tokenizer adds one."""
         return self.encode_prompts([content])[0]
 
     def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """Return encode_prompt of many prompts, tokenized in parallel. The prompts are all chats or all texts."""
+        """Tokenize many prompts like encode_prompt, in parallel. The prompts must all be chats or all be texts."""
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
 
     def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
-        """Return the token ids between two actions: end of the assistant turn, `messages`, and generation prompt.
+        """Tokenize what follows sampled tokens: end of the assistant turn, `messages`, and generation prompt.
 
-        last_token: last token of the action. If it already ended the turn, the end is not added again.
+        Args:
+            messages: messages of the environment, e.g. a tool result.
+            last_token: last sampled token. If it is the end of the turn, the end is not added again.
         """
         ids = self._encode_template_after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
-        """Append the template text after the end token of a turn (e.g. a newline), unless the answer is truncated."""
+        """Append the tokens that the template adds after the end-of-turn token, e.g. a newline.
+
+        A truncated answer, which does not end with the end-of-turn token, is returned unchanged.
+        """
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
@@ -70,7 +77,7 @@ class Renderer:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """Render a chat with the template to text, including special tokens."""
+        """Convert a chat to text with the chat template, including special tokens."""
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
@@ -93,28 +100,25 @@ class Renderer:
         return rendered
 
     def _encode_template_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        """Return the token ids that the template adds after an assistant's text if `messages` follow."""
+        """Tokenize the text that the chat template adds after the text of an assistant turn if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the chat template changes earlier answers (e.g. removes thinking).
-
-        If True, prompt + action + delta differs from the rendering of the complete chat.
-        """
+        """Whether the chat template changes earlier answers, e.g. removes their thinking."""
         question = [Message(role="user", content="?")]
         action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
         chat = [*question, Message(role="assistant", content=action), Message(role="user", content="?")]
         return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Tokenize each text. A rendered chat already contains its special tokens."""
+        """Tokenize each text. The text of a rendered chat needs add_special_tokens=False."""
         return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an assistant turn: EOS, and the first token of the template after the turn if special."""
+        """Ids of the tokens that end an assistant turn: EOS, and the chat template's end-of-turn token if special."""
         ids = [self.tokenizer.eos_token_id]
         ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
@@ -128,7 +132,7 @@ class Renderer:
 
 
 def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return one warning for each argument that the chat template does not read."""
+    """Return a warning for each of the template `arguments` that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):
         return []
@@ -140,8 +144,10 @@ def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: Pre
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a hub id or a local folder. Raises ValueError if the folder does not exist, has no
-    tokenizer, or has an unreadable one."""
+    """Load the tokenizer of a model, given as hub id or local folder.
+
+    Raises ValueError if the folder does not exist or contains no readable tokenizer.
+    """
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()

@@ -1,9 +1,9 @@
-"""Convert supervised data rows to token rows whose action mask covers the tokens that a model would have sampled.
+"""Tokenize supervised examples. Their action mask marks the tokens to train on: the text of the assistant turns.
 
-A file has either chats (`messages`: every assistant message is trained on) or a prompt (chat or text) and a response
-column. A chat is split where the chat template begins and ends each assistant turn. The pieces are tokenized
-separately, like prompts and samples in a rollout. The mask is exact: the end token of a turn is trained on, the
-template text after the end token is not.
+A file has either a column `messages` with chats, of which every assistant message is trained on, or the columns
+`prompt` (chat or text) and `response`. A chat is split where the chat template begins and ends each assistant turn, and
+the pieces are tokenized separately, like prompts and samples in a rollout. The end-of-turn token is trained on, the
+template text after it is not.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from alphaapollo.types import Message, Row
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Part of the text of an example, tokenized separately."""
+    """Part of the text of an example that is tokenized separately, e.g. one assistant turn."""
 
     text: str
-    is_trained: bool  # the model is trained on the tokens of the piece
-    is_rendered: bool = True  # rendered by the chat template; False: plain text, with BOS and EOS of the tokenizer
+    is_trained: bool  # whether the model is trained on the tokens of the piece
+    is_rendered: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
 
 
 def load_examples(
     files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
 ) -> LoadedExamples[Row]:
-    """Load the examples of parquet or jsonl files, in order; at most max_samples if it is positive.
+    """Load and tokenize supervised examples; at most max_samples if positive.
 
-    Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of a row is the
-    loss mask, and the log-probs are 0, so that packing treats all rows alike. Raises ValueError if a file is missing,
-    unreadable or empty, lacks columns, or has invalid rows; or the chat template rewrites earlier turns; or an example
-    is too long and data.truncation=error.
+    Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of an example is
+    its loss mask. Raises ValueError if a file is unreadable, lacks columns or has invalid rows, if the chat template
+    changes earlier turns, or if an example is too long and data.truncation=error.
     """
 
     def read_file(path: str) -> list[list[TextPiece]]:
@@ -50,10 +49,10 @@ def load_examples(
                 "data.response_key; or convert the file to chats with python -m examples.data_preprocess.prepare_sft "
                 f"--data_source {path} (docs/data.md)."
             )
-        return convert_rows(path, rows, lambda row: _split_row(row, renderer, data))
+        return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data))
 
     def truncate(row: Row) -> Row | None:
-        return _truncate_row(row, data.max_length, data.truncation)
+        return _truncate_example(row, data.max_length, data.truncation)
 
     read = read_examples(files, read_file, max_samples, data)
     rows = tokenize_examples([pieces for _, pieces in read], renderer)
@@ -61,10 +60,12 @@ def load_examples(
     return apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
 
 
-def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Split a chat into pieces, alternating the text before an assistant turn and the turn, up to the last turn. Raises
-    ValueError if the chat has no assistant message or an empty one, or no mask is exact because the template renders
-    earlier turns differently when later turns exist (e.g. drops thinking)."""
+def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
+    """Render a chat and split its text into alternating pieces: text before an assistant turn, and the turn.
+
+    Raises ValueError if the chat has no assistant message or an empty one, or if the chat template renders earlier
+    turns differently when later turns exist (e.g. drops thinking), so that no mask fits.
+    """
     pieces: list[TextPiece] = []
     done = ""
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -86,47 +87,47 @@ def split_chat(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
     return pieces
 
 
-def split_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Split a prompt and an answer into pieces like split_chat, where only the answer is trained on.
+def split_prompt_and_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
+    """Render a chat of prompt and answer, and split its text into pieces. Only the answer is trained on.
 
-    The answer starts and ends with an assistant message.
+    The answer must begin and end with an assistant message.
     """
-    pieces = split_chat([*prompt, *answer], renderer)
+    pieces = split_chat_into_pieces([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
-    """Create the pieces of a text prompt and the answer that continues the prompt."""
+    """Return the two pieces of a text prompt and the answer that continues the prompt."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
-def _split_row(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
+def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
     messages = row.get(data.messages_key)
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a chat.")
-        return split_chat(read_chat(messages, repr(data.messages_key)), renderer)
-    response = read_text(row, data.response_key)
+        return split_chat_into_pieces(read_chat(messages, repr(data.messages_key)), renderer)
+    response = read_text_column(row, data.response_key)
     prompt = row.get(data.prompt_key)
     if not isinstance(prompt, list):
-        return make_text_pieces(read_text(row, data.prompt_key), response)
+        return make_text_pieces(read_text_column(row, data.prompt_key), response)
     chat = read_chat(prompt, repr(data.prompt_key))
-    return split_answer(chat, [Message(role="assistant", content=response)], renderer)
+    return split_prompt_and_answer(chat, [Message(role="assistant", content=response)], renderer)
 
 
-def read_text(row: DataRow, key: str) -> str:
-    """Return the text of a column. Raises ValueError if it is empty or not text."""
-    value = row.get(key)
+def read_text_column(row: DataRow, column: str) -> str:
+    """Return the text in a column of a data row. Raises ValueError if the value is empty or not text."""
+    value = row.get(column)
     if value is None or value == "" or (isinstance(value, str) and value.isspace()):
-        raise ValueError(f"{key!r} is empty.")
+        raise ValueError(f"{column!r} is empty.")
     if not isinstance(value, str):
-        raise ValueError(f"{key!r} is a {type(value).__name__}; it must be text.")
+        raise ValueError(f"{column!r} is a {type(value).__name__}; it must be text.")
     return value
 
 
 def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """Tokenize examples (lists of pieces) to rows, in one call, because the tokenizer then uses all cores."""
+    """Tokenize examples, given as lists of pieces, in one call of the tokenizer, which then uses all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):
@@ -149,7 +150,7 @@ def _is_prompt_text(piece: TextPiece) -> bool:
 
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Append the tokens of a piece to a row. In a rendered turn, the tokens up to the end token are trained on."""
+    """Append the tokens of a piece to a tokenized example. A chat turn is trained on up to its end-of-turn token."""
     eos = renderer.tokenizer.eos_token_id
     if piece.is_trained and not piece.is_rendered and eos is not None:
         token_ids = [*token_ids, eos]
@@ -162,8 +163,8 @@ def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Re
     row.action_mask = [*row.action_mask, *[1] * num_trained, *[0] * (len(token_ids) - num_trained)]
 
 
-def _truncate_row(row: Row, max_length: int, truncation: Truncation) -> Row | None:
-    """Truncate a long row. Returns None if truncation=drop, or if no trained token remains."""
+def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:
+    """Truncate a tokenized example. Returns None if truncation=drop, or if no token to train on remains."""
     if truncation == "drop":
         return None
     mask = truncate_prompt(list(row.action_mask), max_length, truncation)

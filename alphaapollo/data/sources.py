@@ -1,4 +1,4 @@
-"""Sources of examples. Each file is a source, with a name in metrics and a weight in an epoch."""
+"""Training examples from several files. Each file has its own name in metrics and its own weight in an epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TuningData = SftData | PairData
 
 @dataclass(frozen=True)
 class LoadedExamples(Generic[E]):
-    """Examples that a fine-tuning task loaded from its files.
+    """Fine-tuning examples that were loaded from the data files.
 
     Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
     """
@@ -38,10 +38,7 @@ class LoadedExamples(Generic[E]):
 def read_examples(
     files: str | Sequence[str], read_file: Callable[[str], list[T]], max_samples: int, data: TuningData
 ) -> list[tuple[int, T]]:
-    """Read the examples of all files as (index of the file, example).
-
-    If max_samples is positive, at most that many are chosen (stream.choose_row_indices).
-    """
+    """Read the examples of all files, at most max_samples if positive. Returns (index of the file, example) pairs."""
     read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
     return [read[index] for index in choose_row_indices(len(read), max_samples, data.seed, data.shuffle)]
 
@@ -49,24 +46,24 @@ def read_examples(
 def apply_max_length(
     files: str | Sequence[str],
     examples: Sequence[tuple[int, E]],
-    length: Callable[[E], int],
-    kind: str,
+    measure: Callable[[E], int],
+    noun: str,
     data: TuningData,
     truncate: Callable[[E], E | None] = lambda example: None,
 ) -> LoadedExamples[E]:
     """Drop or truncate examples that are longer than data.max_length.
 
     Args:
-        examples: (index of the file, example).
-        length: returns the length of an example in tokens.
-        kind: plural noun for messages, e.g. "examples".
-        truncate: truncates a long example; returns None to drop the example.
+        examples: pairs (index of the file, example).
+        measure: returns the length of an example in tokens.
+        noun: plural noun for messages, e.g. "examples".
+        truncate: returns a shorter copy of a long example, or None to drop the example.
 
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
-    lengths = [length(example) for _, example in examples]
-    rows, limit = range(len(lengths)), data.max_length
-    counts = check_length_limit(lengths, rows, kind, "data.max_length", limit, data.truncation)
+    lengths = [measure(example) for _, example in examples]
+    limit, row_numbers = data.max_length, range(len(lengths))
+    counts = check_length_limit(lengths, row_numbers, noun, "data.max_length", limit, data.truncation)
     fitted = [
         (number, example if size <= limit else truncate(example))
         for (number, example), size in zip(examples, lengths, strict=True)
@@ -74,7 +71,7 @@ def apply_max_length(
     remaining = [(number, example) for number, example in fitted if example is not None]
     sizes = Counter(number for number, _ in remaining)
     action = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
-    notice = f"{counts.too_long} of {counts.total} {kind} are longer than data.max_length and were {action}."
+    notice = f"{counts.too_long} of {counts.total} {noun} are longer than data.max_length and were {action}."
     return LoadedExamples(
         [example for _, example in remaining],
         [sizes[number] for number in range(len(to_file_list(files)))],
@@ -83,7 +80,7 @@ def apply_max_length(
 
 
 def make_source_names(files: str | Sequence[str]) -> list[str]:
-    """Return a short unique name for each file: the last parts of the path, without the suffix.
+    """Return a unique name for each file: as few last parts of its path as possible, without the suffix.
 
     Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.
     """

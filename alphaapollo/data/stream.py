@@ -1,6 +1,6 @@
-"""Order of prompts as a pure function of (seed, epoch, index).
+"""Endless order of training prompts, a pure function of the seed and the position.
 
-A position in the order is one number, saved in the checkpoint (trainer/progress.py, finetuning/task.py).
+A checkpoint only saves the position, i.e. the number of prompts used so far.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 from alphaapollo.utils.seeds import derive_seed
 
 
-def choose_row_indices(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
-    """Choose `count` of `total` row indices, in order: at random if shuffle is True, else the first.
+def choose_row_indices(num_rows: int, max_rows: int, seed: int, shuffle: bool) -> list[int]:
+    """Choose max_rows of num_rows row indices, sorted: random ones if shuffle is True, else the first ones.
 
-    Returns all rows if count is 0, -1 or at least `total`.
+    Returns all indices if max_rows is 0, -1 or at least num_rows.
     """
-    if not 0 < count < total:
-        return list(range(total))
+    if not 0 < max_rows < num_rows:
+        return list(range(num_rows))
     if not shuffle:
-        return list(range(count))
-    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(total, size=count, replace=False)
+        return list(range(max_rows))
+    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(num_rows, size=max_rows, replace=False)
     return sorted(int(row) for row in drawn)
 
 
 class PromptStream:
-    """Endless order over `num_prompts` prompts, with a new shuffle in each epoch (or in file order).
+    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False.
 
     Example: with 3 prompts and no shuffle, `prompt_indices(start=2, count=3)` is `[2, 0, 1]`.
     """
@@ -40,9 +40,9 @@ class PromptStream:
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
-        """Return the prompt indices at positions start .. start + count - 1, counted from the start of training.
+        """Return the indices of `count` prompts, beginning with the prompt at position `start` of the training run.
 
-        A range that crosses an epoch can contain a prompt twice.
+        If a new epoch begins within the range, a prompt can occur twice.
         """
         slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
@@ -54,12 +54,12 @@ class PromptStream:
 
 
 class MixedStream:
-    """Endless order over the examples of several sources, which are numbered consecutively.
+    """Endless sequence of example indices from several weighted files. Indices count through all files.
 
-    An epoch contains round(size * weight) examples of each source, shuffled together. With a fractional weight, an
-    epoch continues where the previous epoch stopped.
+    An epoch contains round(size * weight) examples of each file, shuffled together. With a weight below 1, the next
+    epoch continues with the examples that the previous epoch did not reach.
 
-    Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first source and 2 of the second.
+    Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first file and 2 of the second.
     Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
     """
 
@@ -78,10 +78,10 @@ class MixedStream:
         return self._slots.num_prompts
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
-        """Return the example indices at positions start .. start + count - 1, see PromptStream.indices."""
-        return [self._index(position) for position in range(start, start + count)]
+        """Return the indices of `count` examples, beginning with position `start`, as PromptStream does."""
+        return [self._example_index(position) for position in range(start, start + count)]
 
-    def _index(self, position: int) -> int:
+    def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)
         source = int(np.searchsorted(self._ends, slot, side="right"))
         quota = self._quotas[source]

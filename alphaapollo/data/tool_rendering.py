@@ -1,9 +1,9 @@
 """Render chats with tool calls in the format of the chat template (env.action_format=chat_template).
 
-    encode_prompt(chat)  -> action (sampled calls) -> encode_after_action(one `role: tool` message per call) -> action -> ...
+    encode_prompt(chat) -> sampled calls -> encode_after_action(one message of role "tool" per call) -> ...
 
-As in rendering.py, only the text after an action is rendered. Templates need the calls before their results, so
-messages are rendered after placeholder calls, and the text before the end of the assistant turn is removed.
+A chat template only renders tool results after their calls. Results are therefore rendered in a chat with placeholder
+calls, and the text before the end of the assistant turn is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alphaapollo.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RESULT_PLACEHOLDER = "\u2063result\u2063"  # stands for a tool result when a template is rendered
+RESULT_PLACEHOLDER = "\u2063result\u2063"  # replaces a tool result in a chat that is rendered
 UNSUPPORTED_TEMPLATE = (
     "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of the turn and "
     "then the messages of the role tool. Use a model whose template shows them, or set env.action_format=tags."
@@ -30,10 +30,10 @@ EXAMPLE_VALUES: dict[object, Any] = {"string": "x", "integer": 1, "number": 1.5,
 
 
 class ToolRenderer(Renderer):
-    """Renderer of chats with tool definitions.
+    """Tokenizer and chat template of a model, with the definitions of the tools that the model may call.
 
     Args:
-        schemas: tool schemas, at least one, as `{"type": "function", "function": {name, description, parameters}}`.
+        schemas: at least one tool schema, as `{"type": "function", "function": {name, description, parameters}}`.
     """
 
     def __init__(
@@ -46,14 +46,17 @@ class ToolRenderer(Renderer):
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens with special tokens, because calls may contain them, but without the end token of the turn."""
+        """Decode tokens without the end-of-turn token. Keeps other special tokens, which calls may contain."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def check_template(self, append: bool) -> None:
-        """Raise ValueError if the template does not render tools and tool results. append: in append context."""
+    def check_template(self, in_append_context: bool) -> None:
+        """Raise ValueError if the chat template does not render the tools and their results.
+
+        in_append_context: results are appended to the sampled tokens, instead of shown in a new prompt.
+        """
         shown = self.render_chat([QUESTION])
         if missing := [
             schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown
@@ -63,7 +66,7 @@ class ToolRenderer(Renderer):
                 "Use a model whose template shows them, or set env.action_format=tags."
             )
         answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
-        if append:
+        if in_append_context:
             shown = self.tokenizer.decode(self.encode_after_action([answer]), skip_special_tokens=False)
         else:
             shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), answer])
@@ -82,7 +85,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
-        """Whether the template supports several calls in one turn."""
+        """Whether the chat template can render several tool calls in one assistant turn."""
         name = self.schemas[0]["function"]["name"]
         try:
             self.encode_after_action([Message(role="tool", content="?", name=name)] * 2)
@@ -92,7 +95,7 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def call_prefix(self) -> str:
-        """Text that every call starts with, e.g. `<tool_call>`; empty if the text is too short to identify a call."""
+        """Text that every tool call starts with, e.g. `<tool_call>`. Empty if it is too short to identify calls."""
         before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
@@ -102,13 +105,13 @@ class ToolRenderer(Renderer):
 
     @cached_property
     def example_call(self) -> tuple[str, dict[str, Any]]:
-        """Name and arguments of an example call."""
+        """Name and arguments of an example call of the first tool, to show the call format in a message."""
         function = self.schemas[0]["function"]
         types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
         return function["name"], {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
 
     def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Render a call as the model should sample it."""
+        """Return the text that the model must sample to call the tool `name`."""
         text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
         pairs = zip(text, self.render_chat([QUESTION]), strict=False)
         start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -131,19 +134,19 @@ class ToolRenderer(Renderer):
         return ids[end:]
 
 
-def _make_call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Create an assistant message that calls the named tools; last_arguments are the arguments of the last call."""
-    arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
+def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Create an assistant message that calls tools: the last with `last_arguments`, others without arguments."""
+    arguments: list[Mapping[str, Any]] = [*({} for _ in tool_names[1:]), last_arguments]
     calls = [
         {"id": _format_call_id(index), "type": "function", "function": {"name": name, "arguments": dict(values)}}
-        for index, (name, values) in enumerate(zip(names, arguments, strict=True))
+        for index, (name, values) in enumerate(zip(tool_names, arguments, strict=True))
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _add_call_id(answer: Message, index: int) -> dict[str, Any]:
-    return {**answer, "tool_call_id": _format_call_id(index)}
+def _add_call_id(tool_result: Message, call_index: int) -> dict[str, Any]:
+    return {**tool_result, "tool_call_id": _format_call_id(call_index)}
 
 
-def _format_call_id(index: int) -> str:
-    return f"call{index:05}"  # nine letters and digits, as some templates require
+def _format_call_id(call_index: int) -> str:
+    return f"call{call_index:05}"  # nine letters and digits, as some templates require

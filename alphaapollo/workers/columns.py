@@ -30,7 +30,7 @@ def compute_token_column(
     for mini_batch in mini_batches:
         for positions in mini_batch.micro_batches:
             micro = builder.build(rows, positions)
-            column.add(positions, micro.drop_dummy(compute(micro)))
+            column.add(positions, micro.drop_dummy_row(compute(micro)))
     reshard(root)
     return column.fetch()
 

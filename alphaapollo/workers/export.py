@@ -10,7 +10,12 @@ import torch
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export.hf_folder import export_critic, export_model
-from alphaapollo.models.export.verification import Kind, check_outputs, compute_transformers_outputs, make_probe_tokens
+from alphaapollo.models.export.verification import (
+    Kind,
+    check_exported_outputs,
+    compute_transformers_outputs,
+    make_probe_tokens,
+)
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -36,7 +41,7 @@ def export_checkpoint(
     """
     probe, expected = _write_folder(folder, model, dtype, output, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
-    return check_outputs(expected, compute_transformers_outputs(Path(output), kind, probe, model), rounding)
+    return check_exported_outputs(expected, compute_transformers_outputs(Path(output), kind, probe, model), rounding)
 
 
 @torch.no_grad()

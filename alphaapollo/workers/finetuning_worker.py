@@ -81,7 +81,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
         balancer = self.make_expert_load_balancer(self.routers)
         if balancer:
-            balancer.begin_step(batch.rows, mini_batch.positions)
+            balancer.begin_step(batch.rows, mini_batch.row_indices)
         for positions in self.state.accumulate(mini_batch.micro_batches):
             loss, reported = self.compute_loss(batch, positions, counts)
             sums.add(reported)

@@ -13,7 +13,7 @@ from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.training.train_state import TrainState
-from alphaapollo.observability.memory import memory_metrics
+from alphaapollo.observability.memory import measure_process_memory
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.process_group import RankPlacement, initialize_rank, shut_down_rank
@@ -42,7 +42,7 @@ class ModelWorker:
 
     def memory(self) -> dict[str, float]:
         """Return memory metrics of this process in GiB."""
-        return memory_metrics()
+        return measure_process_memory()
 
     def close(self) -> None:
         shut_down_rank()

@@ -135,7 +135,7 @@ class PolicyWorker(TrainingWorker):
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.reload()
         self.sharing.check_batch(batch)
-        if self.teacher is not None and self.teacher_config.full_vocabulary:
+        if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             self.teacher.begin_phase(batch)
         balancer = self.make_expert_load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
@@ -147,7 +147,7 @@ class PolicyWorker(TrainingWorker):
             for index, mini_batch in enumerate(mini_batches):
                 recorded = TokenColumnBuilder(batch.rows) if records_old and epoch == index == 0 else None
                 if balancer:
-                    balancer.begin_step(batch.rows, mini_batch.positions)
+                    balancer.begin_step(batch.rows, mini_batch.row_indices)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, replace(columns, old_logprobs=old), recorded, sums, balancer)
                 done.append(self.state.step(skip_bad))
@@ -269,7 +269,7 @@ class PolicyWorker(TrainingWorker):
         old = None
         if recorded is not None:
             old = stats.logprobs.detach()
-            recorded.add(positions, micro.drop_dummy(old))
+            recorded.add(positions, micro.drop_dummy_row(old))
         matrices = build_policy_matrices(micro, stats, old)
         loss, metrics = compute_policy_objective(
             matrices, self.actor, self.policy_loss, self.correction, self.teacher_config
@@ -282,9 +282,9 @@ class PolicyWorker(TrainingWorker):
     @torch.no_grad()
     def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
         """Return the teacher's, or for a full KL the reference's distributions. The configuration allows only one."""
-        if self.teacher is not None and self.teacher_config.full_vocabulary:
+        if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             return self.teacher.make_divergence_target(micro, self.teacher_config)
-        if not self.actor.full_kl:
+        if not self.actor.uses_full_kl:
             return None
         with self._use_reference_model() as reference:
             return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
@@ -294,6 +294,7 @@ class PolicyWorker(TrainingWorker):
         if self.peak_flops is None or self.flops is None:
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
-        flops = sum(self.flops.estimate_training_flops(*self.batch.rows.segments(micro)) for micro in micro_batches)
+        rows, estimate = self.batch.rows, self.flops.estimate_training_flops
+        flops = sum(estimate(*rows.segment_lengths(micro)) for micro in micro_batches)
         rank_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
         return {"perf/mfu/actor": rank_flops / seconds / self.peak_flops}

@@ -62,7 +62,10 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights, sequence_weights = joined.rows.first(loss_weights), joined.rows.first(sequence_weights)
+        loss_weights, sequence_weights = (
+            joined.rows.common_value(loss_weights),
+            joined.rows.common_value(sequence_weights),
+        )
     return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 
@@ -111,12 +114,12 @@ def compute_policy_objective(
     if actor.entropy_coeff > 0:
         loss = loss - actor.entropy_coeff * aggregate(matrices.entropy, mask, weights)
     if actor.use_kl_loss:
-        ref_logp = None if actor.full_kl else matrices.ref_logp
+        ref_logp = None if actor.uses_full_kl else matrices.ref_logp
         kl = matrices.divergence if ref_logp is None else kl_penalty(matrices.logp, ref_logp, actor.kl_loss_type)
         assert kl is not None
         loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
         metrics["ref_kl"] = apply_mask(kl, mask).sum()
-    if teacher.full_vocabulary:
+    if teacher.uses_full_vocabulary:
         assert matrices.divergence is not None
         loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)
     metrics["loss"] = loss

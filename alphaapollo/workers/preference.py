@@ -19,7 +19,7 @@ from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.lora import disable_adapters, is_adapter
+from alphaapollo.models.lora import disable_adapters, is_adapter_parameter
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
@@ -70,7 +70,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         if not self.is_first_replica():
             return 0
         named = self.model.named_parameters()
-        return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))
+        return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter_parameter(name))
 
     def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Count pairs or single answers, and trained tokens. For KTO, also sum the log-ratios of unrelated answers."""
@@ -90,7 +90,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
-            good=torch.from_numpy(batch.good[positions]).to(self.device),
+            good=torch.from_numpy(batch.is_good[positions]).to(self.device),
             ref_logp=ref_logp,
             kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )
@@ -101,7 +101,6 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     @torch.no_grad()
     def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
         """Sum log(pi / ref) over this rank's unrelated answers, i.e. answers to other prompts (KTO). float64 []"""
-        assert batch.unrelated is not None, "KTO needs unrelated answers"
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
@@ -137,7 +136,7 @@ def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, T
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)
     lengths = micro.to_matrix(micro.mask).sum(dim=1).double()
-    return micro.drop_dummy(sums), micro.drop_dummy(lengths)
+    return micro.drop_dummy_row(sums), micro.drop_dummy_row(lengths)
 
 
 def count_correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:

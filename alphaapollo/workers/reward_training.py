@@ -44,7 +44,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
         micro = self.builder.build(batch.rows, positions)
-        scores = micro.drop_dummy(self.model(micro))
+        scores = micro.drop_dummy_row(self.model(micro))
         margins = torch.from_numpy(batch.margins[positions[::2]]).to(self.device)
         chosen, rejected = scores[0::2].double(), scores[1::2].double()
         losses = bradley_terry(chosen, rejected, margins, self.centring)

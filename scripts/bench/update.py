@@ -81,7 +81,7 @@ def bare_update(
     for mini_batch in batch.mini_batches:
         num_tokens = sum(int(rows.action_mask[slice(*rows.response_offsets[[p, p + 1]])].sum())
                          for micro in mini_batch.micro_batches for p in micro)  # fmt: skip
-        for micro in plain_micro_batches(batch, mini_batch.positions, max_tokens):
+        for micro in plain_micro_batches(batch, mini_batch.row_indices, max_tokens):
             width = int(rows.lengths[micro].max())
             tokens = torch.zeros(len(micro), width, dtype=torch.long)
             mask, advantages, old = (torch.zeros(len(micro), width) for _ in range(3))

@@ -49,7 +49,7 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     assert rejected.token_ids == [*prompt, *renderer.encode(["it is 5"])[0], IM_END]
     for one in pair.rows:
         assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
-    assert (pair.good, pair.data_source, pair.margin, pair.unrelated) == ([True, False], "sums", 0.0, None)
+    assert (pair.is_good, pair.data_source, pair.margin, pair.unrelated) == ([True, False], "sums", 0.0, None)
     assert pair.max_length == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
 
 
@@ -119,10 +119,10 @@ def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
         {"prompt": [other], "response": [FIVE], "label": 0},
     ]
     good, bad = labelled(tmp_path, renderer, single).examples
-    assert (good.good, bad.good, good.data_source) == ([True], [False], "a")
+    assert (good.is_good, bad.is_good, good.data_source) == ([True], [False], "a")
     pair = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
     answers = labelled(tmp_path, renderer, [pair, pair | {"prompt": [other]}]).examples
-    assert [answer.good for answer in answers] == [[True], [False], [True], [False]]
+    assert [answer.is_good for answer in answers] == [[True], [False], [True], [False]]
     assert answers[0].rows[0].token_ids == good.rows[0].token_ids
     # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
     assert {extract_answer(renderer, answer.unrelated) for answer in answers} <= {"4<|im_end|>", "it is 5<|im_end|>"}

@@ -145,7 +145,7 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
     [
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", "has no rows"),
-        ("data.txt", b"x", r"ends in '\.txt'. Use a file that ends in one of \.parquet"),
+        ("data.txt", b"x", r"with the suffix '\.txt'. Use a file with one of the suffixes \.parquet"),
         ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
         ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
         ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),

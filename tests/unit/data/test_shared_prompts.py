@@ -25,7 +25,7 @@ def test_samples_share_their_whole_prompt_and_groups_nothing():
     assert prefixes.prefix_ids.tolist() == [0, 0, 2, 1]  # the third row has the same prompt, but is of another group
     assert prefixes.lengths.tolist() == [3, 3, 3, 1]
     lengths = np.array([len(one.token_ids) for one in rows])
-    segments, before = prefixes.segments(lengths)
+    segments, before = prefixes.segment_lengths(lengths)
     assert segments.tolist() == [3, 1, 3, 2, 5, 2, 2]
     assert before.tolist() == [0, 0, 0, 3, 3, 3, 1]
 
@@ -123,7 +123,7 @@ def test_prefixes_that_save_too_little_are_left_alone():
 
 def test_mini_batches_that_cut_a_group_share_within_each_part():
     batch = train_batch([row([1] * 10, 2) for _ in range(4)], [0] * 4, mini_batch_size=2)
-    assert [len(one.positions) for one in batch.rank_batches[0].mini_batches] == [2, 2]
+    assert [len(one.row_indices) for one in batch.rank_batches[0].mini_batches] == [2, 2]
     assert batch.count_computed_tokens(padded=False) == 28
 
 
@@ -150,8 +150,8 @@ def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_t
     for rank, order, own in zip(batch.rank_batches, batch.row_order, steps, strict=True):
         assert len(own) == len(rank.mini_batches)
         for one, before in zip(own, rank.mini_batches, strict=True):
-            assert set(one.positions) <= set(before.positions)
-            seen += order[one.positions].tolist()
+            assert set(one.row_indices) <= set(before.row_indices)
+            seen += order[one.row_indices].tolist()
             for micro in one.micro_batches:
                 stood = [set(micro) <= set(other) for other in before.micro_batches]
                 assert any(stood) or rank.rows.count_computed_tokens(micro, padded=True) <= max_tokens
