@@ -13,12 +13,11 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed, fill_template
-from alphaapollo.tools.reasoning_gym_data import make_dataset
+from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_dataset
 from alphaapollo.types import Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
-PUZZLE = "reasoning_gym"  # key of extra_info that the grader reads
 EXCLUDED_TASKS = frozenset({"composite"})  # a mixture of other tasks
 _puzzle_lock = Lock()  # samples of a group start together: one generates the puzzle, the rest read the cache
 
@@ -36,14 +35,15 @@ def check_settings(config: Env) -> None:
     for task in [*settings.settings, *(task for task in settings.tasks if task != "all")]:
         if task not in known:
             hint = suggest_similar(task, known, count=3)
-            raise ValueError(f"env.reasoning_gym: no task {task!r}.{hint} Known: {', '.join(known)}.")
+            raise ValueError(f"env.reasoning_gym: reasoning_gym has no task {task!r}.{hint} Known: {', '.join(known)}.")
     for task in settings.tasks:
         if task != "all":
             make_dataset(task, settings.level, settings.settings.get(task, {}), seed=0)
 
 
 def list_tasks(level: int | None) -> list[str]:
-    """Return the tasks of `all`: every task, or, with a level, every task that has a curriculum."""
+    """Return the tasks that env.reasoning_gym.tasks=[all] means: every task, or every task with a curriculum if `level`
+    is set."""
     from reasoning_gym.factory import CURRICULA, DATASETS
 
     return sorted(set(DATASETS if level is None else CURRICULA) - EXCLUDED_TASKS)
@@ -51,8 +51,8 @@ def list_tasks(level: int | None) -> list[str]:
 
 @register_environment("reasoning_gym", check=check_settings, tools=None, own_prompts=True)
 class ReasoningGymEnvironment:
-    """Environment of one puzzle. A row's env_kwargs.task and .level override env.reasoning_gym.tasks and .level, so the
-    rows can form a curriculum with data.shuffle=false."""
+    """Environment of one puzzle. A prompt's env_kwargs.task and .level override env.reasoning_gym.tasks and .level, so
+    that the prompts can form a curriculum with data.shuffle=false."""
 
     def __init__(self, services: Services):
         self._config, self._score = services.config, services.score
@@ -76,7 +76,7 @@ class ReasoningGymEnvironment:
             prompt,
             data_source="reasoning_gym",
             ground_truth=str(entry["answer"]),
-            extra_info={**prompt.extra_info, PUZZLE: {**puzzle, "entry": entry}},
+            extra_info={**prompt.extra_info, PUZZLE_KEY: {**puzzle, "entry": entry}},
         )
         question = fill_template(self._config.prompt or PROMPT, question=entry["question"])
         return Observation([Message(role="user", content=question)])
@@ -88,7 +88,7 @@ class ReasoningGymEnvironment:
             valid=not found.error,
             score=await self._score(self._prompt, action[: found.kept_chars]),
             kept_chars=found.kept_chars,
-            info={"task": self._prompt.extra_info[PUZZLE]["task"]},
+            info={"task": self._prompt.extra_info[PUZZLE_KEY]["task"]},
         )
 
     async def close(self) -> None: ...
@@ -96,5 +96,6 @@ class ReasoningGymEnvironment:
 
 @lru_cache(maxsize=256)
 def _make_puzzle(puzzle: str, seed: int) -> dict[str, Any]:
+    """Generate the puzzle of a seed. `puzzle`: {task, level, settings} as JSON, which the cache can compare."""
     entry: dict[str, Any] = make_dataset(**json.loads(puzzle), seed=seed)[0]
     return entry

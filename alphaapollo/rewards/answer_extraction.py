@@ -10,16 +10,19 @@ BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 
 def find_marked_answer(text: str) -> str | None:
-    r"""Return the answer marked as final: `<answer>` (or a `\boxed` inside this tag), else `\boxed`, else `####`."""
+    r"""Return the answer marked with `<answer>` (or a `\boxed` inside this tag), else with `\boxed`, else with `####`.
+
+    Returns None for a text without these marks.
+    """
     tag = find_answer_tag(text)
     boxed = find_boxed(text if tag is None else tag)
     if boxed is not None:
         return boxed
-    return find_after_hashes(text) if tag is None else tag
+    return find_text_after_hashes(text) if tag is None else tag
 
 
 def find_answer_tag(text: str) -> str | None:
-    """Return the content of the last complete `<answer>` tag."""
+    """Return the content of the last `<answer>...</answer>`; None if there is none."""
     contents = ANSWER_TAG.findall(text)
     return contents[-1].strip() if contents else None
 
@@ -42,8 +45,8 @@ def find_boxed(text: str) -> str | None:
     return bare[-1].strip() if bare else None
 
 
-def find_after_hashes(text: str) -> str | None:
-    """Return the rest of the line after the last `####`."""
+def find_text_after_hashes(text: str) -> str | None:
+    """Return the rest of the line after the last `####`; None if there is none."""
     if "####" not in text:
         return None
     return text.rpartition("####")[2].strip().partition("\n")[0].strip()

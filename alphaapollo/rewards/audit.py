@@ -28,43 +28,42 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.registry import find_grader
+from alphaapollo.rewards.registry import get_grader
 from alphaapollo.types import Prompt, Score
 
-MAX_CONCURRENT = 512  # number of answers sent to the graders at a time
 MAX_SHOWN = 160  # printed characters of an answer
 AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE, FAILURE = "agreement", "false positive", "false negative", "failure"
 
 console = Terminal(stderr=True)
 
 
-def _to_text(truth: Any) -> Any:
+def _ground_truth_to_text(truth: Any) -> Any:
     if isinstance(truth, list | dict):
         return json.dumps(truth, ensure_ascii=False)
     return None if truth is None else str(truth)
 
 
 class LabelledAnswer(BaseModel):
-    """Row of the file of labelled answers."""
+    """Answer of a model with its ground truth and a label: whether a person judged the answer to be correct."""
 
     data_source: str
     response: str
-    ground_truth: Annotated[str, BeforeValidator(_to_text)]
+    ground_truth: Annotated[str, BeforeValidator(_ground_truth_to_text)]
     is_correct: bool
 
 
 def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
-    """Read labelled answers from a file; a non-empty `data_source` replaces the column of that name. Raises ValueError
-    if the file cannot be read, a row is malformed (the first is reported), or a data source has no grader."""
+    """Read labelled answers from a jsonl or parquet file. A non-empty `data_source` replaces that of every row. Raises
+    ValueError if the file cannot be read, a row is malformed, or a data source has no grader."""
     try:
         if path.endswith(".parquet"):
             rows = pq.read_table(path).to_pylist()
         else:
             rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: not a readable jsonl or parquet file ({error}).") from error
+        raise ValueError(f"{path} is not a readable jsonl or parquet file ({error}).") from error
     if not rows:
-        raise ValueError(f"{path}: has no rows.")
+        raise ValueError(f"{path} has no rows.")
     if data_source:
         rows = [{**row, "data_source": data_source} if isinstance(row, dict) else row for row in rows]
     try:
@@ -73,24 +72,23 @@ def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnsw
         errors = error.errors()
         row, *column = errors[0]["loc"]
         location = ", ".join([f"row {row}", *map(str, column)])
-        raise ValueError(f"{path}: {len(errors)} invalid values. {location}: {errors[0]['msg']}.") from error
+        raise ValueError(f"{path}: {len(errors)} invalid values. First: {location}: {errors[0]['msg']}.") from error
     for source in sorted({answer.data_source for answer in answers}):
-        find_grader(source)
+        get_grader(source)
     return answers
 
 
 async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tuple[list[Score], float]:
-    """Grade answers in reward.num_workers processes, each within reward.timeout. Returns the scores and the seconds."""
-    client, slots = RewardClient(reward, CustomRewardFunction()), asyncio.Semaphore(MAX_CONCURRENT)
+    """Grade answers in reward.num_workers processes. Returns the scores, and the seconds for all answers together."""
+    client = RewardClient(reward, CustomRewardFunction())
     await client.start()
     try:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("grading", total=len(answers))
 
             async def grade(index: int, answer: LabelledAnswer) -> Score:
-                async with slots:
-                    prompt = Prompt(index, answer.data_source, "", ground_truth=answer.ground_truth)
-                    score = await client.score(prompt, answer.response)
+                prompt = Prompt(index, answer.data_source, "", ground_truth=answer.ground_truth)
+                score = await client.score(prompt, answer.response)
                 progress.advance(bar)
                 return score
 
@@ -102,7 +100,7 @@ async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tu
 
 
 def compare_with_label(is_correct: bool, score: Score) -> str:
-    """Compare a score with its label. Returns AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE or FAILURE."""
+    """Compare the score of an answer with its label. Returns AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE or FAILURE."""
     if score.outcome.failed:
         return FAILURE
     if (score.accuracy > 0.5) is is_correct:
@@ -110,8 +108,8 @@ def compare_with_label(is_correct: bool, score: Score) -> str:
     return FALSE_NEGATIVE if is_correct else FALSE_POSITIVE
 
 
-def _shorten(text: str) -> str:
-    """Return a text on one line, cut at the start to MAX_SHOWN characters."""
+def _shorten_to_end(text: str) -> str:
+    """Return the last MAX_SHOWN characters of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 
@@ -136,9 +134,9 @@ def main() -> None:
         kinds[kind] += 1
         if kind != AGREEMENT:
             marked = find_marked_answer(answer.response)
-            shown = _shorten(answer.response if marked is None else marked)
+            shown = _shorten_to_end(answer.response if marked is None else marked)
             reason = f": {score.reason}" if score.reason else ""
-            line = f"row {row}, {kind}{reason}\n  truth  {_shorten(answer.ground_truth)}\n  answer {shown}"
+            line = f"row {row}, {kind}{reason}\n  truth  {_shorten_to_end(answer.ground_truth)}\n  answer {shown}"
             print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
     counts = {
         "rows": len(answers),

@@ -35,66 +35,68 @@ def convert_to_score(result: object) -> Score:
         TypeError: the result is not a number, a dict of numbers or a Score.
     """
     if isinstance(result, Score) and result.outcome.failed:
-        return score_failure(result.reason)
+        return make_failed_score(result.reason)
     if isinstance(result, Score):
-        components = {name: convert_number(value, f"component {name!r}") for name, value in result.components.items()}
-        return Score(convert_number(result.reward, "the reward"), components, result.outcome, result.reason)
+        components = {name: convert_to_float(value, f"component {name!r}") for name, value in result.components.items()}
+        return Score(convert_to_float(result.reward, "the reward"), components, result.outcome, result.reason)
     if not isinstance(result, Mapping):
-        return Score(convert_number(result, "the reward"))
+        return Score(convert_to_float(result, "the reward"))
     if not result:
-        raise ValueError("the reward function returned an empty dict")
-    parts = {str(name): convert_number(value, f"component {name!r}") for name, value in result.items()}
+        raise ValueError("the reward function returned an empty dict. Return a number or a dict with a number.")
+    parts = {str(name): convert_to_float(value, f"component {name!r}") for name, value in result.items()}
     if "reward" in parts:
         return Score(parts.pop("reward"), parts)
     return Score(math.fsum(parts.values()), parts)
 
 
-def convert_number(value: object, name: str) -> float:
-    """Convert a Python or NumPy number or a one-element tensor to a float. `name` describes the number in errors."""
+def convert_to_float(value: object, description: str) -> float:
+    """Convert a Python or NumPy number or a one-element tensor to a float. Errors start with `description`."""
     if hasattr(value, "item"):
         with contextlib.suppress(ValueError, RuntimeError):  # with several elements, raises TypeError below
             value = value.item()
     if not isinstance(value, Real):
         length = f" of length {len(value)}" if isinstance(value, Sized) and not isinstance(value, str) else ""
         raise TypeError(
-            f"{name} is a {type(value).__name__}{length}. Return one number, or a dict of named numbers, for one "
-            "completion."
+            f"{description} is a {type(value).__name__}{length}. Return one number, or a dict of named numbers, for "
+            "one completion."
         )
     size: Any = abs(value)
     if not size <= MAX_REWARD:  # also true for NaN
-        raise ValueError(f"{name} is {value!r:.30}. Return a finite number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
+        valid_range = f"-{MAX_REWARD:g} to {MAX_REWARD:g}"
+        raise ValueError(f"{description} is {value!r:.30}. Return a finite number from {valid_range}.")
     return float(value)
 
 
-def score_accuracy(is_correct: bool) -> Score:
-    """Return a score of 1 or 0 with the same number as the component `accuracy`."""
+def make_accuracy_score(is_correct: bool) -> Score:
+    """Return a score of 1 for a correct answer, else 0. The component `accuracy` has the same value."""
     return Score(float(is_correct), {"accuracy": float(is_correct)})
 
 
-def score_wrong_format(reason: str) -> Score:
+def make_wrong_format_score(reason: str) -> Score:
     """Return a score of 0 for a completion from which no answer can be read."""
     return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
 
 
-def score_failure(reason: str) -> Score:
-    """Return the score of a grader that failed: the reward is NaN, and the trajectory is excluded from training."""
+def make_failed_score(reason: str) -> Score:
+    """Return the score of a completion whose grader failed: reward NaN, which excludes the trajectory from training."""
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
 
 
 def get_question(prompt: Prompt) -> str:
-    """Return the user messages of a prompt; of a text prompt, the complete text."""
+    """Return what a prompt asks: all user messages of a chat prompt, or the complete text of a text prompt."""
     if isinstance(prompt.content, str):
         return prompt.content
     return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
 
 
 def takes_trajectory(function: Callable[..., Any]) -> bool:
-    """Return whether the second parameter of a function is named `trajectory`."""
+    """Return whether a reward function takes (prompt, trajectory) instead of (prompt, completion)."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
 
-def accept_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Wrap a reward function to accept an Episode. A function that takes no trajectory receives the episode's text."""
+def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
+    """Return a reward function that takes (prompt, episode). It passes only the text of the episode to `function`,
+    unless `function` takes (prompt, trajectory)."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
 
 

@@ -2,8 +2,9 @@
 
     reward = w_task * task + sum over k of w_k * component_k
 
-A component is a function `(prompt, completion) -> float`, usually in [0, 1]. It is imported and
-runs in the grader process only. The decorator `reward_component` registers components in reward.custom_module.
+`task` is the reward of the built-in grader or of the user's function. A component is a function
+`(prompt, completion) -> float`, usually with values in [0, 1], that runs only in grader processes. Users register their
+own components with the decorator `reward_component` in the file reward.custom_module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from alphaapollo.rewards.base import explain_signature_mismatch, score_failure
+from alphaapollo.rewards.base import explain_signature_mismatch, make_failed_score
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
 
@@ -34,48 +35,52 @@ for _name, _function in {
 
 
 def reward_component(function: ComponentT) -> ComponentT:
-    """Register a function as a component under the function's name. Decorator that returns the function unchanged.
-    Raises ValueError if the name exists already or is reserved, or the function does not take (prompt, completion)."""
+    """Decorator that registers a reward component under the name of the function. Raises ValueError if the name exists
+    already or is reserved, or the function does not take (prompt, completion)."""
     name = function.__name__
     if reason := explain_signature_mismatch(function, "prompt", "completion"):
         raise ValueError(f"reward component {name} must take (prompt, completion): {reason}.")
     if name == TASK:
-        raise ValueError(f"A reward component cannot be named {TASK}, a reserved name. Rename the function.")
+        raise ValueError(
+            f"A reward component cannot be named {TASK}, the name of the task reward. Rename the function."
+        )
     COMPONENTS.register(name)(lambda: function)
     return function
 
 
 def check_components(names: Iterable[str], required: Iterable[str]) -> None:
-    """Check at startup that the components of `names` exist and include the `required` ones. Raises ValueError."""
+    """Check reward.components (`names`) and reward.required. Raises ValueError if a component does not exist, or a
+    required one is not in `names`."""
     names = {TASK, *names}
     for name in sorted(names - {TASK}):
         COMPONENTS.get(name)
     if absent := [name for name in required if name not in names]:
         raise ValueError(
-            f"reward.required: {', '.join(absent)} is not in reward.components. Add it with a weight, which may be 0."
+            f"reward.required: {absent[0]} is not in reward.components. Add it there with a weight, which may be 0."
         )
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the component functions and return them by name, without `task`. Raises ValueError for an unknown name."""
+    """Import the functions of reward components and return them by name, without `task`, which has no function. Raises
+    ValueError for an unknown name."""
     return {name: COMPONENTS.get(name)() for name in names if name != TASK}
 
 
 def add_components(
     task: Score, components: Mapping[str, float], weights: Mapping[str, float], required: Iterable[str]
 ) -> Score:
-    """Add the values of `components` to the task score.
+    """Combine the task score and the values of the reward components into one score.
 
-    The reward is the weighted sum (`task` has weight 1 unless `weights` names it), or 0 if a `required`
-    component is not above 0. The result lists unweighted values: `task`, `components` and the components of the task
-    score. Accuracy, outcome and reason are those of the task score. A failed task score is returned unchanged. A name
-    that is used twice is a failure.
+    Its reward is the weighted sum, where `task` has weight 1 unless `weights` has another. The reward is 0 if a
+    `required` component is not above 0. Its components are the unweighted values, including `task` and the components
+    of the task score. Accuracy, outcome and reason are those of the task score. A failed task score is returned
+    unchanged. If the task score already has a component of the same name, the result is a failed score.
     """
     if task.outcome.failed:
         return task
     values = {TASK: task.reward, **components}
     if duplicates := sorted(values.keys() & task.components.keys()):
-        return score_failure(
+        return make_failed_score(
             f"the reward function and reward.components both name {', '.join(duplicates)}. Rename it in your "
             "function's dict, or remove it from reward.components."
         )

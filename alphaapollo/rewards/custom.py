@@ -1,7 +1,7 @@
 """Load the user's reward function (`custom_reward_function`), with this project's or verl's signature.
 
-verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. These arguments are passed
-by name. The function may omit some of them, or accept all with `**kwargs`.
+verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. These arguments are passed by name. A
+function with `solution_str` may omit the others, or accept all with `**kwargs`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
-    """Import a reward function from a file, in the grader process. Raises ValueError if the file or the function is
-    missing, the import fails (the message has the line), or the function accepts neither (prompt, completion), nor
-    (prompt, trajectory), nor verl's parameters."""
+    """Import the user's reward function from a file. A function with verl's parameters is adapted.
+
+    Raises ValueError if the file or the function is missing, the import fails (the message has the line), or the
+    function accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
+    """
     key, name_key = "custom_reward_function.path", "custom_reward_function.name"
     function = load_user_object(path, name, key, name_key)
     if not callable(function) or inspect.iscoroutinefunction(function):
@@ -36,15 +38,15 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
         adapted, reason = function, explain_signature_mismatch(function, "prompt", "completion")
     if reason:
         raise ValueError(
-            f"{name_key}: {path}: {name}{inspect.signature(function)} must take (prompt, completion) or (prompt, "
-            f"trajectory), or by name any of verl's ({', '.join(VERL_NAMES)}): {reason}. The ground truth is "
+            f"{name_key}: {path}: {name}{inspect.signature(function)} must take (prompt, completion), (prompt, "
+            f"trajectory), or verl's parameters ({', '.join(VERL_NAMES)}): {reason}. The ground truth is "
             "prompt.ground_truth, other columns are in prompt.extra_info."
         )
     return adapted
 
 
 def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> RewardFunction:
-    """Wrap a function with verl's arguments `names` so that it takes (prompt, completion)."""
+    """Wrap a reward function with verl's signature so that it takes (prompt, completion). `names`: its parameters."""
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
         values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
@@ -55,11 +57,10 @@ def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> Rewar
 
 
 def convert_verl_result(result: Any) -> Any:
-    """Convert verl's dict with `score` to this project's names, without entries that are not numbers.
+    """Rename `score` and `acc` in the dict of a verl reward function, and remove entries that are not numbers.
 
-    Other results are returned unchanged.
-
-    Example: `{"score": 0.5, "acc": True, "pred": "7"}` -> `{"reward": 0.5, "accuracy": 1.0}`.
+    `{"score": 0.5, "acc": 1, "pred": "7"}` becomes `{"reward": 0.5, "accuracy": 1}`. Results other than a dict with
+    `score` are returned unchanged.
     """
     if not isinstance(result, Mapping) or "score" not in result:
         return result

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from alphaapollo.rewards.answer_extraction import find_answer_tag
-from alphaapollo.rewards.base import score_accuracy, score_wrong_format
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the answer has exactly the words of the ground truth, else 0.
+    """Return a score of 1 if the answer has exactly the words of the ground truth, else 0.
 
-    The answer is the last `<answer>` tag, or the complete text without such a tag. An unclosed tag and an empty answer
-    have the wrong format.
+    The answer is the content of the last `<answer>` tag, or the complete text if there is no such tag. An unclosed tag
+    and an empty answer have the wrong format.
     """
     if prompt.ground_truth is None:
-        raise ValueError("the prompt has no ground truth")
+        raise ValueError("the prompt has no ground truth. Add reward_model.ground_truth to its row.")
     answer = find_answer_tag(completion)
     if answer is None and "<answer>" in completion:
-        return score_wrong_format("<answer> is not closed")
-    words = (completion if answer is None else answer).split()
-    return score_accuracy(words == prompt.ground_truth.split()) if words else score_wrong_format("the answer is empty")
+        return make_wrong_format_score("<answer> is not closed")
+    if not (words := (completion if answer is None else answer).split()):
+        return make_wrong_format_score("the answer is empty")
+    return make_accuracy_score(words == prompt.ground_truth.split())

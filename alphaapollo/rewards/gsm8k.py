@@ -1,7 +1,7 @@
 r"""Grader of word problems with one number as the answer.
 
-The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`), or of the complete text.
-Numbers are compared as exact fractions: `1,200`, `$1200.00`, `1.2e3` and `2400/2` are equal.
+The grader reads the last number of the marked answer (`<answer>`, `\boxed`, `####`), or of a text without a marked
+answer. It compares numbers as exact fractions: `1,200`, `$1200.00`, `1.2e3` and `2400/2` are equal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
-from alphaapollo.rewards.base import score_accuracy, score_wrong_format
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
@@ -25,25 +25,31 @@ NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSI
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the completion's number equals the ground truth's, else 0. Wrong format without a number."""
-    if prompt.ground_truth is None or (truth := read_number(prompt.ground_truth)) is None:
+    """Return a score of 1 if the final numbers of completion and ground truth are equal, else 0.
+
+    A completion without a number has the wrong format. Raises ValueError for a ground truth without a number.
+    """
+    if prompt.ground_truth is None or (truth := read_final_number(prompt.ground_truth)) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
-    answer = read_number(completion)
-    return score_wrong_format("no number in the answer") if answer is None else score_accuracy(answer == truth)
+    answer = read_final_number(completion)
+    if answer is None:
+        return make_wrong_format_score("no number in the answer")
+    return make_accuracy_score(answer == truth)
 
 
-def read_number(text: str) -> Fraction | None:
-    """Return the final number of a text; None if there is no number."""
+def read_final_number(text: str) -> Fraction | None:
+    """Return the last number of the marked answer, or of a text without a marked answer; None without a number."""
     marked = find_marked_answer(text)
     if marked is not None:
         marked = SPACED.sub(lambda number: number[0].replace(" ", ""), marked)
     answer = LATEX_FRACTION.sub(r"\1/\2", text if marked is None else marked)
     answer = POWER_OF_TEN.sub(r"e\1", THOUSANDS.sub("", answer))
     numbers = NUMBER.findall(DATE.sub("", answer))
-    return _to_fraction(*numbers[-1]) if numbers else None
+    return _parse_fraction(*numbers[-1]) if numbers else None
 
 
-def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None:
+def _parse_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None:
+    """Return the value of a number in three parts, e.g. ("-", "1,000", "3"); None if it is too long or divides by 0."""
     if _count_digits(numerator) + _count_digits(denominator) > MAX_DIGITS:
         return None
     value = Fraction(numerator.replace(",", ""))

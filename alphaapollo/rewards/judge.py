@@ -1,8 +1,8 @@
 """Grader that asks a language model (judge) on an OpenAI-compatible server for a score.
 
 The openai client retries a request MAX_RETRIES times, with growing pauses, after status 408, 409, 429 or
-5xx and after a broken connection. A reply without a verdict is a failure of the grader, never a reward of 0. A failed
-grade is requested a second time (grader_processes.client).
+5xx and after a broken connection. A reply without a score is a failure of the grader, never a reward of 0. After a
+failure, the judge is asked a second time (grader_processes.client).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from alphaapollo.config.schema import Judge
-from alphaapollo.rewards.base import RewardFunction, get_question, score_failure
+from alphaapollo.rewards.base import RewardFunction, get_question, make_failed_score
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import Prompt, Score
 
@@ -20,11 +20,11 @@ MAX_RETRIES = 4  # retries of one request
 MAX_SHOWN = 120  # characters of a reply in a failure reason
 
 
-def make_judge(judge: Judge) -> RewardFunction:
-    """Create the reward function that asks the judge of `reward.judge`. Raises ValueError if no model is set, the
-    openai package is missing, or no API key is set for OpenAI's own server."""
+def make_judge_function(judge: Judge) -> RewardFunction:
+    """Create the reward function that sends each completion to the model of `reward.judge`. Raises ValueError if no
+    model is set, the openai package is missing, or no API key is set for OpenAI's own server."""
     if not judge.model:
-        raise ValueError("reward.judge.model is empty. Set it to the model that judges.")
+        raise ValueError("reward.judge.model is empty. Set it to the name of the model that judges answers.")
     connection = make_connection_options("reward.judge", judge.base_url, judge.api_key_env)
     import openai
 
@@ -41,18 +41,18 @@ def make_judge(judge: Judge) -> RewardFunction:
             )
             text = reply.choices[0].message.content
         except openai.APIError as error:
-            return score_failure(f"the judge gave no answer: {type(error).__name__}: {error}")
+            return make_failed_score(f"the judge gave no answer: {type(error).__name__}: {error}")
         except MALFORMED_RESPONSE_ERRORS as error:
-            return score_failure(f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}")
+            return make_failed_score(f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}")
         return read_verdict(text)
 
     return grade
 
 
 def fill_template(template: str, prompt: Prompt, completion: str) -> str:
-    """Replace {question}, {ground_truth} and {answer} in the template.
+    """Replace {question}, {ground_truth} and {answer} in the judge's prompt template.
 
-    Thoughts before `</think>` are left out of the answer.
+    The answer is the completion without its thoughts (the text before `</think>`).
     """
     fields = {
         "question": get_question(prompt),
@@ -63,12 +63,15 @@ def fill_template(template: str, prompt: Prompt, completion: str) -> str:
 
 
 def read_verdict(reply: str | None) -> Score:
-    """Return the score of the last line `SCORE: x` of a reply, with 0 <= x <= 1; a failed score without such a line."""
+    """Return the score x of the last line `SCORE: x` in the judge's reply.
+
+    The score is failed if there is no such line, or if x is not between 0 and 1.
+    """
     text = THOUGHTS.sub("", reply or "")
     scores = [float(number) for number in VERDICT.findall(text)]
     end = " ".join(text.split())[-MAX_SHOWN:]
     if not scores:
-        return score_failure(f"the judge's answer has no line 'SCORE: ...': {end!r}")
+        return make_failed_score(f"the judge's answer has no line 'SCORE: ...': {end!r}")
     if not 0 <= scores[-1] <= 1:
-        return score_failure(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
+        return make_failed_score(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
     return Score(scores[-1], {"accuracy": float(scores[-1] >= 0.5)})

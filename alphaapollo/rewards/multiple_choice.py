@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
-from alphaapollo.rewards.base import score_accuracy, score_wrong_format
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
 
 # `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a lower-case letter in brackets or alone ("a" is a word)
@@ -19,30 +19,32 @@ STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the chosen letter is the ground truth's, else 0; wrong format if no letter is chosen. Raises
-    ValueError if the ground truth is not a letter."""
-    if (truth := read_letter(prompt.ground_truth or "")) is None:
+    """Return a score of 1 if the completion chooses the letter of the ground truth, else 0. A completion that chooses
+    no letter has the wrong format. Raises ValueError if the ground truth is not a letter."""
+    if (truth := read_first_letter(prompt.ground_truth or "")) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} is not a letter from A to Z.")
-    chosen = find_letter(completion)
-    return score_wrong_format("no letter is chosen") if chosen is None else score_accuracy(chosen == truth)
+    chosen = find_chosen_letter(completion)
+    return make_wrong_format_score("no letter is chosen") if chosen is None else make_accuracy_score(chosen == truth)
 
 
-def find_letter(text: str) -> str | None:
-    """Return the letter of the marked answer, else the letter after the last "answer is", else the last line's."""
+def find_chosen_letter(text: str) -> str | None:
+    """Return the letter of the marked answer, else the letter after the last "answer is", else the letter with which
+    the last line begins; None if there is none."""
     marked = find_marked_answer(text)
     if marked is not None:
-        return read_letter(marked) or _find_stated_letter(marked)
+        return read_first_letter(marked) or _find_stated_letter(marked)
     lines = text.strip().splitlines()
-    return _find_stated_letter(text) or (read_letter(lines[-1]) if lines else None)
+    return _find_stated_letter(text) or (read_first_letter(lines[-1]) if lines else None)
 
 
-def read_letter(text: str) -> str | None:
+def read_first_letter(text: str) -> str | None:
     """Return the choice letter with which a text begins; None if there is none."""
     found = LETTER.match(LATEX.sub("", text).strip())
     return (found[1] or found[2] or found[3]).upper() if found else None
 
 
 def _find_stated_letter(text: str) -> str | None:
+    """Return the letter after the last "answer", "choice" or "option" that a letter follows, e.g. "the answer is B"."""
     bare = LATEX.sub("", text)
-    letters = [read_letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
+    letters = [read_first_letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
     return next((found for found in reversed(letters) if found), None)

@@ -14,13 +14,17 @@ def make_connection_options(section: str, base_url: str, api_key_env: str) -> di
     """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
     Args:
-        section: configuration section for error messages, e.g. reward.judge.
+        section: configuration section that error messages name, e.g. reward.judge.
+        base_url: address of the server; empty for OpenAI's own server.
+        api_key_env: name of the environment variable that contains the API key.
 
-    Raises ValueError if the openai package is missing, or no API key is set for OpenAI's own server (empty base_url).
+    Raises ValueError if the openai package is missing, or no API key is set for OpenAI's own server.
     """
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")
     key = os.environ.get(api_key_env, "")
     if not key and not base_url:
-        raise ValueError(f"{section}.api_key_env: the environment variable {api_key_env} is not set.")
+        raise ValueError(
+            f"{section}.api_key_env: the environment variable {api_key_env} is not set. Set it to your API key."
+        )
     return {"base_url": base_url or None, "api_key": key or "none"}

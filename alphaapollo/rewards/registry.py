@@ -14,7 +14,7 @@ from alphaapollo.types import Prompt
 
 @dataclass(frozen=True)
 class BuiltInGrader:
-    """Built-in reward function. Its module is imported only in the grader process."""
+    """Built-in reward function and the data sources that it grades. Only grader processes import its module."""
 
     name: str
     function: str  # "module:function" under alphaapollo.rewards
@@ -26,7 +26,7 @@ GRADERS = (
     BuiltInGrader("gsm8k", "gsm8k:grade", ("*gsm8k*", "*svamp*")),
     BuiltInGrader("exact", "exact_match:grade", ("exact", "exact/*")),
     BuiltInGrader("reasoning_gym", "reasoning_gym:grade", ("reasoning_gym", "reasoning_gym/*")),
-    BuiltInGrader("judge", "judge:make_judge", ("judge", "judge/*"), is_judge=True),
+    BuiltInGrader("judge", "judge:make_judge_function", ("judge", "judge/*"), is_judge=True),
     BuiltInGrader("search_f1", "search:grade_f1", ("search_f1", "search_f1/*")),
     BuiltInGrader(
         "search",
@@ -51,16 +51,15 @@ GRADERS = (
 )
 
 
-def match_grader(data_source: str) -> BuiltInGrader | None:
-    """Return the first built-in grader with a pattern that matches the data source; None without a match."""
+def find_grader(data_source: str) -> BuiltInGrader | None:
+    """Return the first built-in grader with a pattern that matches the data source; None if no pattern matches."""
     matching = (one for one in GRADERS if any(fnmatchcase(data_source.lower(), pattern) for pattern in one.patterns))
     return next(matching, None)
 
 
-def find_grader(data_source: str) -> BuiltInGrader:
-    """Return the built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`. Raises
-    ValueError if no grader matches the data source."""
-    if (grader := match_grader(data_source)) is not None:
+def get_grader(data_source: str) -> BuiltInGrader:
+    """Return the built-in grader of a data source, e.g. `openai/gsm8k`. Raises ValueError if no pattern matches."""
+    if (grader := find_grader(data_source)) is not None:
         return grader
     known = "; ".join(f"{grader.name}: {', '.join(grader.patterns)}" for grader in GRADERS)
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
@@ -71,43 +70,51 @@ def find_grader(data_source: str) -> BuiltInGrader:
 
 
 def load_grader(data_source: str, judge: Judge) -> RewardFunction:
-    """Import the built-in reward function of a data source. Graders with `is_judge` use the settings `judge`. Raises
-    ValueError if no grader matches the data source, or the judge's settings are incomplete."""
-    grader = find_grader(data_source)
+    """Import the built-in reward function of a data source. `judge`: settings for data sources that a judge grades.
+
+    Raises ValueError if no grader matches the data source, or the judge's settings are incomplete.
+    """
+    grader = get_grader(data_source)
     function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
     grade: RewardFunction = function(judge) if grader.is_judge else function
     return grade
 
 
 def is_gradable(prompt: Prompt) -> bool:
-    """Return whether a built-in grader matches the prompt, and the prompt has the ground truth that it needs."""
-    grader = match_grader(prompt.data_source)
+    """Return whether a built-in grader matches the prompt's data source, and the prompt has a ground truth if the
+    grader needs one."""
+    grader = find_grader(prompt.data_source)
     return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
 
 
-def is_judged(data_source: str) -> bool:
-    """Return whether the built-in grader of the data source is a judge."""
-    grader = match_grader(data_source)
+def is_graded_by_judge(data_source: str) -> bool:
+    """Return whether the built-in grader of the data source asks a judge model."""
+    grader = find_grader(data_source)
     return grader is not None and grader.is_judge
 
 
 def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
-    """Check at startup that the built-in graders can grade every prompt. Raises ValueError if a data source has no
-    grader, a prompt has no ground truth (the message names the first one), or a judge is needed and reward.judge.model
-    is empty or reward.timeout is too short."""
+    """Check at startup that the built-in graders can grade every prompt.
+
+    Raises ValueError if a data source has no grader, a prompt has no ground truth, or a data source needs the judge and
+    reward.judge.model is empty or reward.timeout is too short.
+    """
     prompts = list(prompts)
-    graders = {source: find_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
+    graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
     lacking = [one.id for one in prompts if one.ground_truth is None and not graders[one.data_source].is_judge]
     if lacking:
         raise ValueError(
-            f"{len(lacking)} of {len(prompts)} prompts have no ground truth, the first is row {lacking[0]}. Add "
-            "reward_model.ground_truth, or set custom_reward_function.path and .name."
+            f"{len(lacking)} of {len(prompts)} prompts have no ground truth, the first is row {lacking[0]}. Add the "
+            "field reward_model.ground_truth to these rows, or set custom_reward_function.path and .name."
         )
     judged = [source for source, grader in graders.items() if grader.is_judge]
     if judged and not reward.judge.model:
-        raise ValueError(f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model (and .base_url).")
+        raise ValueError(
+            f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model to its name, and "
+            "reward.judge.base_url if it is not on OpenAI's server."
+        )
     if judged and reward.timeout <= reward.judge.timeout:
         raise ValueError(
-            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the time "
-            "limit of one request. Leave time for retries."
+            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the limit "
+            "of one request to the judge. Raise reward.timeout so that there is time for retries."
         )

@@ -19,28 +19,29 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the answer equals an accepted answer, else 0; wrong format for an empty answer.
+    """Return a score of 1 if the normalized answer equals an accepted answer, else 0.
 
-    The score has the component `f1`. Raises ValueError if the ground truth has no accepted answer.
+    The component `f1` is the word F1 with the best accepted answer. An empty answer has the wrong format. Raises
+    ValueError if the ground truth has no accepted answer.
     """
-    truths = read_accepted(prompt.ground_truth)
+    truths = read_accepted_answers(prompt.ground_truth)
     marked = find_marked_answer(completion)
     answer = completion if marked is None else marked
     if not answer.strip():
         return Score(0.0, {"accuracy": 0.0, "f1": 0.0}, Outcome.WRONG_FORMAT, "the answer is empty")
-    words = normalize(answer)
+    words = normalize_to_words(answer)
     exact, f1 = float(words in truths), max(f1_score(words, truth) for truth in truths)
     return Score(exact, {"accuracy": exact, "f1": f1})
 
 
 def grade_f1(prompt: Prompt, completion: str) -> Score:
-    """Score the word F1 with the best matching accepted answer; `accuracy` is exact match. Raises as `grade`."""
+    """Return the word F1 with the best accepted answer as the score; its component `accuracy` is exact match."""
     score = grade(prompt, completion)
     return Score(score.components["f1"], score.components, score.outcome, score.reason)
 
 
-def read_accepted(truth: str | None) -> list[list[str]]:
-    """Return the normalized words of each accepted answer. Raises ValueError if there is no accepted answer."""
+def read_accepted_answers(truth: str | None) -> list[list[str]]:
+    """Return the normalized words of each accepted answer in a ground truth. Raises ValueError if there is none."""
     try:
         value = json.loads(truth or "")
     except ValueError:
@@ -50,16 +51,16 @@ def read_accepted(truth: str | None) -> list[list[str]]:
     answers: Iterable[object] = value if isinstance(value, list) else [value if isinstance(value, str) else truth]
     if not (found := [str(answer) for answer in answers if answer is not None and str(answer).strip()]):
         raise ValueError(f"the ground truth {truth!r} has no accepted answer")
-    return [normalize(answer) for answer in found]
+    return [normalize_to_words(answer) for answer in found]
 
 
-def normalize(text: str) -> list[str]:
-    """Return the lower-case words of a text, without punctuation and articles."""
+def normalize_to_words(text: str) -> list[str]:
+    """Return the lower-case words of a text, without punctuation and articles (SQuAD normalization)."""
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 
 def f1_score(answer: list[str], truth: list[str]) -> float:
-    """Return the harmonic mean of word precision and recall; 1 if both lists are empty."""
+    """Return the F1 of the words of an answer, the harmonic mean of precision and recall; 1 if both are empty."""
     if not answer or not truth:
         return float(answer == truth)
     common = (Counter(answer) & Counter(truth)).total()

@@ -7,8 +7,8 @@ from alphaapollo.types import Prompt
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
-    """Split at `</think>` into (thoughts, answer). Without that tag, a text with `<think>` has an empty answer,
-    and any other text has empty thoughts."""
+    """Split a completion at `</think>` into (thoughts, answer). Without `</think>`, a text that contains `<think>` is
+    all thoughts, and any other text is all answer."""
     before, closed, after = text.partition("</think>")
     if not closed and "<think>" not in text:
         return "", text
@@ -16,17 +16,17 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def score_format(prompt: Prompt, completion: str) -> float:
-    """Return 1 if a text is one `<think>...</think>` followed by one answer, else 0.
+    """Return 1 if a completion is one `<think>...</think>` followed by one answer, else 0.
 
-    An answer is one non-empty `<answer>...</answer>`, or a boxed expression if there are no answer tags
-    (arXiv 2506.10910, section 2.2.1, for mathematics).
+    An answer is one non-empty `<answer>...</answer>`. In a text without answer tags, it is a boxed expression
+    (arXiv 2506.10910, section 2.2.1).
     """
     text = completion.lstrip()
     return score_opened_format(prompt, text.removeprefix("<think>")) if text.startswith("<think>") else 0.0
 
 
 def score_opened_format(prompt: Prompt, completion: str) -> float:
-    """Return `score_format` of a text whose `<think>` was opened by the chat template."""
+    """Return `score_format` of `<think>` + completion, for chat templates that end the prompt with `<think>`."""
     if "<think>" in completion or completion.count("</think>") != 1:
         return 0.0
     _, answer = split_thoughts(completion)

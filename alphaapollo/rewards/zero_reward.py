@@ -6,5 +6,5 @@ from alphaapollo.types import Prompt
 
 
 def zero_reward(prompt: Prompt, completion: str) -> float:
-    """Return 0."""
+    """Return a reward of 0 for every completion."""
     return 0.0

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+PUZZLE_KEY = "reasoning_gym"
+"""Entry of `Prompt.extra_info` that the environment writes for the grader: {task, level, settings, entry}."""
+
 
 def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:
-    """Build a reasoning_gym dataset with one puzzle.
+    """Create a reasoning_gym data set with one puzzle.
 
     Args:
-        task: name of the task.
-        level: curriculum level of the task; None: the default settings of the task.
+        task: name of a reasoning_gym task, e.g. chain_sum.
+        level: level of the task's curriculum; None: the default settings of the task.
         settings: settings of the task, which override those of the level.
         seed: random seed of the puzzle.
 
-    Raises ValueError if the package cannot build the task with these values.
+    Raises ValueError if reasoning_gym rejects the level or the settings.
     """
     from reasoning_gym import factory  # takes seconds to import
 
@@ -33,5 +36,5 @@ def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed
     except (AssertionError, TypeError, ValueError) as error:
         at = "" if level is None else f" at level {level}"
         raise ValueError(
-            f"reasoning_gym's task {task!r} cannot be created{at} with {dict(settings)}: {error}"
+            f"reasoning_gym's task {task!r} cannot be created{at} with {dict(settings)}: {error}. Change its settings."
         ) from error

@@ -21,7 +21,7 @@ from rich.progress import track
 
 from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_rows_leniently
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.registry import find_grader
+from alphaapollo.rewards.registry import get_grader
 from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
 
 INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
@@ -113,7 +113,7 @@ def data_source_of(source: str, fallback: str) -> str:
     """Value of the data_source column: the hub id or file name if a grader accepts it, else `fallback`/name."""
     name = source_name(source) if Path(source).expanduser().exists() else source
     try:
-        find_grader(name)
+        get_grader(name)
     except ValueError:
         return f"{fallback}/{name}"
     return name

@@ -11,14 +11,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.rewards.registry import find_grader
+from alphaapollo.rewards.registry import get_grader
 from examples.data_preprocess.columns import Dropped
 from examples.data_preprocess.common import convert, finish, maths_row, output_folder, run
 
 
 def prepare(question: str, answer: str, data_source: str, folder: Path, splits: Sequence[str]) -> None:
     """Write the row. Raises ValueError if no grader accepts the data source, or question or answer is empty."""
-    find_grader(data_source)
+    get_grader(data_source)
     row = {"question": question, "answer": answer}
     for split in splits:
         make = maths_row(data_source, split)

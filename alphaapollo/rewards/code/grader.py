@@ -1,6 +1,6 @@
 """Grader of code: unit tests in the sandbox. Tests and code run in separate processes.
 
-test process: tests -> calls    code process: calls -> results    test process: tests with results -> verdict
+test process: run the tests, collect calls -> code process: execute the calls -> test process: repeat with the results
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.rewards.base import score_accuracy, score_wrong_format
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
 from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests
 from alphaapollo.tools.sandbox import SandboxResult, Status, get_default_sandbox, run_python
@@ -31,29 +31,30 @@ get_default_sandbox().start()  # started at import, because import time does not
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the code passes all tests, else 0 with the reason; wrong format without code.
+    """Return a score of 1 if the completion's code passes all unit tests of the ground truth, else 0 with the reason.
 
-    Errors and timeouts of the code score 0. Only code that uses up reward.timeout has no score.
+    Code that raises an error or exceeds the time limit of its tests scores 0. If all tests together exceed
+    reward.timeout, the grader fails. A completion without code has the wrong format.
 
     Raises:
-        ValueError: the ground truth is malformed, or the tests fail without the code.
+        ValueError: the ground truth is malformed or its tests are broken.
         SandboxError: the sandbox failed.
     """
     tests, time_limit = read_tests(prompt.ground_truth)
     code = extract_code(completion)
     if not code.strip():
-        return score_wrong_format("no code in the answer")
+        return make_wrong_format_score("no code in the answer")
     if isinstance(tests, ProgramTests):
         failure = run_program_tests(tests, code, time_limit)
     else:
         failure = run_function_tests(tests, code, time_limit)
-    return replace(score_accuracy(not failure), reason=escape(failure))
+    return replace(make_accuracy_score(not failure), reason=escape_control_characters(failure))
 
 
-def escape(text: str) -> str:
-    """Return a text with escaped control characters, cut to MAX_REASON characters.
+def escape_control_characters(text: str) -> str:
+    """Return the first MAX_REASON characters of a text with escaped control characters.
 
-    >>> escape("red: " + chr(27) + "[31m")
+    >>> escape_control_characters("red: " + chr(27) + "[31m")
     'red: \\\\x1b[31m'
     """
     shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:MAX_REASON])
@@ -61,7 +62,7 @@ def escape(text: str) -> str:
 
 
 def extract_code(completion: str) -> str:
-    """Return the last fenced code block after the thoughts; the text without a block. Prefers Python blocks."""
+    """Return the last fenced Python block after the thoughts, else the last other block, else the complete answer."""
     answer = completion.rpartition("</think>")[2]
     blocks = BLOCK.findall(answer)
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
@@ -71,7 +72,8 @@ def extract_code(completion: str) -> str:
 def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> str:
     """Return why the code fails the tests; empty if it passes. Raises ValueError if the tests are broken.
 
-    The first round has no results of the code, so a failure in this round is an error in the tests.
+    Each round runs the tests, which record calls of the code, and then executes these calls. No results are known in
+    the first round, so a failure in this round is an error in the tests.
     """
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
     program = f"{library}\nrun_answer({tests.setup + chr(10) + code!r})"
@@ -83,16 +85,17 @@ def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> st
         except RecursionError:
             return "the results of the code are nested too deeply"
         tested = run_python(f"{library}\nrun_tests()", stdin=stdin, timeout=TESTS_TIMEOUT, max_output=MAX_OUTPUT)
-        verdict = _read_reply(tested)
+        verdict = _parse_last_line(tested)
         failure = "" if isinstance(verdict, dict) else f"the tests end with {tested.status}: {tested.reason}"
         failure = failure or verdict.get("broken") or verdict.get("failure", "")
         if not known and (failure or "calls" not in verdict):
-            raise ValueError(f"the tests are broken: {escape(failure or 'they do not call the answer')}")
+            failure = failure or "they do not call the answer's functions"
+            raise ValueError(f"the tests are broken: {escape_control_characters(failure)}")
         if failure or "passed" in verdict:
             return failure
         calls = verdict["calls"]
         answered = run_python(program, stdin=json.dumps(calls), timeout=time_limit, max_output=MAX_OUTPUT)
-        results = _read_reply(answered)
+        results = _parse_last_line(answered)
         if isinstance(results, dict) and "broken" in results:
             return results["broken"] if isinstance(results["broken"], str) else "the code fails"
         if not isinstance(results, list) or len(results) != len(calls):
@@ -101,8 +104,8 @@ def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> st
     return f"the tests still make new calls after {MAX_ROUNDS} rounds"
 
 
-def _read_reply(result: SandboxResult) -> Any:
-    """Return the JSON of the last printed line; None if that line is not JSON."""
+def _parse_last_line(result: SandboxResult) -> Any:
+    """Return the JSON value in the last line that a sandboxed program printed; None if that line is not JSON."""
     try:
         return json.loads(result.stdout.rpartition("\n")[2])
     except (ValueError, RecursionError):
@@ -110,7 +113,7 @@ def _read_reply(result: SandboxResult) -> Any:
 
 
 def run_program_tests(tests: ProgramTests, code: str, time_limit: float) -> str:
-    """Return the reason of the first failing test; empty if the program passes all tests."""
+    """Run the code once per test with the test's stdin. Return why the first failing test fails; empty if all pass."""
     for index, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True)):
         result = run_python(code, stdin=stdin, timeout=time_limit, max_output=MAX_OUTPUT)
         if result.status is not Status.OK:
@@ -130,7 +133,7 @@ def is_same_output(expected: str, printed: str) -> bool:
 
 
 def _is_same_number(expected: str, printed: str) -> bool:
-    """Return whether two finite numbers are equal. Only if `expected` has a decimal point, rounding is allowed."""
+    """Return whether two texts are equal finite numbers. They may differ by TOLERANCE if `expected` has a point."""
     try:
         one, other = Decimal(expected), Decimal(printed)
     except InvalidOperation:

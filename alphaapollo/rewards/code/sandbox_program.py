@@ -2,11 +2,12 @@
 
 The two programs run in separate processes, so that an answer can neither read nor change its tests:
 
-    run_tests    runs the tests with stubs for the answer's functions; prints the calls of the tests, or the verdict
-    run_answer   runs the answer with a list of calls; prints the result or exception of each call
+    run_tests    runs the tests with stubs for the answer's functions; prints the calls of the stubs, or the verdict
+    run_answer   runs the answer and a list of calls of its functions; prints the result or exception of each call
 
-The first run of the tests has no results. Each call returns an `UnknownResult`, which supports every operation, and
-asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results need another round.
+In the first run of the tests, no results are known. Each stub returns an `UnknownResult`, which supports every
+operation, and asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results are found
+in later runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_TEXT = 500  # characters of an error message
 
 
 class OpaqueResult:
-    """Placeholder for a result that cannot be encoded; it equals no other value."""
+    """Placeholder in the test process for a result that cannot be sent as JSON. It equals no other value."""
 
     def __init__(self, text: str):
         self.text = text
@@ -40,11 +41,11 @@ class OpaqueResult:
 
 
 class ArgumentError(TypeError):
-    """Error for an argument that cannot be sent to the answer."""
+    """Error for an argument of a test's call that cannot be sent as JSON."""
 
 
-def encode(value: Any, opaque: list[Any]) -> Any:
-    """Encode plain data as JSON, and other values as an OpaqueResult. Other values are appended to `opaque`."""
+def encode_value(value: Any, opaque: list[Any]) -> Any:
+    """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `opaque`."""
     kind = type(value)
     if kind is UnknownResult:
         opaque.append(value)
@@ -56,9 +57,9 @@ def encode(value: Any, opaque: list[Any]) -> Any:
     if kind is float:
         return ["float", value.hex() if math.isfinite(value) else repr(value)]
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [encode(item, opaque) for item in value]]
+        return [kind.__name__, [encode_value(item, opaque) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[encode(key, opaque), encode(item, opaque)] for key, item in value.items()]]
+        return ["dict", [[encode_value(key, opaque), encode_value(item, opaque)] for key, item in value.items()]]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind is bytes:
@@ -66,26 +67,27 @@ def encode(value: Any, opaque: list[Any]) -> Any:
     if kind is range:
         return ["range", value.start, value.stop, value.step]
     if kind.__module__ == "numpy":
-        return encode(value.tolist(), opaque)
+        return encode_value(value.tolist(), opaque)
     if isinstance(value, Iterator):
-        return ["iterator", [encode(item, opaque) for item in itertools.islice(value, MAX_ITEMS)]]
+        return ["iterator", [encode_value(item, opaque) for item in itertools.islice(value, MAX_ITEMS)]]
     opaque.append(value)
     return ["opaque", repr(value)[:MAX_TEXT]]
 
 
-def decode(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, *parts = value
+def decode_value(data: Any) -> Any:
+    """Reverse `encode_value`. A value that JSON could not represent becomes an OpaqueResult."""
+    if not isinstance(data, list):
+        return data
+    kind, *parts = data
     kinds: dict[str, Callable[..., Any]] = {
         "int": lambda text: int(text, 16),
         "float": lambda text: float(text) if text in ("inf", "-inf", "nan") else float.fromhex(text),
-        "list": lambda items: list(map(decode, items)),
-        "tuple": lambda items: tuple(map(decode, items)),
-        "set": lambda items: set(map(decode, items)),
-        "frozenset": lambda items: frozenset(map(decode, items)),
-        "iterator": lambda items: iter(list(map(decode, items))),
-        "dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
+        "list": lambda items: list(map(decode_value, items)),
+        "tuple": lambda items: tuple(map(decode_value, items)),
+        "set": lambda items: set(map(decode_value, items)),
+        "frozenset": lambda items: frozenset(map(decode_value, items)),
+        "iterator": lambda items: iter(list(map(decode_value, items))),
+        "dict": lambda pairs: {decode_value(key): decode_value(item) for key, item in pairs},
         "complex": complex,
         "bytes": bytes.fromhex,
         "range": range,
@@ -95,7 +97,8 @@ def decode(value: Any) -> Any:
 
 
 class UnknownResult:
-    """Placeholder for a result that is not known yet. It equals every value, and acts as a number and a collection.
+    """Placeholder for the result of a call that was not executed yet. It equals every value, and acts as a number and
+    as a collection.
 
     `_depth` is the depth of nested calls, e.g. 2 for f(f(1)). A value computed from several placeholders has the
     largest depth.
@@ -108,36 +111,33 @@ class UnknownResult:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _select_deepest(self, *args)
+        return _find_deepest_result(self, *args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
-def _select_deepest(*values: Any) -> Any:
-    return max((value for value in values if type(value) is UnknownResult), key=lambda value: value._depth)
-
-
-def _define_operator(name: str, value: Any) -> None:
-    setattr(UnknownResult, f"__{name}__", lambda *values: _select_deepest(*values) if value is UnknownResult else value)
+def _find_deepest_result(*operands: Any) -> Any:
+    """Return the UnknownResult with the largest depth among the operands of an operator."""
+    return max((operand for operand in operands if type(operand) is UnknownResult), key=lambda result: result._depth)
 
 
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
     getitem setitem delitem enter"""
 for _name in OPERATORS.split():
-    _define_operator(_name, UnknownResult)
+    setattr(UnknownResult, f"__{_name}__", _find_deepest_result)
 for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": True, "ge": True, "bool": True,
                       "contains": True, "len": 0, "hash": 0, "int": 0, "float": 0.0, "index": 0, "complex": 0j,
                       "str": "", "repr": "", "format": "", "exit": None}.items():  # fmt: skip
-    _define_operator(_name, _value)
+    setattr(UnknownResult, f"__{_name}__", lambda *operands, value=_value: value)
 
 
 class CallLimitExceeded(BaseException):
-    """Error for tests that make more than MAX_CALLS calls, or nest calls more than MAX_DEPTH deep."""
+    """Error for tests that call the answer's functions too often (MAX_CALLS) or nest calls too deeply (MAX_DEPTH)."""
 
 
 class CallRecorder:
-    """Recorder of the calls that the tests make. It answers calls from the known results."""
+    """Recorder of the calls of the answer's functions by the tests. A call with a known result returns that result."""
 
     def __init__(self, known: list[list[Any]]):
         self.calls: list[Any] = []
@@ -147,41 +147,43 @@ class CallRecorder:
             self._known.setdefault(json.dumps(call), []).append(result)
 
     def make_stub(self, name: str) -> Callable[..., Any]:
+        """Return a function that replaces the answer's function of this name in the tests."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call(name, args, kwargs)
+            return self._record_call(name, args, kwargs)
 
         call.__name__ = name
         return call
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
-            raise CallLimitExceeded(f"more than {MAX_CALLS} calls")
+            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls of the answer's functions")
         opaque: list[Any] = []
-        encoded = [name, encode(args, opaque), encode(kwargs, opaque)]
+        encoded = [name, encode_value(args, opaque), encode_value(kwargs, opaque)]
         depth = max((value._depth for value in opaque if type(value) is UnknownResult), default=0)
         if depth >= MAX_DEPTH:
-            raise CallLimitExceeded(f"calls depend on the results of other calls more than {MAX_DEPTH} deep")
+            raise CallLimitExceeded(f"the tests nest calls of the answer's functions more than {MAX_DEPTH} deep")
         if depth:
             self.unknown += 1
             return UnknownResult(depth + 1)
         if opaque:
-            raise ArgumentError(f"the tests call {name} with an argument that is not plain data")
+            raise ArgumentError(f"the tests call {name} with an argument that is not plain data (numbers, text, lists)")
         self.calls.append(encoded)
         results = self._known.get(json.dumps(encoded))
         if not results:
             self.unknown += 1
             return UnknownResult(1)
         outcome, value, args_after = results.pop(0)
-        for arg, after in zip(args, decode(args_after), strict=True):
+        for arg, after in zip(args, decode_value(args_after), strict=True):
             _update_argument(arg, after)
         if outcome == "returned":
-            return decode(value)
+            return decode_value(value)
         kind = getattr(builtins, value[0], Exception)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(value[1])
 
 
 def _update_argument(arg: Any, after: Any) -> None:
-    """Apply the changes that the answer made to a list, dict or set argument."""
+    """Give a list, dict or set of the tests the content that it has `after` the answer's function received it."""
     if isinstance(arg, list):
         arg[:] = after
     elif isinstance(arg, dict | set):
@@ -194,8 +196,9 @@ class _AssertRemover(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> str:
-    """Run the tests once. Returns the failure, or an empty string if they pass. Raises if the tests are broken."""
+def _run_tests_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> str:
+    """Run the tests of a request, with or without their asserts. Returns the exception that a test raises as text;
+    empty if all pass. Raises an exception if the tests themselves are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -217,16 +220,17 @@ def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> st
 
 
 def run_tests() -> None:
-    """Run the request {tests, setup, names, check, known} on stdin. Prints {calls}, {passed, failure} or {broken}."""
+    """Read {tests, setup, names, check, known} as JSON from stdin and run the tests. Print {calls} if results of calls
+    are missing, else {passed, failure}; {broken} if the tests themselves are broken."""
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
         calls = CallRecorder(request["known"])
-        _run_once(request, calls, asserts=False)
+        _run_tests_once(request, calls, asserts=False)
         if calls.unknown:
             reply: dict[str, Any] = {"calls": calls.calls}
         else:
-            failure = _run_once(request, CallRecorder(request["known"]), asserts=True)
+            failure = _run_tests_once(request, CallRecorder(request["known"]), asserts=True)
             reply = {"passed": not failure, "failure": failure}
     except BaseException as error:  # noqa: BLE001 reported by the grader
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
@@ -234,7 +238,8 @@ def run_tests() -> None:
 
 
 def run_answer(source: str) -> None:
-    """Run the calls on stdin. Prints a list of [outcome, value, arguments after the call], or {broken}, as JSON."""
+    """Run the answer's code, read a list of calls as JSON from stdin, and execute them. Print a list of [outcome,
+    value, arguments after the call] as JSON, or {broken} if the code itself fails."""
     calls = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     namespace: dict[str, Any] = {"__name__": "answer"}
@@ -242,17 +247,20 @@ def run_answer(source: str) -> None:
         exec(compile(source, "<answer>", "exec"), namespace)
         if missing := sorted({name for name, _, _ in calls} - namespace.keys()):
             raise NameError(f"the code does not define {', '.join(missing)}")
-        reply: Any = [_call_function(namespace[name], decode(args), decode(kwargs)) for name, args, kwargs in calls]
+        reply: Any = [
+            _call_function(namespace[name], decode_value(args), decode_value(kwargs)) for name, args, kwargs in calls
+        ]
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
     out.write("\n" + json.dumps(reply))
 
 
 def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Call one function of the answer. Returns [`returned` or `raised`, result or exception, arguments after it]."""
     sys.stdout = io.StringIO()
     try:
-        return ["returned", encode(function(*args, **kwargs), []), encode(args, [])]
+        return ["returned", encode_value(function(*args, **kwargs), []), encode_value(args, [])]
     except Exception as error:  # noqa: BLE001 passed on to the test
         with contextlib.suppress(Exception):
-            return ["raised", [type(error).__name__, str(error)[:MAX_TEXT]], encode(args, [])]
-        return ["raised", ["Exception", ""], encode((), [])]
+            return ["raised", [type(error).__name__, str(error)[:MAX_TEXT]], encode_value(args, [])]
+        return ["raised", ["Exception", ""], encode_value((), [])]

@@ -31,34 +31,37 @@ class FunctionTests:
 
 @dataclass(frozen=True)
 class ProgramTests:
-    """Tests that run the answer as a program: stdin and expected stdout."""
+    """Tests that run the answer as a program, each with one stdin and the expected stdout."""
 
     inputs: list[str]
     outputs: list[str]
 
 
-def read_tests(truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
-    """Return the tests and the time limit (seconds) of a ground truth. Raises ValueError if it is malformed."""
+def read_tests(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
+    """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code.
+
+    Raises ValueError if the ground truth is malformed.
+    """
     try:
-        fields = json.loads(truth or "")
+        fields = json.loads(ground_truth or "")
         return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
-        keys = "test and entry_point, asserts, or inputs and outputs"
+        keys = "test and entry_point, with asserts, or with inputs and outputs"
         raise ValueError(f"the ground truth is not JSON with {keys} ({type(error).__name__}: {error})") from error
 
 
 def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
     if not isinstance(prompt, str) or not isinstance(setup, str):
-        raise TypeError("prompt and setup must be code")
+        raise TypeError("prompt and setup must be strings of Python code")
     if "test" in fields:
         entry = fields["entry_point"]
         if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-            raise TypeError("test must be code, and entry_point a name")
+            raise TypeError("test must be a string of Python code, and entry_point the name of a function")
         return FunctionTests(fields["test"], prompt, (entry,), entry)
     if "asserts" in fields:
         text = "\n".join(fields["asserts"])
-        return FunctionTests(text, setup, find_called_names(text, setup))
+        return FunctionTests(text, setup, find_undefined_functions(text, setup))
     inputs, outputs = fields["inputs"], fields["outputs"]
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError("inputs and outputs must have the same length, at least 1")
@@ -69,23 +72,23 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     return ProgramTests([str(text) for text in inputs], [str(text) for text in outputs])
 
 
-def find_called_names(text: str, setup: str) -> tuple[str, ...]:
-    """Return the names of the functions that the asserts call and that neither Python nor the setup defines.
+def find_undefined_functions(asserts: str, setup: str) -> tuple[str, ...]:
+    """Return the names of the functions that the asserts call but neither Python nor the setup code defines.
 
     Raises:
         ValueError: the asserts call no such function.
         SyntaxError: the asserts or the setup are not valid Python.
     """
     known = set(dir(builtins))
-    for node in ast.walk(ast.parse(f"{setup}\n{text}")):
+    for node in ast.walk(ast.parse(f"{setup}\n{asserts}")):
         if isinstance(node, ast.Import | ast.ImportFrom):
             known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             known.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             known.add(node.id)
-    calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(ast.parse(asserts)) if isinstance(node, ast.Call)]
     names = dict.fromkeys(call.id for call in calls if isinstance(call, ast.Name) and call.id not in known)
     if not names:
-        raise ValueError("the asserts call no function of the answer")
+        raise ValueError("the asserts call no function of the answer: each called function is already defined")
     return tuple(names)

@@ -1,9 +1,10 @@
 """Client of the grader processes. It isolates a run from reward functions that hang or crash.
 
-    score(prompt, text) -> free slot -> idle process -> Score; a failed grade is retried once
+    score(prompt, text) -> free slot -> idle process -> Score; a failure is retried once
 
-When a completion exceeds the time limit or its process dies, only this completion fails. The next completion is graded
-by a new process. A slow completion gives up its slot, so that it does not delay the others.
+When grading a completion exceeds the time limit or its process dies, only this completion fails. The next completion is
+graded by a new process. There are reward.num_workers slots. A completion that is slow to grade gives up its slot, so
+that it does not delay other completions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import score_failure
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
@@ -25,9 +26,10 @@ MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 
 
 class RewardClient:
-    """Client that computes rewards with the custom reward function or the built-in grader of the prompt's data source.
+    """Client that computes rewards in grader processes, with the user's reward function or the built-in grader of the
+    prompt's data source.
 
-    The values of `reward.components` are added (see `components.add_components`). A client belongs to one event loop.
+    The client adds the values of reward.components (see `components.add_components`). It belongs to one event loop.
     """
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
@@ -41,7 +43,8 @@ class RewardClient:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the first process. Raises ValueError if it cannot start, or cannot load a function or a component."""
+        """Start the first grader process. Raises ValueError if it does not start, or if the user's reward function or a
+        reward component cannot be loaded."""
         try:
             process = await self._start_process()
         except ProcessDiedError:  # possibly killed from outside: retry once
@@ -49,18 +52,18 @@ class RewardClient:
         self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """Score one completion. After MAX_ATTEMPTS failures, the score has outcome GRADER_FAILED and reward NaN.
+        """Score one completion. After MAX_ATTEMPTS failures, the score has outcome GRADER_FAILED and reward NaN; errors
+        in a reward function are never raised.
 
-        `turns` is the episode, for functions that take a trajectory. If `turns` is empty, the text is the only turn.
-        An error in a reward function never raises here.
+        `turns`: turns of the episode, for reward functions that take a trajectory. Empty: the text is the only turn.
         """
         try:
             request = encode_request(prompt, text, turns if self._takes_turns else ())
         except (TypeError, ValueError) as error:
-            return score_failure(f"the trajectory cannot be sent to the reward function as JSON: {error}")
+            return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
             with exclude_waiting(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
-                task = asyncio.create_task(self._grade(request))
+                task = asyncio.create_task(self._grade_once(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 score = await asyncio.shield(task)  # if the caller is cancelled, the process finishes its work
@@ -69,7 +72,7 @@ class RewardClient:
         return score
 
     async def close(self) -> None:
-        """Kill the grader processes. Completions without a reply fail."""
+        """Kill the grader processes. Completions that are being graded get a failed score."""
         self._is_closed = True
         for process in self._processes:
             process.kill()
@@ -90,13 +93,13 @@ class RewardClient:
             raise
         return process
 
-    async def _grade(self, request: bytes) -> Score:
-        """Grade one completion in an idle or a new process."""
+    async def _grade_once(self, request: bytes) -> Score:
+        """Send a request to an idle or a new grader process and return the score, without a retry."""
         await self._slots.acquire()
         slots = self._slots
         try:
             if self._is_closed:
-                return score_failure("the graders are closed")
+                return make_failed_score("the graders are closed")
             process = self._idle.pop() if self._idle else await self._start_process()
             answer = asyncio.create_task(process.send_request(request, self._reward.timeout))
             await asyncio.wait({answer}, timeout=SLOW_SECONDS)
@@ -107,14 +110,14 @@ class RewardClient:
             score = decode_reply(await answer)
             self._idle.append(process)
         except (ValueError, OSError) as error:  # GraderError, or an import that no longer works
-            score = score_failure(f"the reward function gave no reward: {error}")
+            score = make_failed_score(f"the reward function gave no reward: {error}")
         finally:
             slots.release()
         await self._end_surplus_processes()
         return score
 
     async def _end_surplus_processes(self) -> None:
-        """End idle processes above reward.num_workers, unless completions are waiting for a slot."""
+        """End idle grader processes above reward.num_workers, unless completions are waiting for a slot."""
         self._processes = {process for process in self._processes if process.is_running}
         while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
             process = self._idle.pop()
@@ -123,10 +126,9 @@ class RewardClient:
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
-    """Check at startup that a grader process can load the user's files and all components.
+    """Check at startup that a grader process can load the user's reward function and all reward components.
 
-    Raises:
-        ValueError: `load_reward_function` raises it, a component is unknown, or an import hangs or exits the process.
+    Raises ValueError if one of them cannot be loaded, or if importing it hangs or exits the process.
     """
 
     async def start_once() -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.protocol import IMPORTING, make_worker_environment
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, make_subprocess_environ
 from alphaapollo.tools.sandbox.types import format_signal
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
@@ -20,7 +20,7 @@ MAX_REPLY = 1 << 30  # bytes of a reply
 
 
 class GraderError(ValueError):
-    """Error for a missing reply: the process exceeded the time limit, died, or did not start."""
+    """Error for a grader process that did not reply in time, died, or did not start."""
 
 
 class ProcessDiedError(GraderError):
@@ -28,7 +28,7 @@ class ProcessDiedError(GraderError):
 
 
 class GraderProcess:
-    """Handle of a child process that runs `grader_processes.worker`. After a GraderError, the process has ended."""
+    """Handle of a grader process (`grader_processes.worker`). If a method raises GraderError, the process has ended."""
 
     def __init__(self, handle: asyncio.subprocess.Process):
         self._handle = handle
@@ -36,12 +36,12 @@ class GraderProcess:
 
     @classmethod
     async def create(cls, reward: Reward, custom: CustomRewardFunction) -> GraderProcess:
-        """Start a child process that dies with the current process. Call `wait_until_ready` next."""
+        """Start a grader process that dies with the current process. Call `wait_until_ready` next."""
         settings = json.dumps([reward.model_dump(), custom.model_dump()])
         worker = [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_processes.worker", str(os.getpid()), settings]
         handle = await asyncio.create_subprocess_exec(
             *worker,
-            env=make_worker_environment(),
+            env=make_subprocess_environ(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_REPLY,
@@ -50,10 +50,10 @@ class GraderProcess:
         return cls(handle)
 
     async def wait_until_ready(self) -> bool:
-        """Wait for the first line of the process. Returns whether a reward function takes a trajectory.
+        """Wait until the reward functions are loaded. Returns whether one of them takes a trajectory.
 
         Raises:
-            ValueError: a function or a component cannot be loaded.
+            ValueError: the user's reward function or a reward component cannot be loaded.
             GraderError: the process does not answer within START_TIMEOUT, or dies.
         """
         ready = json.loads(await self._read_line(START_TIMEOUT))
@@ -61,28 +61,29 @@ class GraderProcess:
             raise ValueError(error)
         return bool(ready["takes_turns"])
 
-    async def send_request(self, request: bytes, seconds: float) -> bytes:
-        """Send a request and return the reply line. Importing a grader's libraries does not count as grading time."""
+    async def send_request(self, request: bytes, timeout: float) -> bytes:
+        """Send a request to grade a completion and return the reply line. `timeout` is in seconds and excludes the time
+        to import a grader's libraries."""
         assert self._handle.stdin is not None
         self._handle.stdin.write(request)
-        reply = await self._read_line(seconds)
+        reply = await self._read_line(timeout)
         if reply == IMPORTING:
             self.is_importing = True
             await self._read_line(START_TIMEOUT)
             self.is_importing = False
-            reply = await self._read_line(seconds)
+            reply = await self._read_line(timeout)
         return reply
 
-    async def _read_line(self, seconds: float) -> bytes:
+    async def _read_line(self, timeout: float) -> bytes:
         assert self._handle.stdout is not None
-        for limit in (seconds, READ_GRACE):
+        for limit in (timeout, READ_GRACE):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     line = await self._handle.stdout.readline()
                 break
         else:
             await self.end()
-            raise GraderError(f"no answer within {seconds:g} s")
+            raise GraderError(f"no answer within {timeout:g} s")
         if not line.endswith(b"\n"):
             raise ProcessDiedError(f"its process died ({await self.end(EXIT_GRACE)})")
         return line

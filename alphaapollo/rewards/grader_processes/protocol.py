@@ -1,8 +1,9 @@
 """Encode and decode the messages on the pipes of a grader process.
 
 A request is a pickled tuple (prompt, completion, turns as JSON). A reply is a line of JSON, because a process that
-grades untrusted text must not send pickles. The first line of a process is {error, takes_turns}. Each request is
-answered by one line. If a request needs an import, the lines IMPORTING (before) and "" (after) precede the reply.
+grades untrusted text must not send pickles. The first line from a process is {error, takes_turns}. Then it writes one
+line per request. If grading first needs to import a module, the process writes IMPORTING before the import, an empty
+line after it, and then the reply.
 """
 
 from __future__ import annotations
@@ -19,27 +20,26 @@ from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 IMPORTING = b"importing\n"
 
 
-def make_worker_environment() -> dict[str, str]:
-    """Return the environment variables for a child process, with this package in PYTHONPATH."""
+def make_subprocess_environ() -> dict[str, str]:
+    """Return the environment variables of this process, with the folder of this package added to PYTHONPATH."""
     package_root = str(Path(__file__).resolve().parents[3])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) -> bytes:
-    """Encode a request. Turns are sent as JSON, because `info` may have classes that the worker cannot import.
-
-    Raises:
-        TypeError: JSON cannot represent the turns.
-        ValueError: JSON cannot represent the turns.
-    """
+    """Encode the request to grade a completion. Turns are sent as JSON, because `Turn.info` may contain objects of
+    classes that the grader process cannot import. Raises TypeError or ValueError if JSON cannot represent the turns."""
     records = [[turn.text, turn.observation, turn.reward, turn.valid, turn.info] for turn in turns]
     text = json.dumps(records, default=to_json_value) if turns else ""
     return pickle.dumps((prompt, completion, text), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode_request(request: tuple[Prompt, str, str]) -> tuple[Prompt, Episode]:
-    """Return the prompt and episode of an unpickled request. Without turns, the completion is the only turn."""
+    """Return the prompt and the episode to grade from an unpickled request (prompt, completion, turns as JSON or "").
+
+    Without turns, the completion is the only turn of the episode.
+    """
     prompt, completion, text = request
     turns = [EpisodeTurn(*record) for record in json.loads(text)] if text else [EpisodeTurn(completion)]
     return prompt, Episode(completion, turns)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.base import accept_episode, convert_number, convert_to_score, score_failure, takes_trajectory
+from alphaapollo.rewards.base import (
+    adapt_to_episode,
+    convert_to_float,
+    convert_to_score,
+    make_failed_score,
+    takes_trajectory,
+)
 from alphaapollo.rewards.components import add_components, check_components, load_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
@@ -28,10 +34,10 @@ PR_SET_PDEATHSIG = 1
 
 
 class GraderWorker:
-    """Request loop of a grader process, which ends when the parent closes the pipe or dies."""
+    """Request loop of a grader process. The loop ends when the parent process closes the pipe or dies."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
-        self._requests, self._replies = _take_pipes()
+        self._requests, self._replies = _reserve_pipes()
         self._reward, self._custom = reward, custom
         self._custom_function: EpisodeFunction | None = None
         self._graders: dict[str, EpisodeFunction] = {}  # by data source
@@ -43,21 +49,21 @@ class GraderWorker:
             takes_turns = self._load_functions()
         except ValueError as error:
             load_error = str(error)
-        self._write(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
+        self._write_line(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
         while not load_error and self._requests.peek(1):
-            self._write(encode_reply(self._grade(*decode_request(pickle.load(self._requests)))))
+            self._write_line(encode_reply(self._grade(*decode_request(pickle.load(self._requests)))))
 
     def _load_functions(self) -> bool:
-        """Load the user's function and the components. Returns whether any of them takes a trajectory."""
+        """Load the user's reward function and the reward components. Returns whether any of them takes a trajectory."""
         reward, functions = self._reward, []
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
         if self._custom.path:
             functions.append(load_reward_function(self._custom.path, self._custom.name))
-            self._custom_function = accept_episode(functions[0])
+            self._custom_function = adapt_to_episode(functions[0])
         check_components(reward.components, reward.required)
         components = load_components(reward.components)
-        self._components = {name: accept_episode(component) for name, component in components.items()}
+        self._components = {name: adapt_to_episode(component) for name, component in components.items()}
         return any(map(takes_trajectory, [*functions, *components.values()]))
 
     def _grade(self, prompt: Prompt, episode: Episode) -> Score:
@@ -67,31 +73,32 @@ class GraderWorker:
             if not (weights or required):
                 return task
             values = {
-                name: convert_number(component(prompt, episode), f"component {name!r}")
+                name: convert_to_float(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
             return add_components(task, values, weights, required)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             path = Path(self._custom.path or self._reward.custom_module).expanduser().resolve()
-            return score_failure(f"the reward function failed: {format_error(error, path)}")
+            return make_failed_score(f"the reward function failed: {format_error(error, path)}")
 
     def _get_grader(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
-            self._write(IMPORTING)
+            self._write_line(IMPORTING)
             try:
                 grader = load_grader(data_source, self._reward.judge)
             finally:
-                self._write(b"\n")
-            self._graders[data_source] = accept_episode(grader)
+                self._write_line(b"\n")
+            self._graders[data_source] = adapt_to_episode(grader)
         return self._graders[data_source]
 
-    def _write(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         self._replies.write(line)
         self._replies.flush()
 
 
-def _take_pipes() -> tuple[BufferedReader, BinaryIO]:
-    """Return the pipes for requests and replies. Reward functions get an empty stdin, and their prints go to stderr."""
+def _reserve_pipes() -> tuple[BufferedReader, BinaryIO]:
+    """Return stdin and stdout as the pipes for requests and replies. For reward functions, replace stdin by an empty
+    file and stdout by stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -99,11 +106,11 @@ def _take_pipes() -> tuple[BufferedReader, BinaryIO]:
     return requests, replies
 
 
-def _exit_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies (Linux). Elsewhere, it exits when the pipe closes."""
+def _exit_with_parent(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent dies (Linux only). Elsewhere, it exits when the pipe closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent_pid:
             sys.exit(0)
 
 

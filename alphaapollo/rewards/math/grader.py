@@ -3,7 +3,8 @@ r"""Grader of mathematical answers: compare as text where possible, else by math
     final answer -> normalize -> compare text, letters, words, clock times, units, brackets -> math-verify
 
 math-verify's timeouts are disabled: they are signal alarms, which need a main thread and cannot interrupt C code. The
-grader process is killed instead (grader_processes.process). Only that process imports this module, because of sympy.
+grader process is killed instead (grader_processes.process). Only that process imports this module, because importing
+sympy is slow.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from alphaapollo.rewards.answer_extraction import find_answer_tag, find_boxed, find_marked_answer
-from alphaapollo.rewards.base import score_accuracy, score_wrong_format
-from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize, remove_spacing
+from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
+from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize_latex, remove_spacing
 from alphaapollo.rewards.math.plain_answers import (
     LETTER,
     WORD,
@@ -68,41 +69,43 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its ti
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if answer and ground truth are mathematically equal, else 0; wrong format if no expression can be read.
+    """Return a score of 1 if answer and ground truth are mathematically equal, else 0.
+
+    A completion without a readable expression has the wrong format.
 
     Raises:
         ValueError: the ground truth is empty.
-        Exception: sympy failed for all comparisons.
+        Exception: sympy raised an error in a comparison, and no other comparison found the answer equal.
     """
     truth = prompt.ground_truth
-    if truth is None or not (expected := normalize(find_final_answer(truth) or truth)):
+    if truth is None or not (expected := normalize_latex(find_final_answer(truth) or truth)):
         raise ValueError(f"the ground truth {truth!r} is not a mathematical expression")
     answer = find_final_answer(completion, allow_words=bool(WORD.search(extract_words(expected))))
     if answer is None:
         answer = _find_last_expression(completion[-TAIL_LENGTH:])
     if answer is None:
         readings = parse_expressions(completion[-TAIL_LENGTH:].translate(SIGNS))
-        is_equal = has_equal_pair(_parse_answer(expected), readings) if readings else None
+        is_equal = has_equal_reading(_parse_answer(expected), readings) if readings else None
     elif len(answer) > len(truth) + MAX_LENGTH:
-        return score_wrong_format(f"an answer of {len(answer)} characters")
-    elif measure_depth(answer) > max(MAX_DEPTH, measure_depth(truth)):
-        return score_wrong_format(f"an answer with {measure_depth(answer)} nested brackets")
+        return make_wrong_format_score(f"an answer of {len(answer)} characters")
+    elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
+        return make_wrong_format_score(f"an answer with {measure_bracket_depth(answer)} nested brackets")
     else:
-        is_equal = compare_answers(expected, normalize(answer)) if answer.strip() else None
-    return score_wrong_format("no expression in the answer") if is_equal is None else score_accuracy(is_equal)
+        is_equal = is_equal_answer(expected, normalize_latex(answer)) if answer.strip() else None
+    return make_wrong_format_score("no expression in the answer") if is_equal is None else make_accuracy_score(is_equal)
 
 
-def measure_depth(text: str) -> int:
+def measure_bracket_depth(text: str) -> int:
     """Return the maximum nesting depth of brackets."""
     steps = (1 if sign in "([{" else -1 for sign in text if sign in "()[]{}")
     return max(itertools.accumulate(steps), default=0)
 
 
 def find_final_answer(text: str, allow_words: bool = False) -> str | None:
-    r"""Return the marked answer, else what follows the last "answer is" or "answer:".
+    r"""Return the answer in `<answer>`, in `\boxed` or after `####`, else what follows the last "answer is" or "answer:".
 
-    An unmarked answer must be an expression or a letter, or, with `allow_words`, one or two words. Adjacent boxes,
-    `\boxed{2} and \boxed{3}`, are one answer.
+    An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
+    boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
     """
     boxed_part = find_answer_tag(text) or text
     rows = list(SEVERAL_BOXES.finditer(boxed_part))
@@ -112,7 +115,7 @@ def find_final_answer(text: str, allow_words: bool = False) -> str | None:
     if marked is not None:
         return marked
     for stated in reversed(STATED.findall(BOLD.sub(r"\1", text[-TAIL_LENGTH:]))):
-        words = extract_words(normalize(stated))
+        words = extract_words(normalize_latex(stated))
         if parse_expressions(stated) or LETTER.fullmatch(words) or (allow_words and FEW_WORDS.fullmatch(words)):
             return str(stated)
     return None
@@ -122,15 +125,15 @@ def _find_last_expression(text: str) -> str | None:
     """Return the expression at the end of a text: "2√3" for "The length is 2√3.", "5, 6" for "It is 5 or 6."."""
     text = BOLD.sub(r"\1", text)
     if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
-        parse_expressions(f"\\boxed{{{normalize(one)}}}") for one in several.groups()
+        parse_expressions(f"\\boxed{{{normalize_latex(one)}}}") for one in several.groups()
     ):
         return ", ".join(one.strip() for one in several.groups())
     last = LAST_EXPRESSION.search(text)
-    return last[1] if last and parse_expressions(f"\\boxed{{{normalize(last[1])}}}") else None
+    return last[1] if last and parse_expressions(f"\\boxed{{{normalize_latex(last[1])}}}") else None
 
 
-def compare_answers(truth: str, answer: str) -> bool:
-    """Return whether two normalized answers are equal."""
+def is_equal_answer(truth: str, answer: str) -> bool:
+    """Return whether an answer equals the ground truth. Both are normalized LaTeX (see `normalize_latex`)."""
     if remove_spacing(truth) == remove_spacing(answer):
         return True
     for compare in (compare_letters, compare_numbers_with_base, compare_clock_times, compare_words):
@@ -145,19 +148,20 @@ def compare_answers(truth: str, answer: str) -> bool:
     if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
         truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
     if (pairs := _pair_entries(truth, answer)) is not None:
-        return all(compare_answers(one, other) for one, other in pairs)
+        return all(is_equal_answer(one, other) for one, other in pairs)
     if "\\pm" in truth + answer:
-        truth, answer = (_expand_signs(text) for text in (truth, answer))
+        truth, answer = (_expand_plus_minus(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
-        return has_equal_pair(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
+        return has_equal_reading(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
     golds, answers = (_expand_percent(text) for text in (truth, answer))
-    return any(has_equal_pair(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
+    return any(has_equal_reading(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
 
 
 def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
-    """Pair the entries of two lists of named values (x = 1, y = 2), of a list and a tuple, or of a tuple and a column.
+    """Return the pairs of values to compare if both answers list several values in different notations, else None.
 
-    Returns None for all other answers, and for different lengths or names.
+    Pairs values of the same name (`x = 1, y = 2` and `y = 2, x = 1`), named values with a list (`x = 1, y = 2` and
+    `(1, 2)`), and a tuple with a column vector. Returns None if their lengths differ.
     """
     named = [_read_named_values(text) for text in (truth, answer)]
     if named[0] and named[0].keys() == named[1].keys():
@@ -177,7 +181,7 @@ def _read_named_values(text: str) -> dict[str, str]:
 
 
 def _split_entries(text: str) -> list[str]:
-    """Return the entries of a tuple, a list without brackets or a column; empty for other texts."""
+    """Return the entries of a tuple `(1, 2)`, a list `1, 2` or a column vector; empty for other texts."""
     if column := COLUMN.fullmatch(text):
         return [part for part in column[1].split("\\\\") if part.strip()]
     inner = text[1:-1] if _is_tuple(text) else text
@@ -185,7 +189,7 @@ def _split_entries(text: str) -> list[str]:
     return [] if has_brackets or "\\begin" in inner else inner.split(",")
 
 
-def _expand_signs(text: str) -> str:
+def _expand_plus_minus(text: str) -> str:
     """Rewrite `1 \\pm x` as `1 + x, 1 - x`; a list is returned unchanged."""
     return text if "\\pm" not in text or "," in text else ", ".join(text.replace("\\pm", sign) for sign in "+-")
 
@@ -197,27 +201,28 @@ def _expand_percent(text: str) -> list[str]:
 
 
 def parse_expressions(text: str) -> list[Any]:
-    """Return the parsed readings of the final expression in a text: sympy objects and, as a fallback, its string."""
+    """Parse the final expression in a text with math-verify. Returns its possible readings: sympy objects and, as a
+    fallback, the expression as text."""
     return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
 def _parse_answer(answer: str) -> list[Any]:
-    """Parse a normalized answer; inequalities joined by `or` become a union."""
+    """Return the possible readings of a normalized answer. Inequalities joined by `or` become a union of sets."""
     parts = OR.split(answer)
     if len(parts) > 1:
         relations = [reading for part in parts for reading in parse_expressions(f"\\boxed{{{part}}}")[:1]]
         if len(relations) == len(parts) and all(isinstance(one, sympy.logic.boolalg.Boolean) for one in relations):
             return [sympy.Union(*(relation.as_set() for relation in relations))]
     readings = parse_expressions(f"\\boxed{{{answer}}}") or parse_expressions(answer)
-    return [_read_imaginary(reading) for reading in readings]
+    return [_replace_imaginary_unit(reading) for reading in readings]
 
 
-def _read_imaginary(expression: Any) -> Any:
-    """Replace the letter i by the imaginary unit, unless it is an index."""
+def _replace_imaginary_unit(expression: Any) -> Any:
+    """Replace the letter i by the imaginary unit, except in expressions with sums and products, where i is an index."""
     if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
         return expression
     if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default
-        return sympy.Eq(*map(_read_imaginary, expression.args), evaluate=False)
+        return sympy.Eq(*map(_replace_imaginary_unit, expression.args), evaluate=False)
     return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
 
 
@@ -229,10 +234,10 @@ def _is_tuple(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," in text
 
 
-def has_equal_pair(gold: list[Any], answer: list[Any]) -> bool:
-    """Return whether any reading of the answer equals any reading of the ground truth. May raise sympy errors."""
+def has_equal_reading(truth_readings: list[Any], answer_readings: list[Any]) -> bool:
+    """Return whether a parsed reading of the answer equals a reading of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
-    for one, other in itertools.product(gold, answer):
+    for one, other in itertools.product(truth_readings, answer_readings):
         try:
             if _is_close(one, other) and verify(
                 [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
@@ -246,9 +251,9 @@ def has_equal_pair(gold: list[Any], answer: list[Any]) -> bool:
 
 
 def _is_close(gold: Any, answer: Any) -> bool:
-    """Return False for two numbers that differ by more than rounding, else True.
+    """Return False if two sympy objects are numbers that differ by more than rounding, else True.
 
-    math-verify alone accepts different numbers if they are tiny (rounded to six places) or huge (truncated by sympy).
+    This check is needed because math-verify rounds tiny numbers to six places and truncates huge ones.
     """
     if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
         return True

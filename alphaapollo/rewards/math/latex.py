@@ -1,6 +1,6 @@
 r"""Normalization of LaTeX answers: spacing, fonts, synonyms, Unicode signs and calculator notation.
 
-All functions map strings to strings. Nothing is computed except repeating decimals; math-verify compares the rest.
+All functions map text to text. They compute no values except repeating decimals; math-verify compares the expressions.
 """
 
 # ruff: noqa: RUF001 the signs are here to be replaced
@@ -70,14 +70,14 @@ TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 PREAMBLE = re.compile(r"^.*\b(?:(?:is|are|equals)\b|answer\s*:):?", re.DOTALL | re.IGNORECASE)
 
 
-def normalize(answer: str) -> str:
+def normalize_latex(answer: str) -> str:
     r"""Rewrite an answer in one notation, e.g. `$\dfrac12$ ` as `\frac{1}{2}`, `1{,}234` as `1234`, and
     `3\,\mathrm{cm}` as `3 \text{cm}`. Words and units are not changed."""
     text = unicodedata.normalize("NFKC", answer.translate(SIGNS))
     text = COMMAND.sub(lambda match: SYNONYMS.get(match[1], match[0]), text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
-    text = _strip_edges(_remove_preamble(REPEATING.sub(_to_fraction, text)))
+    text = _strip_punctuation(_remove_preamble(REPEATING.sub(_convert_repeating_decimal, text)))
     if TRIGONOMETRIC.search(text):
         text = NUMBER_OF_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = DEGREES.sub("", text)
@@ -89,20 +89,20 @@ def normalize(answer: str) -> str:
         text = rf"{scientific[1]} \times 10^{{{int(scientific[2])}}}"
     if not BRACKET.search(TEXT.sub("", text)):
         text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
-    return _strip_edges(text)
+    return _strip_punctuation(text)
 
 
 def remove_spacing(text: str) -> str:
-    """Return a text without white space and without braces around single characters, for comparison as text."""
+    """Return a LaTeX text without white space and without braces around single characters."""
     return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s", "", text))
 
 
 def extract_words(text: str) -> str:
-    r"""Return a text in which `\text{...}` is replaced by its content, with single spaces."""
+    r"""Replace each `\text{...}` by its content, and white space by single spaces."""
     return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
-def _strip_edges(text: str) -> str:
+def _strip_punctuation(text: str) -> str:
     return text.strip().rstrip(" .,;\\\n\t")
 
 
@@ -114,8 +114,8 @@ def _remove_preamble(text: str) -> str:
     return rest if rest.strip() and rest.count("{") == rest.count("}") else text
 
 
-def _to_fraction(match: re.Match[str]) -> str:
-    """Convert a repeating decimal to a LaTeX fraction: 0.1(6) = (16 - 1) / 90."""
+def _convert_repeating_decimal(match: re.Match[str]) -> str:
+    """Convert a match of REPEATING, a repeating decimal, to a LaTeX fraction: 0.1(6) = (16 - 1) / 90."""
     whole, fixed, repeated = match.groups()
     scale = 10 ** len(fixed)
     value = Fraction(int(whole + fixed + repeated or 0) - int(whole + fixed or 0), scale * (10 ** len(repeated) - 1))

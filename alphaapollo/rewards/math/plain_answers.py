@@ -1,7 +1,7 @@
-r"""Compare answers without algebra: choice letters, words, units, clock times and numbers in a base.
+r"""Compare answers without algebra: choice letters, words, units, clock times, and numbers with a base such as 1011_2.
 
-Each `compare_*` function takes two normalized answers (see `latex.normalize`). It returns whether they are equal, or
-None if the answers are not of its kind.
+Each `compare_*` function takes the ground truth and the answer as normalized LaTeX (see `normalize_latex`). It returns
+whether they are equal, or None if it does not apply, e.g. if the answers are not clock times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 
 
 def compare_letters(truth: str, answer: str) -> bool | None:
-    """Compare multiple-choice letters. The answer may continue with the text of the choice, e.g. `(C) 12`."""
+    """Return whether two choice letters are equal, or None for other answers. Text may follow the letter: `(C) 12`."""
     text = extract_words(truth)
     expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
     found = LETTER_FIRST.match(extract_words(answer)) if expected else None
@@ -52,7 +52,7 @@ def compare_letters(truth: str, answer: str) -> bool | None:
 
 
 def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
-    """Compare digits and base of two numbers such as 1011_2."""
+    """Return whether two numbers such as 1011_2 have the same digits and base, or None for other answers."""
     expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
     if not expected or not found or not any(map(str.isdigit, expected[1])):
         return None
@@ -60,7 +60,7 @@ def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
-    """Compare two times of day. At least one must have am or pm; if both have it, they must agree."""
+    """Return whether two times of day are equal, or None for other answers. At least one must have am or pm."""
     expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
     if not expected or not found or not (expected[3] or found[3]):
         return None
@@ -69,7 +69,7 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
 
 
 def compare_words(truth: str, answer: str) -> bool | None:
-    """Compare words. Lists of words are equal in any order. Returns None if the ground truth has no words."""
+    """Return whether two answers have the same words, in lists in any order; None if the ground truth has no words."""
     expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
     if not WORD.search(text):
         return None
@@ -81,15 +81,16 @@ def compare_words(truth: str, answer: str) -> bool | None:
 
 
 def _normalize_words(text: str) -> str:
+    """Return the words of an answer in lower case, with one word for synonyms, e.g. `none` for `DNE`."""
     words = extract_words(text).casefold().strip(" .,;:!\"'")
     return SYNONYMOUS_WORDS.get(words, words)
 
 
 def split_unit(text: str, other_answer: str) -> tuple[str, str]:
-    r"""Split into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`. An unknown unit is returned as an empty string.
+    r"""Split an answer into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`. An unknown or missing unit is empty.
 
     Words in `\text` after a value are always removed. Letters after a number (2ab) are removed if they are a known unit
-    or a separate word. A single letter (5 m) is removed only if the `other_answer` is a number alone.
+    or a separate word. A single letter (5 m) is removed only if `other_answer` is a number without letters.
     """
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])

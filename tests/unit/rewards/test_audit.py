@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaapollo.rewards.audit import compare_with_label, read_labelled_answers
-from alphaapollo.rewards.base import score_failure
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Outcome, Score
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +66,7 @@ def test_parquet_without_json_and_another_data_source(tmp_path):
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"data_source": "gsm8k"}, "3 invalid values. row 0, response: Field required"),
+        ({"data_source": "gsm8k"}, "3 invalid values. First: row 0, response: Field required"),
         ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: Input should be a valid boolean"),
         ({**ROWS[0], "response": ["4"]}, "row 0, response: Input should be a valid string"),
         ({**ROWS[0], "ground_truth": None}, "row 0, ground_truth: Input should be a valid string"),
@@ -96,7 +96,7 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
         (False, Score(0.0, {}, Outcome.WRONG_FORMAT, "empty"), "agreement"),
         (True, Score(0.3, {"accuracy": 0.0}), "false negative"),
         (False, Score(0.3, {"accuracy": 1.0}), "false positive"),
-        (False, score_failure("it hung"), "failure"),
+        (False, make_failed_score("it hung"), "failure"),
     ],
 )
 def test_scores_are_compared_with_labels(is_correct, score, kind):

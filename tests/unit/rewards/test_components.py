@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from alphaapollo.rewards.base import score_failure
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import COMPONENTS, add_components, check_components, load_components
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -53,7 +53,7 @@ def test_a_wrong_format_of_the_task_is_kept():
 
 
 def test_a_failed_task_stays_failed():
-    score = add_components(score_failure("the judge is away"), {"format": 1.0}, MAGISTRAL, [])
+    score = add_components(make_failed_score("the judge is away"), {"format": 1.0}, MAGISTRAL, [])
     assert (score.outcome, score.reason, score.components) == (Outcome.GRADER_FAILED, "the judge is away", {})
     assert math.isnan(score.reward)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rewards.gsm8k import grade, read_number
+from alphaapollo.rewards.gsm8k import grade, read_final_number
 from alphaapollo.types import Outcome, Prompt
 
 LABELLED = Path(__file__).parents[3] / "../shared/data/gsm8k_model_solutions.jsonl"
@@ -57,7 +57,7 @@ def prompt(truth):
     ],
 )
 def test_the_final_number(text, number):
-    assert read_number(text) == number
+    assert read_final_number(text) == number
 
 
 @pytest.mark.parametrize(("text", "reward"), [("#### 18", 1.0), ("18.0", 1.0), ("#### 19", 0.0)])

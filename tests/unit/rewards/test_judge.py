@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Judge, Reward
 from alphaapollo.rewards import judge
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judge import fill_template, make_judge, read_verdict
+from alphaapollo.rewards.judge import fill_template, make_judge_function, read_verdict
 from alphaapollo.rewards.registry import check_gradable
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -58,7 +58,7 @@ def server(monkeypatch):
 
 def judged(server, *replies, text="<think>SCORE: 1</think>It is 4.", **settings):
     server.replies[:] = replies
-    return make_judge(Judge(model="m", base_url=server.url, **settings))(PROMPT, text)
+    return make_judge_function(Judge(model="m", base_url=server.url, **settings))(PROMPT, text)
 
 
 def test_request_has_question_truth_and_answer(server):
@@ -99,7 +99,7 @@ def test_bad_request_is_not_retried(server):
 
 def test_unreachable_server_is_a_failure(monkeypatch):
     monkeypatch.setattr(judge, "MAX_RETRIES", 0)
-    grade = make_judge(Judge(model="m", base_url="http://127.0.0.1:9/v1"))
+    grade = make_judge_function(Judge(model="m", base_url="http://127.0.0.1:9/v1"))
     assert "the judge gave no answer: APIConnectionError" in grade(PROMPT, "4").reason
 
 
@@ -145,9 +145,9 @@ def test_placeholders_in_an_answer_stay():
 def test_missing_settings_are_named(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match=r"reward\.judge\.model is empty"):
-        make_judge(Judge())
+        make_judge_function(Judge())
     with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY"):
-        make_judge(Judge(model="m"))
+        make_judge_function(Judge(model="m"))
     rows = [Prompt(id=0, data_source="gsm8k", content="?", ground_truth="4")]
     check_gradable(rows, Reward())
     rows.append(Prompt(id=1, data_source="judge/a", content="?"))  # needs no ground truth

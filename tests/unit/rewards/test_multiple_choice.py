@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.multiple_choice import find_letter, grade
+from alphaapollo.rewards.multiple_choice import find_chosen_letter, grade
 from alphaapollo.types import Outcome, Prompt
 
 
@@ -46,7 +46,7 @@ def prompt(truth):
     ],
 )
 def test_the_chosen_letter(text, letter):
-    assert find_letter(text) == letter
+    assert find_chosen_letter(text) == letter
 
 
 def test_right_wrong_unreadable():

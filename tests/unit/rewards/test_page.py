@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.config.load import convert_values
+from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_components, check_components
@@ -69,12 +69,12 @@ def test_the_component_works(tmp_path):
 
 def test_the_configurations_work():
     for example in examples("yaml"):
-        config = convert_values(Config, yaml.safe_load(example))
+        config = build_config(Config, yaml.safe_load(example))
         check_components(config.reward.components, config.reward.required)
 
 
 def test_magistral_table():
-    reward = convert_values(Config, yaml.safe_load(examples("yaml")[0])).reward
+    reward = build_config(Config, yaml.safe_load(examples("yaml")[0])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}
         score = add_components(Score(float(task)), parts, reward.components, reward.required)

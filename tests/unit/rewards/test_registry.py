@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.config.schema import Reward
-from alphaapollo.rewards.registry import check_gradable, find_grader
+from alphaapollo.rewards.registry import check_gradable, get_grader
 from alphaapollo.types import Prompt
 
 
@@ -26,14 +26,14 @@ from alphaapollo.types import Prompt
     ],
 )
 def test_data_sources_find_their_grader(data_source, grader):
-    assert find_grader(data_source).name == grader
+    assert get_grader(data_source).name == grader
 
 
 def test_unknown_data_source_error_lists_known_patterns():
     with pytest.raises(ValueError, match=r"data_source 'poems'.*custom_reward_function\.path.*gsm8k: \*gsm8k\*"):
-        find_grader("poems")
+        get_grader("poems")
     with pytest.raises(ValueError, match="rows without a data_source"):
-        find_grader("")
+        get_grader("")
 
 
 def test_every_prompt_needs_a_grader_and_a_ground_truth():

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.search import grade, grade_f1, normalize, read_accepted
+from alphaapollo.rewards.search import grade, grade_f1, normalize_to_words, read_accepted_answers
 from alphaapollo.types import Outcome, Prompt
 
 
@@ -9,8 +9,8 @@ def prompt(truth):
 
 
 def test_squad_normalization():
-    assert normalize("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
-    assert normalize("A theory of the a.") == ["theory", "of"]
+    assert normalize_to_words("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
+    assert normalize_to_words("A theory of the a.") == ["theory", "of"]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_squad_normalization():
     ],
 )
 def test_accepted_answers(truth, answers):
-    assert read_accepted(truth) == answers
+    assert read_accepted_answers(truth) == answers
 
 
 @pytest.mark.parametrize("truth", [None, "", " ", "[]", "{}", '{"target": []}'])

@@ -18,7 +18,7 @@ except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
 from alphaapollo.rewards.code.grader import extract_code, grade, is_same_output
-from alphaapollo.rewards.code.test_cases import find_called_names
+from alphaapollo.rewards.code.test_cases import find_undefined_functions
 
 HUMANEVAL = Path(__file__).parents[4] / "../shared/data/HumanEval.jsonl.gz"
 
@@ -76,7 +76,7 @@ def test_wrong_code_fails_with_a_reason(code, reason):
         "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
         # walks the frames for expected results, or patches what decides
         "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
-        "    f.f_globals['run_tests'] = f.f_globals['_run_once'] = lambda *a, **k: ''\n"
+        "    f.f_globals['run_tests'] = f.f_globals['_run_tests_once'] = lambda *a, **k: ''\n"
         "    return f.f_globals.get('tests')",
         "def square(x):\n    return open('/proc/self/cmdline').read()",
         "import json\njson.dumps = lambda *a, **k: '[]'\ndef square(x): return 4",
@@ -146,7 +146,7 @@ def test_no_code_is_a_wrong_format(text):
 
 def test_asserts():
     truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
-    assert find_called_names("\n".join(truth["asserts"]), SETUP) == ("area",)
+    assert find_undefined_functions("\n".join(truth["asserts"]), SETUP) == ("area",)
     assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
     assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
 

@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
-from alphaapollo.rewards.base import accept_episode, takes_trajectory
+from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_request, encode_request
 from alphaapollo.rollout.context import AppendContext
@@ -161,5 +161,5 @@ def test_name_of_the_second_parameter_decides():
     assert not takes_trajectory(lambda prompt, completion, trajectory=None: 0.0)
     assert not takes_trajectory(lambda *arguments: 0.0)
     episode = Episode("6", [EpisodeTurn("4"), EpisodeTurn("6")])
-    assert accept_episode(lambda prompt, completion: completion)(PROMPT, episode) == "6"
-    assert accept_episode(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode
+    assert adapt_to_episode(lambda prompt, completion: completion)(PROMPT, episode) == "6"
+    assert adapt_to_episode(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode
