@@ -1,1 +1,1 @@
-"""Reinforcement learning: lifecycle.py starts and ends a run, loop.py trains. main_*: entry points of all commands."""
+"""Reinforcement learning. lifecycle.py starts and ends a run, loop.py trains. main_*.py: entry points of commands."""

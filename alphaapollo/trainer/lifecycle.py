@@ -1,6 +1,7 @@
-"""A training run from its configuration to its end.
+"""Prepare and run a training run.
 
-prepare: check, read, print the plan (nothing is started)  ->  run: start the workers, resume, train, export, close
+prepare: check the configuration, read the data, print the plan; starts no process.
+run: start the workers, resume from the last checkpoint, train, export the model, stop the workers.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alphaapollo.config.load import NO_ORIGIN, Origin
+from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.schema import Config
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
-from alphaapollo.launch.cpu_threads import choose_threads
-from alphaapollo.launch.input_checks import find_machine
-from alphaapollo.launch.resume import StartPoint, find_start
+from alphaapollo.launch.cpu_threads import choose_cpu_threads
+from alphaapollo.launch.input_checks import detect_node
+from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import Session, open_session
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
@@ -31,7 +32,7 @@ from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.trainer.loop import train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, check_steps
+from alphaapollo.trainer.progress import Progress, check_steps_exist
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
@@ -54,8 +55,8 @@ class PreparedRun:
 
     @property
     def progress(self) -> Progress:
-        """Return the progress of the checkpoint to resume, or of a new run. A fixed KL coefficient comes from the
-        configuration."""
+        """Progress of the checkpoint to resume from, or of a new run. A fixed KL coefficient is read from the
+        configuration, so it can be changed when a run resumes."""
         kl = self.config.algorithm.kl_ctrl
         if self.start.checkpoint is None:
             return Progress(kl_coef=kl.kl_coef)
@@ -66,26 +67,26 @@ class PreparedRun:
     def is_complete(self) -> bool:
         """Whether all iterations are done and the model is exported."""
         return self.inputs.goal.is_reached(self.progress) and (
-            self.start.is_exported() or not self.config.trainer.export_hf
+            self.start.has_exported_model() or not self.config.trainer.export_hf
         )
 
 
-def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
+def prepare(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> PreparedRun:
     """Check everything that can be checked without a worker, and print the plan.
 
     Raises ValueError if the configuration, the data or a model cannot be used.
     """
-    machine, trainer = find_machine(config.trainer), config.trainer
-    config, kept_threads = choose_threads(config, machine)
-    plan = make_plan(config, machine, origin)
+    machine, trainer = detect_node(config.trainer), config.trainer
+    config, kept_threads = choose_cpu_threads(config, machine)
+    plan = make_plan(config, machine, user_settings)
     plan = replace(plan, notices=[*plan.notices, *kept_threads])
     check_trackers(trainer.logger)
     if trainer.keep_best and not config.data.val_files:
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
-    start = find_start(config)
+    start = find_start_point(config)
     inputs = read_inputs(config)
-    check_steps("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.steps)
-    check_steps("trainer.record_steps", trainer.record_steps or [], inputs.goal.steps)
+    check_steps_exist("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)
+    check_steps_exist("trainer.record_steps", trainer.record_steps or [], inputs.goal.max_steps)
     plan = add_memory_plan(plan, config, machine)
     print_run_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:
@@ -94,14 +95,14 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> PreparedRun:
 
 
 async def run(prepared: PreparedRun, progress: Progress) -> None:
-    """Train to the last iteration, and end all started processes. Updates `progress` in place."""
+    """Start the workers, train to the last iteration, and stop the workers. Updates `progress` in place."""
     config, inputs, start, timer = prepared.config, prepared.inputs, prepared.start, Timer()
-    specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.goal.steps, inputs.has_function)
+    specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.goal.max_steps, inputs.has_reward_function)
     try:
-        async with open_session(config, start, specs, (progress.step, inputs.goal.steps), timer) as session:
-            ready = make_run(prepared, session, progress)
+        async with open_session(config, start, specs, (progress.step, inputs.goal.max_steps), timer) as session:
+            ready = make_training_run(prepared, session, progress)
             try:
-                with tune_memory():
+                with tune_process_memory():
                     await initialize_run(ready, start.checkpoint, timer)
                     await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
                     await finish_run(ready, session)
@@ -112,8 +113,8 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
         SPANS.take()  # drop the spans of a profiled iteration that did not end
 
 
-def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
-    """Create the state of a run whose workers have started."""
+def make_training_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
+    """Create the state of a training run whose workers have started."""
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
@@ -123,29 +124,31 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
     scorer: RewardModelScorer | None = None
     if workers.reward_model and inputs.reward_model_tokenizer:
         scorer = RewardModelScorer(
-            group=workers.reward_model,
+            workers=workers.reward_model,
             engines=workers.engines,
             tokenizer=inputs.reward_model_tokenizer,
             num_ranks=plan.placement.data_parallel,
             max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
             padded=plan.padded,
             weight=config.reward_model.weight,
-            required=config.reward.required,
-            alone=not inputs.has_function,
+            required_components=config.reward.required,
+            is_only_reward=not inputs.has_reward_function,
         )
     return TrainingRun(
         config=config,
         plan=plan,
         workers=workers,
         weights=WeightPublisher(
-            workers.policy, workers.engines, inputs.probe, tolerance, trainer.async_mode is not None
+            workers.policy, workers.engines, inputs.probe_token_ids, tolerance, trainer.async_mode is not None
         ),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         progress=progress,
-        saving=BackgroundCheckpoint(checkpoints, trainers, session.console.notice, workers.engines.cache_released),
+        saving=BackgroundCheckpointWriter(
+            checkpoints, trainers, session.console.notice, workers.engines.kv_cache_released
+        ),
         tracker=session.tracker,
         rollout_log=RolloutLog(folder / "rollouts"),
         console=session.console,
@@ -155,14 +158,15 @@ def make_run(prepared: PreparedRun, session: Session, progress: Progress) -> Tra
 
 
 async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
-    """Load the checkpoint, if any, and publish its weights to the engines, which verifies them.
+    """Load the checkpoint, if any, and send the policy's weights to the inference engines.
 
-    The GPUs are handed over as in each iteration (loop.py). With trainer.val_before_train a new run then validates.
+    Shared GPUs pass from the trainers to the engines as in each iteration (loop.py). With trainer.val_before_train, a
+    new run then validates.
     """
-    for warning in await run.workers.policy.self_check_warnings():
+    for warning in await run.workers.policy.get_self_check_warnings():
         run.console.notice(warning)
-    run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
-    run.start_reference_prefetch()
+    run.shares_prompts = run.plan.shares_prompts and await can_compute_prompts_once(run)
+    run.create_reference_prefetcher()
     await run.workers.engines.sleep()
     if checkpoint:
         with SPANS("load"):
@@ -185,32 +189,34 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
         run.console.show_step(0, metrics)
 
 
-async def can_share_prompts(run: TrainingRun) -> bool:
-    """Whether the models pass their self-checks for shared prompts. Raises ValueError if a self-check fails and the
-    configuration requires shared prompts."""
+async def can_compute_prompts_once(run: TrainingRun) -> bool:
+    """Whether each prompt may be computed once for all its samples (docs/shared_prompts.md).
+
+    False if the self-check of policy or critic fails. Raises ValueError instead if the configuration requires it.
+    """
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.find_sharing_error())]
+    problems = [problem for role in roles if (problem := await role.find_prompt_sharing_error())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
     return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 
 
 async def finish_run(run: TrainingRun, session: Session) -> None:
-    """Export the model, or print the command that exports it."""
+    """Export the final model, or print the command that exports it."""
     trainer, step = run.config.trainer, run.progress.step
-    if step < run.goal.steps:
-        run.console.notice(f"trainer.total_epochs={trainer.total_epochs} ended after {step} iterations")
+    if step < run.goal.max_steps:
+        run.console.notice(f"the run ended after {step} iterations (trainer.total_epochs={trainer.total_epochs})")
     if trainer.export_hf:
         await run.workers.engines.sleep()
     await session.export(run.workers.policy, run.saving)
 
 
 @contextmanager
-def tune_memory() -> Iterator[None]:
-    """Context manager: collect cyclic garbage rarely, and use huge pages for large matrices.
+def tune_process_memory() -> Iterator[None]:
+    """Context manager: run Python's cyclic garbage collector rarely, and let torch use huge pages for large matrices.
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
-    end, because some libraries otherwise print errors. Without huge pages, matrices [B, L] spend most of their time in
-    page faults. Start the workers before, because their memory plan does not include huge pages.
+    end, because some libraries otherwise print errors. Without huge pages, most of the time of large matrix operations
+    is spent in page faults. Enter after the workers have started, because their memory plan assumes normal pages.
     """
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

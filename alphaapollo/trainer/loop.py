@@ -1,8 +1,10 @@
 """The training loop. One iteration reads top to bottom in `train` and `finish_iteration`.
 
-collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, begin a checkpoint
+generate groups of rollouts -> update the models -> send the weights to the engines
+-> on schedule: validate, reset the reference model, write a checkpoint
 
-`engines.sleep`, `weights.publish` and `engines.cache_released` hand over shared GPUs (docs/architecture.md).
+`engines.sleep`, `weights.publish` and `engines.kv_cache_released` pass shared GPUs between engines and trainers
+(docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import asyncio
 
 from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import Validation, validate
-from alphaapollo.observability.memory import resident_gib
+from alphaapollo.observability.memory import measure_resident_gib
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics import rollout_metrics, speed_metrics
+from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.collect import CollectedGroups, collect
-from alphaapollo.trainer.step.in_flight import InFlightGroups, staleness_metrics
+from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
+from alphaapollo.trainer.step.in_flight import InFlightGroups, compute_staleness_metrics
 from alphaapollo.utils.schedule import is_due
 
 
@@ -28,7 +30,7 @@ async def train(run: TrainingRun) -> None:
     while not run.goal.is_reached(run.progress):
         step = run.progress.step + 1
         await run.profiler.start_step(step, timer)
-        collected = await collect(run, step, timer)
+        collected = await collect_groups(run, step, timer)
         run.saving.begin_update()
         with timer("generate"):
             await run.workers.engines.sleep()
@@ -37,20 +39,24 @@ async def train(run: TrainingRun) -> None:
 
 
 async def finish_iteration(
-    run: TrainingRun, collected: CollectedGroups, seconds: float, timer: Timer, in_flight: InFlightGroups | None = None
+    run: TrainingRun,
+    collected: CollectedGroups,
+    generation_seconds: float,
+    timer: Timer,
+    in_flight: InFlightGroups | None = None,
 ) -> Timer:
-    """Train on the groups, publish the weights, log, validate and checkpoint.
+    """Update the models on the groups, publish the weights, log, validate and save a checkpoint.
 
-    Returns the timer of the next iteration. seconds: duration of the generation.
+    Returns the timer of the next iteration. in_flight: groups that an asynchronous run is still generating.
     """
     config, progress = run.config, run.progress
     step = progress.step + 1
     is_last = run.goal.is_reached(progress, step)
-    metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, seconds)
-    metrics |= staleness_metrics(collected.groups, step - 1) if in_flight else {}
+    metrics = compute_rollout_metrics(collected.generated, collected.groups, collected.rounds, generation_seconds)
+    metrics |= compute_staleness_metrics(collected.groups, step - 1) if in_flight else {}
     metrics |= collected.recovery
     metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
-    metrics |= run.reference.take_metrics() if run.reference else {}
+    metrics |= run.reference_prefetcher.take_metrics() if run.reference_prefetcher else {}
     run.rollout_log.write(step, collected.generated)
     learned = await learn_and_record(run, step, collected.groups, timer)
     metrics |= learned.metrics
@@ -58,11 +64,11 @@ async def finish_iteration(
     with timer("publish"):
         metrics |= await run.weights.publish(step)
     if in_flight:
-        in_flight.start(step)
-    metrics |= await run_scheduled_work(run, step, is_last, timer)
+        in_flight.start_groups(step)
+    metrics |= await validate_and_reset_if_due(run, step, is_last, timer)
     progress.step = step
     metrics |= in_flight.take_metrics() if in_flight else {}
-    metrics |= await run.saving.metrics() | await run_metrics(run, timer, learned.tokens)
+    metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
     run.console.show_step(step, metrics)
     run.saving.end_update(progress)
@@ -73,28 +79,28 @@ async def finish_iteration(
     return timer
 
 
-async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: Timer) -> dict[str, float]:
-    """Validate and reset the reference to the policy if either is due. Returns the validation metrics."""
+async def validate_and_reset_if_due(run: TrainingRun, step: int, is_last_step: bool, timer: Timer) -> dict[str, float]:
+    """Validate if due, then copy the policy to the reference model if due. Returns the validation metrics."""
     config, accuracy, run.progress.validation = run.config, None, {}
-    if is_due(step, config.trainer.test_freq, is_last):
+    if is_due(step, config.trainer.test_freq, is_last_step):
         with timer("validate"):
             validation = await validate_and_log(run, step)
         accuracy, run.progress.validation = validation.accuracy, validation.metrics
-    if is_reset_due(config.algorithm.reference_reset, run.progress, step, accuracy):
-        async with run.workers.engines.cache_released():
+    if decide_reference_reset(config.algorithm.reference_reset, run.progress, step, accuracy):
+        async with run.workers.engines.kv_cache_released():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
         run.console.notice(
-            f"step {step}: copied the policy to the reference and reset the optimizer state of the policy"
+            f"step {step}: copied the policy to the reference model and reset the policy's optimizer state"
         )
     return run.progress.validation
 
 
-def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
-    """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) is due after iteration `step`.
+def decide_reference_reset(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
+    """Whether to copy the policy to the reference model after iteration `step`. ProRL, arXiv 2505.24864, section 2.3.1.
 
-    It is due on schedule, or if validation has stagnated. Updates `progress`, so that a resumed run decides the same.
-    accuracy: validation accuracy after this iteration; None if it did not validate.
+    True every `config.every` iterations, or after `config.patience` validations without a better accuracy. Updates
+    `progress`, so that a resumed run decides the same. accuracy: of the validation after this iteration, if any.
     """
     if accuracy is not None:
         if progress.best_accuracy is None or accuracy > progress.best_accuracy:
@@ -110,7 +116,7 @@ def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy
 
 
 async def validate_and_log(run: TrainingRun, step: int) -> Validation:
-    """Validate with the current weights of the engines, and log every trajectory."""
+    """Validate with the weights that the engines hold, and write all trajectories to the rollout log."""
     validation = await validate(
         run.workers.engines,
         run.val_prompts,
@@ -126,11 +132,8 @@ async def validate_and_log(run: TrainingRun, step: int) -> Validation:
     return validation
 
 
-async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, float]:
-    """Compute position in the data, speed, and memory of each role (GiB, maximum over its ranks).
-
-    tokens: number of tokens of the rows trained on.
-    """
+async def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
+    """Compute progress in the data, speed, and memory of all workers (GiB, maximum over the ranks of a role)."""
     workers, progress = run.workers, run.progress
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}
@@ -148,7 +151,7 @@ async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, 
         "reference/resets": float(progress.reference_resets),
         **engines,
         **memory,
-        "memory/driver_rss_gib": resident_gib(),
+        "memory/driver_rss_gib": measure_resident_gib(),
         **timer.metrics(),
-        **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
+        **compute_speed_metrics(trained_tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
     }

@@ -1,12 +1,13 @@
-"""The asynchronous loop: the next groups are generated while this iteration learns.
+"""The asynchronous loop: groups of rollouts for later iterations are generated while this iteration trains.
 
-                carry                                              separate
-    take        a batch of complete groups; the rest remains ...   ... and continues
+                trainer.async_mode=carry                           trainer.async_mode=separate
+    take        a batch of complete groups; others are paused      a batch of complete groups; others continue
     learn       the engines sleep; requests keep their tokens      the engines generate
     publish     paused requests continue with the new weights      pause, load weights, continue
 
-step/in_flight.py tracks the groups in flight and bounds their staleness. Everything else is shared with the synchronous
-loop (loop.py). With trainer.max_staleness=0 both loops compute the same numbers. docs/async.md compares the modes.
+step/in_flight.py tracks the groups in flight and limits how many weight versions old they may be. All other code is
+shared with the synchronous loop (loop.py). With trainer.max_staleness=0, both loops compute the same numbers.
+docs/async.md compares the modes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ async def train_async(run: TrainingRun) -> None:
         while not run.goal.is_reached(run.progress):
             step = run.progress.step + 1
             await run.profiler.start_step(step, timer)
-            collected = await in_flight.take(step, timer)
+            collected = await in_flight.take_batch(step, timer)
             since, taken = taken, time.perf_counter()
             run.saving.begin_update()
             if run.config.trainer.async_mode == "carry":

@@ -15,10 +15,7 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load and check the configuration, then grade the responses.
-
-    Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted.
-    """
+    """Grade the responses of a file. Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted."""
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)

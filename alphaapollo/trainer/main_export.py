@@ -13,24 +13,24 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load and check the configuration, then write the exported model.
+    """Write a checkpoint as a Hugging Face folder.
 
     Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted.
     """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import prepare, write
-        from alphaapollo.launch.push_to_hub import push
+        from alphaapollo.launch.export_checkpoint import prepare_export, write_export
+        from alphaapollo.launch.push_to_hub import push_folder
 
         try:
-            export = prepare(config)
+            export = prepare_export(config)
         except ValueError as error:
             return report_error(error, 2)
     print(f"{export.weights} in {export.dtype} -> {export.output}")
     try:
-        print(write(export))
+        print(write_export(export))
         if export.push_to:
-            print(f"pushed to {push(export.output, export.push_to)}")
+            print(f"pushed to {push_folder(export.output, export.push_to)}")
     except (ValueError, OSError) as error:
         return report_error(error, 1)
     print(f"model written to {export.output}")

@@ -12,7 +12,6 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generate and score responses. Returns the exit code (launch/command.py)."""
     return run_inference(GenerationConfig, "generation", "alphaapollo.evaluation.generation", argv)
 
 

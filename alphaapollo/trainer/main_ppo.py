@@ -12,7 +12,6 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train with reinforcement learning. Returns the exit code (launch/command.py)."""
     return run_training(Config, "ppo", "alphaapollo.trainer.lifecycle", argv)
 
 

@@ -12,7 +12,6 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a reward model. Returns the exit code (launch/command.py)."""
     return run_training(RmConfig, "rm", "alphaapollo.finetuning.run", argv)
 
 

@@ -12,7 +12,6 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run supervised fine-tuning. Returns the exit code (launch/command.py)."""
     return run_training(SftConfig, "sft", "alphaapollo.finetuning.run", argv)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of one iteration: rollouts, advantages, batch layout, speed. docs/metrics.md explains each name."""
+"""Metrics of one iteration: rollouts, advantages, micro-batches, speed. docs/metrics.md explains each metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-def rollout_metrics(
-    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, seconds: float
+def compute_rollout_metrics(
+    generated: Sequence[TrajectoryGroup],
+    trained: Sequence[TrajectoryGroup],
+    generation_rounds: int,
+    generation_seconds: float,
 ) -> dict[str, float]:
-    """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories.
-
-    seconds: duration of the generation.
-    """
+    """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories."""
     trajectories = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
@@ -30,11 +30,11 @@ def rollout_metrics(
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
         "rollout/tokens": float(tokens.sum()),
-        "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
+        "rollout/tokens_per_second": float(tokens.sum() / generation_seconds) if generation_seconds else 0.0,
         "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
         "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
-        "rollout/rounds": float(rounds),
+        "rollout/rounds": float(generation_rounds),
         "rollout/groups_kept": float(len(trained)),
     }
     outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)
@@ -46,29 +46,29 @@ def rollout_metrics(
         metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
     return (
         metrics
-        | _length_metrics(trajectories, tokens)
-        | _tool_metrics(turns)
-        | _group_metrics(generated, trained)
-        | _score_metrics(trajectories, "critic/score", "reward")
-        | _score_metrics(baselines, "baseline", "baseline")
-        | _source_metrics(generated)
+        | _compute_length_metrics(trajectories, tokens)
+        | _compute_tool_metrics(turns)
+        | _compute_group_metrics(generated, trained)
+        | _compute_reward_metrics(trajectories, "critic/score", "reward")
+        | _compute_reward_metrics(baselines, "baseline", "baseline")
+        | _compute_metrics_by_source(generated)
     )
 
 
-def _select_scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+def _select_not_failed(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [one for one in trajectories if not one.score.outcome.failed]
 
 
-def _length_metrics(trajectories: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
-    """Compute statistics of the sampled tokens per episode and of the tokens of the first prompt."""
-    quantiles = np.quantile(tokens, list(QUANTILES.values()))
+def _compute_length_metrics(trajectories: Sequence[Trajectory], response_lengths: np.ndarray) -> dict[str, float]:
+    """Compute statistics of the number of sampled tokens per trajectory, and of the length of its first prompt."""
+    quantiles = np.quantile(response_lengths, list(QUANTILES.values()))
     metrics = {
-        "response_length/mean": float(tokens.mean()),
-        "response_length/max": float(tokens.max()),
+        "response_length/mean": float(response_lengths.mean()),
+        "response_length/max": float(response_lengths.max()),
         "response_length/clip_ratio": sum(one.truncated for one in trajectories) / len(trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
-    scored = _select_scored(trajectories)
+    scored = _select_not_failed(trajectories)
     for name, is_right in (("right", True), ("wrong", False)):
         lengths = [one.num_tokens for one in scored if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
@@ -79,10 +79,10 @@ def _length_metrics(trajectories: Sequence[Trajectory], tokens: np.ndarray) -> d
     return metrics
 
 
-def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
-    """Compute tool calls per turn, and the share of calls with each status.
+def _compute_tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    """Compute the number of tool calls per turn, the share of calls with each status, and the share of invalid turns.
 
-    A turn is invalid if its action could not be parsed or its calls were refused.
+    A turn is invalid if the model's action could not be parsed or its tool calls were refused.
     """
     if not turns:
         return {}
@@ -98,15 +98,17 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     return metrics
 
 
-def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Compute the share of generated groups of each kind, from their samples that did not fail.
+def _compute_group_metrics(
+    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]
+) -> dict[str, float]:
+    """Compute the share of generated groups that are all right, all wrong, mixed, without reward variance, or dropped.
 
-    A group of one sample does not count as zero_variance.
+    Failed samples are ignored. A group with some failed samples also counts as `partial`.
     """
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
-        scored = _select_scored(group.trajectories)
+        scored = _select_not_failed(group.trajectories)
         right = [one.accuracy >= CORRECT_ACCURACY for one in scored]
         rewards = [one.reward for one in scored]
         counts["all_right"] += bool(right) and all(right)
@@ -117,47 +119,48 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
     return {f"groups/{name}": counts[name] / len(generated) for name in names}
 
 
-def _score_metrics(trajectories: Iterable[Trajectory], score: str, name: str) -> dict[str, float]:
-    """Compute reward statistics, accuracy and component means of the trajectories that did not fail.
+def _compute_reward_metrics(
+    trajectories: Iterable[Trajectory], reward_prefix: str, accuracy_prefix: str
+) -> dict[str, float]:
+    """Compute statistics of the reward, the accuracy and each reward component. Failed trajectories are ignored.
 
-    Args:
-        score: metric prefix of the reward statistics.
-        name: metric prefix of the accuracy and the components.
+    Names begin with `reward_prefix` (reward) or `accuracy_prefix` (accuracy and components).
     """
-    scored = _select_scored(trajectories)
+    scored = _select_not_failed(trajectories)
     if not scored:
         return {}
     rewards = np.array([one.reward for one in scored])
     metrics = {
-        f"{score}/mean": float(rewards.mean()),
-        f"{score}/std": float(rewards.std()),
-        f"{score}/min": float(rewards.min()),
-        f"{score}/max": float(rewards.max()),
-        f"{name}/accuracy": float(np.mean([one.accuracy for one in scored])),
+        f"{reward_prefix}/mean": float(rewards.mean()),
+        f"{reward_prefix}/std": float(rewards.std()),
+        f"{reward_prefix}/min": float(rewards.min()),
+        f"{reward_prefix}/max": float(rewards.max()),
+        f"{accuracy_prefix}/accuracy": float(np.mean([one.accuracy for one in scored])),
     }
     for component in sorted({component for one in scored for component in one.score.components}):
-        metrics[f"{name}/component/{component}"] = float(np.nanmean([one.score.component(component) for one in scored]))
+        values = [one.score.component(component) for one in scored]
+        metrics[f"{accuracy_prefix}/component/{component}"] = float(np.nanmean(values))
     return metrics
 
 
-def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Compute mean reward, accuracy and length per data source; empty for a single source."""
+def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Compute mean reward, accuracy and length per data_source; empty if all prompts have the same data_source."""
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for group in generated:
         by_source[group.prompt.data_source] += group.trajectories
     metrics: dict[str, float] = {}
     for source, trajectories in sorted(by_source.items()) if len(by_source) > 1 else ():
         metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in trajectories]))
-        if scored := _select_scored(trajectories):
+        if scored := _select_not_failed(trajectories):
             metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
             metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
     return metrics
 
 
-def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
-    """Compute advantage statistics over action tokens.
+def compute_advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
+    """Compute statistics of the advantages [B, L] over the tokens that the model sampled (`mask`, [B, L]).
 
-    advantages, mask: [B, L]. has_advantage: bool [B], rows with a non-zero advantage.
+    has_advantage: bool [B], sequences with a non-zero advantage.
     """
     selected = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # NumPy selects several times faster than torch
     if not selected.numel():
@@ -173,22 +176,29 @@ def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarra
     }
 
 
-def mean_length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_action_cost: float) -> float:
-    """Compute the mean reduction of the reward by length shaping. shaped: [N], rewards before the KL penalty."""
-    before = sum(one.reward - invalid_action_cost * sum(not turn.valid for turn in one.turns) for one in trajectories)
-    return before / len(trajectories) - float(shaped.mean())
+def compute_mean_length_penalty(
+    trajectories: list[Trajectory], shaped_rewards: Tensor, invalid_action_penalty: float
+) -> float:
+    """Compute by how much the overlong penalty and the length budget reduce the mean reward.
+
+    shaped_rewards: [N], reward of each trajectory with these penalties, before the KL penalty.
+    """
+    before = sum(
+        one.reward - invalid_action_penalty * sum(not turn.valid for turn in one.turns) for one in trajectories
+    )
+    return before / len(trajectories) - float(shaped_rewards.mean())
 
 
-def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
-    """Compute metrics of rows, micro-batches and padding.
+def compute_layout_metrics(layout: TrainBatch, padded: bool, num_excluded: int, num_trained: int) -> dict[str, float]:
+    """Compute the size of a training batch, its padding, and the imbalance of tokens between ranks.
 
-    trained, lost: number of trajectories in the batch's groups that are trained on, and that are not.
+    num_trained, num_excluded: trajectories of the batch's groups that are trained on, and that are not.
     """
     loads = [rank.count_computed_tokens(padded=False) for rank in layout.rank_batches]
     cells = layout.count_computed_tokens(padded)
     return {
-        "batch/trajectories": float(trained),
-        "batch/lost": float(lost),
+        "batch/trajectories": float(num_trained),
+        "batch/lost": float(num_excluded),
         "batch/rows": float(layout.num_rows),
         "batch/tokens": float(layout.num_tokens),
         "batch/sharing": layout.num_tokens / sum(loads),
@@ -198,14 +208,13 @@ def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) ->
     }
 
 
-def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dict[str, float]:
-    """Compute tokens per second of the update, and per GPU of the iteration.
-
-    tokens: number of tokens of the rows trained on. update, step: durations in seconds. num_gpus: 0 on a CPU.
-    """
+def compute_speed_metrics(
+    trained_tokens: int, update_seconds: float, iteration_seconds: float, num_gpus: int
+) -> dict[str, float]:
+    """Compute trained tokens per second of the update, and per GPU and second of the iteration. num_gpus: 0 on CPUs."""
     metrics = {}
-    if update:
-        metrics["perf/train_tokens_per_second"] = tokens / update
-    if num_gpus and step:
-        metrics["perf/throughput"] = tokens / step / num_gpus
+    if update_seconds:
+        metrics["perf/train_tokens_per_second"] = trained_tokens / update_seconds
+    if num_gpus and iteration_seconds:
+        metrics["perf/throughput"] = trained_tokens / iteration_seconds / num_gpus
     return metrics

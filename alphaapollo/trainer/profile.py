@@ -1,6 +1,6 @@
-"""Profiles of single iterations (trainer.profile_steps): one trace of controller, training ranks and engines.
+"""Profile single iterations (trainer.profile_steps): one Chrome trace with the driver, training ranks and engines.
 
-start_step(step) -> all processes record -> the iteration -> start_step(step + 1) -> profiles/step_000003.json.gz
+start_step(3) -> all processes record spans -> iteration 3 -> start_step(4) writes profiles/step_000003.json.gz
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alphaapollo.observability.timing import Timer
 
 
 class StepProfiler:
-    """Profiler of the iterations in `steps`. A profile ends with the checkpoint of its iteration."""
+    """Profiler of the iterations in `steps`. The profile of an iteration includes its checkpoint."""
 
     def __init__(self, steps: Sequence[int], workers: WorkerGroups, folder: Path, console: Console):
         self._steps, self._workers, self._folder, self._console = set(steps), workers, folder, console
@@ -26,7 +26,7 @@ class StepProfiler:
     async def start_step(self, step: int | None, timer: Timer) -> None:
         """Write the profile of the previous iteration, and start recording if iteration `step` is to be profiled.
 
-        step: next iteration; None after the last one. timer: the time of this call is added to phase `profile`.
+        step: next iteration; None after the last one. timer: adds the time of this call to `timing/profile`.
         """
         ended, self._active = self._active, step if step in self._steps else None
         if ended is None and self._active is None:

@@ -1,4 +1,4 @@
-"""State of the driver that a checkpoint saves (progress.json), and the condition that ends a run."""
+"""State of the driver in a checkpoint (progress.json), and the condition that ends a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alphaapollo.launch.checkpoint_folder import RunProgress
 
 @dataclass
 class Progress(RunProgress):
-    """State of the driver after `step` complete iterations."""
+    """State of the driver after `step` complete iterations, saved in each checkpoint as progress.json."""
 
     prompts_consumed: int = 0  # position in the stream of training prompts; prompts before it have been started
     kl_coef: float = 0.0  # current coefficient of the KL penalty in the reward
@@ -24,18 +24,18 @@ class Progress(RunProgress):
 
 
 @dataclass(frozen=True)
-class Goal:
+class TrainingGoal:
     """Condition that ends a run: a number of iterations, or a number of prompts."""
 
-    steps: int  # maximum iterations
-    prompts: int | None = None  # prompts to consume; None: only iterations count
+    max_steps: int  # iterations
+    max_prompts: int | None = None  # prompts to consume; None: unlimited
 
     @classmethod
-    def from_schedule(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> Goal:
-        """Return the goal for `steps` iterations or, if None, for `epochs` passes over the data.
+    def from_schedule(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> TrainingGoal:
+        """Return the goal for `steps` iterations or, if None, for `epochs` passes over `num_prompts` prompts.
 
-        For passes, the run ends when the last full batch of the last pass is consumed. With dynamic sampling one
-        iteration may consume several batches.
+        The run ends after the last full batch of the last pass. It may then have fewer iterations than batches, because
+        dynamic sampling can use several batches in one iteration.
         """
         if steps is not None:
             return cls(steps)
@@ -43,20 +43,20 @@ class Goal:
         return cls(steps, steps * batch_size)
 
     def is_reached(self, progress: Progress, step: int | None = None) -> bool:
-        """Whether the run ends after its complete iterations or, if `step` is set, after iteration `step`.
+        """Whether the run has ended, or (with `step`) ends after iteration `step`.
 
-        Prompts of iteration `step` must already be counted in `progress`.
+        `progress` must already count the prompts of iteration `step`.
         """
         done = progress.prompts_consumed - len(progress.unfinished)
-        passed = self.prompts is not None and done >= self.prompts
-        return passed or (progress.step if step is None else step) >= self.steps
+        passed = self.max_prompts is not None and done >= self.max_prompts
+        return passed or (progress.step if step is None else step) >= self.max_steps
 
 
-def check_steps(key: str, steps: Sequence[int], total_steps: int) -> None:
-    """Raise ValueError if a step in `steps`, the value of `key`, is after the last iteration of the run."""
+def check_steps_exist(config_key: str, steps: Sequence[int], total_steps: int) -> None:
+    """Raise ValueError if the config key lists an iteration that is after the last iteration of the run."""
     beyond = [step for step in steps if step > total_steps]
     if beyond:
         raise ValueError(
-            f"{key}={list(steps)}: iteration {beyond[0]} does not exist; the run has {total_steps} iterations. Use "
-            f"numbers from 1 to {total_steps}."
+            f"{config_key}={list(steps)}: iteration {beyond[0]} does not exist; the run has {total_steps} iterations. "
+            f"Use numbers from 1 to {total_steps}."
         )

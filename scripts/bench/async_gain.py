@@ -32,14 +32,14 @@ from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint  # noqa: E402
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
-from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
+from alphaapollo.trainer.progress import TrainingGoal, Progress  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
@@ -135,17 +135,17 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
             placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
         ),
         workers=workers,
-        weights=WeightPublisher(policy, engines, [1], 1.0, in_flight=mode is not None),
+        weights=WeightPublisher(policy, engines, [1], 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         stream=PromptStream(4096, seed=0, shuffle=True),
-        goal=Goal(args.iterations),
+        goal=TrainingGoal(args.iterations),
         progress=Progress(),
-        saving=BackgroundCheckpoint(CheckpointFolder(Path(), None), {}, print),  # save_freq=-1: nothing is written
+        saving=BackgroundCheckpointWriter(CheckpointFolder(Path(), None), {}, print),  # save_freq=-1: nothing is written
         tracker=MetricsRecorder(),
         rollout_log=MetricsRecorder(),
         console=SilentConsole(),
         reward_model_scorer=None,
-        reference=None,
+        reference_prefetcher=None,
         profiler=FakeProfiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
     )

@@ -29,7 +29,7 @@ from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
-from alphaapollo.trainer.metrics import layout_metrics, rollout_metrics  # noqa: E402
+from alphaapollo.trainer.metrics import compute_layout_metrics, compute_rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit  # noqa: E402
 from alphaapollo.trainer.step.training_batch import BatchSettings, build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
@@ -84,12 +84,12 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     start = time.perf_counter()
     groups = asyncio.run(roll_out(count, max_tokens))
     start = span("rollout (on the rollout worker)", start)
-    rollout_metrics(groups, groups, 1, 1.0)
+    compute_rollout_metrics(groups, groups, 1, 1.0)
     start = span("metrics", start)
     settings = BatchSettings(max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
     batch = build_batch(groups, Actor(), Algorithm(), settings)
     start = span("batch", start)
-    layout_metrics(batch.layout, False, 0, len(batch.trajectories))
+    compute_layout_metrics(batch.layout, False, 0, len(batch.trajectories))
     assign_credit(batch, WorkerColumns(), CreditSettings(get_estimator("grpo"), Algorithm(), Actor(), 0.0))
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:

@@ -15,16 +15,16 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.lifecycle import tune_memory
+from alphaapollo.trainer.lifecycle import tune_process_memory
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.progress import TrainingGoal, Progress
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
@@ -116,10 +116,10 @@ class Cluster:
             ),
             prompts=prompts,
             val_prompts=[],
-            goal=Goal(steps),
+            goal=TrainingGoal(steps),
             stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
             progress=Progress(),
-            saving=BackgroundCheckpoint(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
+            saving=BackgroundCheckpointWriter(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
             tracker=Tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
@@ -137,7 +137,7 @@ class Cluster:
         try:
             if profile:
                 profile.enable()
-            with tune_memory():
+            with tune_process_memory():
                 self.loop.run_until_complete(train(self._run))
         finally:
             for module, timer in zip(modules, own, strict=True):

@@ -19,11 +19,11 @@ import pandas as pd
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.load import find_shipped_configs, load_config
+from alphaapollo.config.load import find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import Session, start_workers
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.lifecycle import make_run, prepare
+from alphaapollo.trainer.lifecycle import make_training_run, prepare
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
@@ -54,7 +54,7 @@ EXTRA = {  # in addition to the case's own settings
 def cases() -> dict[str, list[str]]:
     """Overrides by name: each recipe of configs/algorithm, each estimator by its name, each loss with grpo, and
     teacher divergences with and without a reward."""
-    recipes = sorted(path.stem for path in (find_shipped_configs() / "algorithm").glob("*.yaml"))
+    recipes = sorted(path.stem for path in (find_shipped_config_folder() / "algorithm").glob("*.yaml"))
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     plain = (
         {name: [f"algorithm={name}"] for name in recipes}
@@ -119,13 +119,13 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
     await workers.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
         policy=workers.policy,
-        critic=workers.critic if prepared.plan.placement.critic else None,
+        critic=workers.critic if prepared.plan.placement.has_critic else None,
         reward_model=None,
         engines=workers.engines,
     )
     session = Session(config, needed, Console(), ListTracker())  # type: ignore[arg-type]
     session.console.start(total_steps=2, done=0)
-    run = make_run(prepared, session, Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef))
+    run = make_training_run(prepared, session, Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef))
     await run.weights.publish(0)
     await train(run)
     run.rollout_log.close()
@@ -144,7 +144,7 @@ async def main(model: str, data: str, out: Path) -> None:
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
     prepared = await asyncio.to_thread(prepare, settings(model, data, out, everything))
-    specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_function)
+    specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_reward_function)
     workers = await start_workers(prepared.config, specs)
     try:
         await workers.policy.save(str(out / "policy"))

@@ -82,7 +82,7 @@ def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], Non
     assert done.code == 1
     last = done.output.splitlines()[-1]
     assert last.startswith("error: the rollout worker of rank 0 (pid "), done.output[-3000:]
-    assert last.endswith("stopped before the first checkpoint: the same command starts from scratch"), last
+    assert last.endswith("no checkpoint was written, so the same command starts from scratch"), last
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
 
@@ -109,8 +109,8 @@ loop.{part} = hold
     [
         ("PolicyActor", "fake", "ray", "learn_and_record", "the policy worker of rank 0"),
         ("EngineCore", "vllm", "local", "learn_and_record", "rollout engine 0: its core process died"),
-        ("RolloutActor", "fake", "ray", "collect", "the rollout worker of rank 0"),
-        ("EngineCore", "vllm", "local", "collect", "rollout engine 0: its core process died"),
+        ("RolloutActor", "fake", "ray", "collect_groups", "the rollout worker of rank 0"),
+        ("EngineCore", "vllm", "local", "collect_groups", "rollout engine 0: its core process died"),
     ],
 )
 def test_run_continues_unchanged_after_a_kill(
@@ -137,7 +137,7 @@ def test_run_continues_unchanged_after_a_kill(
     done = ppo.finish(program)
     assert done.code == 0, done.output[-4000:]
     assert named in done.output and "Traceback" not in done.output, done.output[-4000:]
-    if before == "collect":
+    if before == "collect_groups":
         assert "starting a new engine and generating 4 groups again" in done.output, done.output[-4000:]
         assert done.metrics[4]["recovery/engine_restarts"] == 1
     else:

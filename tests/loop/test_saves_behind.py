@@ -76,7 +76,7 @@ def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
     program = held(ppo, release)
     program.signal(signal.SIGTERM)
     end = time.monotonic() + 120
-    while "the checkpoint of iteration 4 is being written" not in program.printed:
+    while "waiting until the checkpoint of iteration 4 is written" not in program.printed:
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
     release.touch()
@@ -103,7 +103,7 @@ loop.{part} = pause
 """
 
 
-@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn_and_record", 4)])
+@pytest.mark.parametrize(("part", "saved"), [("collect_groups", 3), ("learn_and_record", 4)])
 def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
     """SIGTERM in the fourth iteration, before and during its update. The resumed run equals an uninterrupted run."""
     whole = ppo.run(*SETTINGS, name="whole")

@@ -1,1 +1,1 @@
-"""Record training iterations and replay them without engines."""
+"""Record training iterations, and compute them again without inference engines."""

@@ -1,4 +1,4 @@
-"""Replay a recorded iteration without engines and Ray: `python -m alphaapollo.trainer.replay DIR`"""
+"""Compute a recorded iteration again, without engines and Ray: `python -m alphaapollo.trainer.replay DIR`"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ functions and compares the results (docs/replay.md)."""
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the recording, compute the iteration and compare the results.
+    """Compute a recorded iteration again and compare the results.
 
-    Returns 0 if they are equal or options change the computation, 1 if they differ or the replay failed, 2 if the input
-    is invalid, 130 if interrupted.
+    Returns 0 if the results are equal or an option changes the computation, 1 if they differ or the replay failed, 2 if
+    the input is invalid, 130 if interrupted.
     """
     options = _parse_arguments(argv)
     with exit_on_config_error():

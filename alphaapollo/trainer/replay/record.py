@@ -1,6 +1,6 @@
 """Record the iterations of trainer.record_steps, so that they can be replayed (replay/run.py).
 
-groups, state of the trainers -> recorded/step_N -> learn -> result or error, added to recorded/step_N
+rollout groups, weights and optimizer state -> recorded/step_N -> learn -> result or error, added to recorded/step_N
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
-from alphaapollo.trainer.run_state import Learner, TrainingRun
+from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.learn import UpdateResult, learn
 from alphaapollo.types import TrajectoryGroup
 
@@ -28,50 +28,53 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Call `learn`. If `step` is in trainer.record_steps, also record the inputs and the outcome."""
+    """Update the models with `learn`. If trainer.record_steps has `step`, also save the inputs and the result."""
     if step not in (run.config.trainer.record_steps or ()):
         learned = await learn(run, step, groups, timer)
         return replace(learned, batch=None, credit=None)  # frees the memory of both
     with timer("record"):
-        folder = await record_inputs(run, step, groups)
-    hint = f"to compute it again: python -m alphaapollo.trainer.replay {folder}"
+        folder = await record_update_inputs(run, step, groups)
+    hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
     try:
         learned = await learn(run, step, groups, timer)
     except FAILURES as error:
         write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
-        run.console.notice(f"the inputs of iteration {step} are saved to {folder}; {hint}")
+        run.console.notice(f"The inputs of iteration {step} are saved to {folder}. {hint}")
         raise
     with timer("record"), explain_write_errors("the recording", folder):
-        write_outcome(folder, await measure_outcome(run, step, learned))
-    run.console.notice(f"iteration {step} is recorded; {hint}")
+        write_outcome(folder, await collect_outcome(run, step, learned))
+    run.console.notice(f"Iteration {step} is recorded. {hint}")
     return replace(learned, batch=None, credit=None)
 
 
-async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
-    """Write everything that the update of iteration `step` depends on. Returns the completed folder."""
+async def record_update_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
+    """Save everything that the update of iteration `step` depends on. Returns the folder."""
     recordings, placement = CheckpointFolder(run.config.trainer.folder / FOLDER, keep=None), run.plan.placement
     info = RecordingInfo(
         step=step,
-        iterations=run.goal.steps,
+        iterations=run.goal.max_steps,
         kl_coef=run.progress.kl_coef,
         shares_prompts=run.shares_prompts,
-        reference_ahead=run.reference is not None,
+        reference_ahead=run.reference_prefetcher is not None,
         ranks=placement.num_ranks,
         threads=placement.threads,
         device=placement.device,
         model=run.plan.model.model_dump(mode="json"),
         machine=describe_machine(),
     )
-    folder = recordings.begin(step)
+    folder = recordings.begin_checkpoint(step)
     with explain_write_errors("the recording", folder):
         await run.saving.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
         await asyncio.to_thread(write_inputs, folder, info, groups)
-        return await asyncio.to_thread(recordings.finish, folder)
+        return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-async def measure_outcome(run: Learner, step: int, learned: UpdateResult) -> LearningOutcome:
-    """Collect metrics, columns and weight digests of an iteration's update. Offloads the trainers."""
+async def collect_outcome(run: LearnerState, step: int, learned: UpdateResult) -> LearningOutcome:
+    """Collect an update's metrics, token values (log-probs, values, advantages) and weight digests.
+
+    Offloads policy and critic.
+    """
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:
@@ -83,13 +86,13 @@ async def measure_outcome(run: Learner, step: int, learned: UpdateResult) -> Lea
         columns = {name: learned.batch.layout.to_matrix(parts)[is_action] for name, parts in computed.items()}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
-            fingerprints |= {f"{name} {part}": value for part, value in (await role.fingerprint()).items()}
+            fingerprints |= {f"{name} {part}": value for part, value in (await role.compute_fingerprints()).items()}
             await role.offload()
     return LearningOutcome(learned.metrics | {"kl/next_coef": learned.kl_coef}, fingerprints, columns)
 
 
 def describe_machine() -> dict[str, str]:
-    """Return processor and library versions, which affect rounding."""
+    """Return the processor's name and library versions. Both can change how floats are rounded."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -32,7 +32,7 @@ ARRAY = 1  # extension code of numpy arrays in msgpack
 
 @dataclass(frozen=True)
 class RecordingInfo:
-    """Settings and machine with which the run computed the iteration."""
+    """Content of recording.json: settings and machine with which the run computed the iteration."""
 
     step: int
     iterations: int  # total of the run, for learning rate schedules
@@ -48,9 +48,9 @@ class RecordingInfo:
 
 @dataclass(frozen=True)
 class LearningOutcome:
-    """Result of an iteration's update."""
+    """Result of an iteration's update, as recorded or as replayed."""
 
-    figures: dict[str, float]  # metrics
+    metrics: dict[str, float]
     fingerprints: dict[str, tuple[str, float]]  # "policy weights": digest and norm after the last optimizer step
     columns: dict[str, np.ndarray]  # advantages, log-probs, ... of the action tokens, in row order
     error: str = ""  # message of the error that ended the update; all other fields are then empty
@@ -58,7 +58,7 @@ class LearningOutcome:
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded iteration, read from its folder."""
+    """Recorded iteration, read from its folder <run>/recorded/step_N."""
 
     folder: Path
     info: RecordingInfo
@@ -67,27 +67,27 @@ class Recording:
 
 
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
-    """Write recording.json and groups.msgpack."""
+    """Write the settings (recording.json) and the rollout groups (groups.msgpack) of a recorded iteration."""
     try:
-        encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_value)
+        encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_for_msgpack)
     except UnicodeEncodeError:  # a lone surrogate, e.g. from an environment, has no UTF-8 encoding
-        encoded = msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_value)
+        encoded = msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_for_msgpack)
     (folder / GROUPS).write_bytes(encoded)
     (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
 
 
-def write_outcome(recording: Path, outcome: LearningOutcome) -> None:
-    """Write the outcome into a complete recording."""
-    folder = recording / OUTCOME
+def write_outcome(recording_folder: Path, outcome: LearningOutcome) -> None:
+    """Write an update's result to the subfolder outcome/ of its recording."""
+    folder = recording_folder / OUTCOME
     folder.mkdir()
     np.savez(folder / "columns.npz", **outcome.columns)  # type: ignore[arg-type]
-    values = {name: value for name, value in asdict(outcome).items() if name != "columns"}
+    values = {"figures": outcome.metrics, "fingerprints": outcome.fingerprints, "error": outcome.error}
     (folder / "outcome.json").write_text(json.dumps(values, indent=1) + "\n")
     write_manifest(folder)
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read and verify a recording. Raises ValueError if it is missing, damaged or has an unsupported format."""
+    """Read and verify a recorded iteration. Raises ValueError if it is missing, damaged or in an unsupported format."""
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "
@@ -105,17 +105,18 @@ def read_recording(folder: Path) -> Recording:
             "version that recorded it."
         )
     groups = msgspec.msgpack.decode(
-        (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_array(data)
+        (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_msgpack_array(data)
     )
     if not has_outcome:
         return Recording(folder, RecordingInfo(**info), groups, None)
     values = json.loads((outcome / "outcome.json").read_text())
-    values["fingerprints"] = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
+    fingerprints = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
     with np.load(outcome / "columns.npz") as columns:
-        return Recording(folder, RecordingInfo(**info), groups, LearningOutcome(columns=dict(columns), **values))
+        result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
+    return Recording(folder, RecordingInfo(**info), groups, result)
 
 
-def _encode_value(value: Any) -> Any:
+def _encode_for_msgpack(value: Any) -> Any:
     if isinstance(value, array):
         return value.tolist()
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -124,13 +125,13 @@ def _encode_value(value: Any) -> Any:
     return to_json_value(value)
 
 
-def _decode_array(data: memoryview) -> np.ndarray:
+def _decode_msgpack_array(data: memoryview) -> np.ndarray:
     dtype, shape, values = msgspec.msgpack.decode(data)
     return np.frombuffer(values, np.dtype(dtype)).reshape(shape)
 
 
 def _escape_surrogates(value: Any) -> Any:
-    """Return a copy of the value in which lone surrogates of all strings are escaped."""
+    """Return a copy of a nested value in which strings have no lone surrogates, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Replay a recorded iteration: call `learn` in this process, with trainers only.
+"""Compute a recorded iteration again: call `learn` in this process, with policy and critic but without engines.
 
-recording + settings -> prepare (one rank, the run's resolved settings) -> load the recorded state -> learn -> outcome
+recording + overrides -> prepare (one rank, other settings of the run) -> load the recorded state -> learn -> outcome
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.launch.input_checks import choose_kernels
+from alphaapollo.launch.input_checks import choose_liger_kernels
 from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.replay.record import describe_machine, measure_outcome
+from alphaapollo.trainer.replay.record import collect_outcome, describe_machine
 from alphaapollo.trainer.replay.recording import LearningOutcome, Recording, RecordingInfo
-from alphaapollo.trainer.run_state import Learner
+from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.setup.plan import Plan, resolve_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.learn import learn
@@ -47,38 +47,42 @@ FLOAT64 = {"dtype": "float64", "use_torch_compile": False, "use_liger": False, "
 
 @dataclass(frozen=True)
 class PreparedReplay:
-    """Checked recording, configuration and plan of a replay."""
+    """Checked inputs of a replay."""
 
     recording: Recording
     config: Config  # reduced to one rank
     plan: Plan
     float64: bool
-    changes: list[str]  # overrides that change the computation
-    reasons: list[str]  # why rounding may differ even without changes
+    changing_overrides: list[str]  # KEY=VALUE arguments that change the computation
+    rounding_reasons: list[str]  # why rounding may differ even without such arguments
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the result should be bitwise equal to the run's."""
-        return not (self.float64 or self.changes or self.reasons)
+    def expects_exact_result(self) -> bool:
+        """Whether the replayed result must equal the recorded result bit for bit."""
+        return not (self.float64 or self.changing_overrides or self.rounding_reasons)
 
 
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
-    """Plan the replay. config: configuration of the run with the overrides applied.
+    """Check the inputs of a replay and reduce the run's settings to one rank.
+
+    Args:
+        config: configuration of the run, with the overrides applied.
+        overrides: KEY=VALUE arguments of the command line.
 
     Raises ValueError if an override has no effect on a replay or the model is missing.
     """
     override_keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
-    _check_effective(override_keys)
+    _check_overrides_have_effect(override_keys)
     info, machine = recording.info, detect_machine()
     requested = config.trainer.device if "trainer.device" in override_keys else info.device
     device: Device = "cuda" if requested in ("cuda", "auto") and machine.num_gpus else "cpu"
-    config = _reduce_to_one_rank(config, info, device, float64, override_keys)
+    config = _make_one_rank_config(config, info, device, float64, override_keys)
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
     plan = replace(plan, reference_ahead=config.needs_ref_columns and info.reference_ahead)
     load_config(plan.model)
-    plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
+    plan = replace(plan, model=choose_liger_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
     if float64:
         plan = replace(plan, model=plan.model.model_copy(update=FLOAT64))
     changes = [word for word, key in zip(overrides, override_keys, strict=True) if key not in LOCATION_KEYS]
@@ -86,18 +90,18 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
 
 
 async def replay(prepared: PreparedReplay) -> LearningOutcome:
-    """Compute the iteration. If `learn` raises, the outcome has the error."""
+    """Compute the iteration. If the update raises, the outcome contains the error."""
     recording, config, plan = prepared.recording, prepared.config, prepared.plan
     info = recording.info
     with Float64Mode() if prepared.float64 else nullcontext():
-        specs = make_worker_specs(config, plan, f"replay-{os.getpid()}", info.iterations, has_function=True)
-        trained = {role: build for role, build in specs.ranks.items() if role != "reward model"}
-        workers = LocalWorkerGroups(replace(specs, engine=None, ranks=trained))
+        specs = make_worker_specs(config, plan, f"replay-{os.getpid()}", info.iterations, has_reward_function=True)
+        trained = {role: build for role, build in specs.rank_builders.items() if role != "reward model"}
+        workers = LocalWorkerGroups(replace(specs, engine_builder=None, rank_builders=trained))
         try:
             await workers.policy.load(str(recording.folder / "policy"))
             if workers.critic:
                 await workers.critic.load(str(recording.folder / "critic"))
-            run = Learner(
+            run = LearnerState(
                 config=config,
                 plan=plan,
                 workers=workers,
@@ -106,18 +110,18 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 column_dtype="float64" if prepared.float64 else "float32",
                 shares_prompts=info.shares_prompts and plan.shares_prompts,
             )
-            run.start_reference_prefetch()
+            run.create_reference_prefetcher()
             try:
                 learned = await learn(run, info.step, recording.groups, Timer())
             except FAILURES as error:
                 return LearningOutcome({}, {}, {}, str(error))
-            return await measure_outcome(run, info.step, learned)
+            return await collect_outcome(run, info.step, learned)
         finally:
             await workers.close()
 
 
-def _check_effective(keys: Iterable[str]) -> None:
-    """Raise ValueError for keys without effect, e.g. on generation or parallelism."""
+def _check_overrides_have_effect(keys: Iterable[str]) -> None:
+    """Raise ValueError for a config key that a replay does not read, e.g. a key of generation or parallelism."""
     for key in keys:
         if not key.startswith(EFFECTIVE_KEYS) or key.startswith(INEFFECTIVE_KEYS) or key.endswith(".fsdp_size"):
             names = [name.rstrip(".") for name in EFFECTIVE_KEYS if name not in LOCATION_KEYS]
@@ -127,10 +131,10 @@ def _check_effective(keys: Iterable[str]) -> None:
             )
 
 
-def _reduce_to_one_rank(
+def _make_one_rank_config(
     config: Config, info: RecordingInfo, device: Device, float64: bool, override_keys: Sequence[str]
 ) -> Config:
-    """Return the configuration with the run's resolved settings, for one local rank without an engine."""
+    """Return the configuration for one local rank without engines. `auto` settings get the value that the run chose."""
     settings: dict[str, object] = {
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 1,
@@ -156,7 +160,7 @@ def _reduce_to_one_rank(
 
 
 def _list_rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
-    """Yield the reasons why the replay may round differently than the run."""
+    """Yield the reasons why the replay may round floats differently than the run."""
     placement = plan.placement
     if info.ranks > 1:
         yield f"the run had {info.ranks} training ranks and sums in another order"

@@ -1,4 +1,4 @@
-"""Compare a recorded iteration with its replay."""
+"""Compare the recorded and the replayed result of an iteration, and print them as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Value = float | np.ndarray | tuple[str, float]
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """Recorded and replayed value of a metric, or norm of a column or of weights."""
+    """Recorded and replayed value of a metric, or norm of per-token values or of weights."""
 
     name: str
     recorded: float | None  # None if missing
@@ -30,10 +30,13 @@ class ComparedValue:
     difference: float  # relative difference
 
 
-def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
-    """Compare all values, in the order of their computation. exact: also compare memory-layout metrics."""
-    excluded, values = {*NOT_COMPARED, *(() if exact else LAYOUT)}, []
-    for part in ("columns", "figures", "fingerprints"):
+def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, with_layout: bool) -> list[ComparedValue]:
+    """Compare all values of two results, in the order of their computation.
+
+    with_layout: also compare metrics of micro-batches and padding, which depend on the number of ranks.
+    """
+    excluded, values = {*NOT_COMPARED, *(() if with_layout else LAYOUT)}, []
+    for part in ("columns", "metrics", "fingerprints"):
         left, right = getattr(recorded, part), getattr(replayed, part)
         for name in left | right:
             if name not in excluded:
@@ -42,14 +45,14 @@ def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, exact
 
 
 def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
-    """Print recorded and replayed values and the verdict. Returns False if they differ but should be equal."""
+    """Print recorded and replayed values side by side. Returns False if they differ but should be equal."""
     recording, recorded = prepared.recording, prepared.recording.outcome
     print(f"iteration {recording.info.step}, recorded in {recording.folder}")
     if recorded is None:
         recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
     if recorded.error or replayed.error:
         return _print_errors(prepared, recorded, replayed)
-    values = compare_outcomes(recorded, replayed, prepared.is_exact)
+    values = compare_outcomes(recorded, replayed, prepared.expects_exact_result)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     for value in values:
         difference = "0" if value.is_equal else f"{value.difference:.1e}"
@@ -60,31 +63,32 @@ def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> boo
 
 
 def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple[bool, str]:
-    """Return whether the replay is as expected, and the verdict as text."""
+    """Return whether the replayed values are as expected, and a sentence that describes the largest difference."""
     differing = [value for value in values if not value.is_equal]
     largest = max(differing, key=lambda value: value.difference, default=None)
     if largest is None:
         return True, f"bit for bit equal: {len(values)} of {len(values)}"
     largest_difference = f"the largest difference is {largest.difference:.1e}, in {largest.name}"
-    if prepared.float64 or prepared.changes:
-        words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.changes]
+    if prepared.float64 or prepared.changing_overrides:
+        words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.changing_overrides]
         return True, f"{', '.join(words)}: {largest_difference}"
-    if prepared.is_exact:
+    if prepared.expects_exact_result:
         return False, f"not equal: the first difference is in {differing[0].name}; {largest_difference}"
     tolerance = TOLERANCE[prepared.plan.model.dtype]
     equal = largest.difference <= tolerance
     verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {largest_difference}"
-    return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.reasons)}"
+    return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_reasons)}"
 
 
 def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
+    """Print the errors that ended the recorded or the replayed update. Returns whether they are as expected."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
-    for value in compare_outcomes(replayed, replayed, exact=False):
+    for value in compare_outcomes(replayed, replayed, with_layout=False):
         print(f"{value.name:34}{'':15}{_format_number(value.replayed):>15}")
     if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
         return replayed.error in recorded.error
-    expects_change = prepared.float64 or bool(prepared.changes) or prepared.recording.outcome is None
+    expects_change = prepared.float64 or bool(prepared.changing_overrides) or prepared.recording.outcome is None
     return expects_change and not replayed.error
 
 
@@ -103,11 +107,15 @@ def _compare_value(name: str, recorded: Value | None, replayed: Value | None) ->
         scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
     difference = 0.0 if same else gap / (scale or 1.0)
     return ComparedValue(
-        name, _compute_norm(recorded), _compute_norm(replayed), same, math.inf if math.isnan(difference) else difference
+        name,
+        _get_value_or_norm(recorded),
+        _get_value_or_norm(replayed),
+        same,
+        math.inf if math.isnan(difference) else difference,
     )
 
 
-def _compute_norm(value: Value | None) -> float | None:
+def _get_value_or_norm(value: Value | None) -> float | None:
     if isinstance(value, np.ndarray):
         return float(np.linalg.norm(value.astype(np.float64)))
     return value[1] if isinstance(value, tuple) else value

@@ -1,1 +1,1 @@
-"""Setup of a run before its first iteration: inputs, plan, worker specs."""
+"""Preparation of a training run before its first iteration: settings, input data, and the workers to start."""

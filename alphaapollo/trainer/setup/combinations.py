@@ -1,4 +1,4 @@
-"""Check combinations of estimator, policy loss and keys, from what both declare at registration."""
+"""Check that advantage estimator, policy loss and config keys fit together, by what both declare at registration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction
 
 
 def check_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
-    """Return notices about keys that estimator and loss do not read, and about combinations with side effects.
+    """Return warnings about keys that neither estimator nor loss reads, and about risky combinations.
 
-    Raises:
-        ValueError: if combinations cannot work (all are listed), or if the estimator rejects its settings.
+    Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    if errors := [*_list_estimator_errors(config, estimator), *_list_level_errors(config, estimator, policy_loss)]:
+    if errors := [*_list_estimator_errors(config, estimator), *_list_loss_level_errors(config, estimator, policy_loss)]:
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
@@ -32,16 +31,16 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
     return [
         *describe_ineffective_keys(config, unread),
         *_list_off_policy_warnings(config, estimator, policy_loss),
-        *_list_memory_warnings(config, estimator, policy_loss),
+        *_list_memory_context_warnings(config, estimator, policy_loss),
     ]
 
 
 def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str]:
-    """Yield an error for each setting that contradicts the estimator."""
+    """Yield an error message for each setting that the advantage estimator does not support."""
     key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
         yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
-    fixes = [*_list_shaping_fixes(config, by_name="components" in estimator.needs)]
+    fixes = [*_list_reward_shaping_fixes(config, reads_components="components" in estimator.needs)]
     if estimator.no_shaping_reason and fixes:
         yield f"{key} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
@@ -50,8 +49,11 @@ def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str
         yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
-def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
-    """Yield a fix for each setting that changes rewards. by_name: the estimator reads components by name."""
+def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterator[str]:
+    """Yield how to disable each setting that changes the reward, e.g. `algorithm.use_kl_in_reward=false`.
+
+    reads_components: the estimator reads the named reward components instead of their weighted sum.
+    """
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     if algorithm.use_kl_in_reward:
         yield f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)"
@@ -61,19 +63,20 @@ def _list_shaping_fixes(config: Config, by_name: bool) -> Iterator[str]:
         yield "algorithm.length_budget.mode=null"
     if config.actor_rollout_ref.actor.use_invalid_action_penalty:
         yield f"{ACTOR}.use_invalid_action_penalty=false"
-    if by_name and reward.required:
+    if reads_components and reward.required:
         yield "reward.required=[] (algorithm.gdpo_conditions has conditions)"
-    if model.enable and model.weight and not by_name:
+    if model.enable and model.weight and not reads_components:
         yield "reward_model.weight=0"
-    if not by_name and any(weight != (name == TASK) for name, weight in reward.components.items()):
+    if not reads_components and any(weight != (name == TASK) for name, weight in reward.components.items()):
         yield "the weights of reward.components to 0"
 
 
-def _list_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield an error for each setting that needs a token-level loss, if the loss has one ratio per sequence."""
     if policy_loss.level == "token":
         return
     loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
-    if config.teacher.sampled:
+    if config.teacher.uses_sampled_tokens:
         yield f"{loss}, but teacher.divergence=sampled computes one per token. Set {LOSS}=ppo, or divergence=reverse."
     if estimator.per_token:
         yield f"{loss}, but {ESTIMATOR}={estimator.name} computes one per token. Set {LOSS}=gspo_token or ppo."
@@ -82,7 +85,7 @@ def _list_level_errors(config: Config, estimator: Estimator, policy_loss: Policy
 
 
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each key that some estimator reads, but not `estimator`."""
+    """Yield (config key, reason) for each key that another estimator reads, but this one does not."""
     key = f"{ESTIMATOR}={estimator.name}"
     if estimator.reads is not None:
         known = {name for other in estimator_names() for name in get_estimator(other).reads or ()}
@@ -95,7 +98,7 @@ def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iter
 
 
 def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each key that some loss reads, but not `policy_loss`."""
+    """Yield (config key, reason) for each key that another policy loss reads, but this one does not."""
     key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
     if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
@@ -109,7 +112,7 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
 
 
 def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield warnings for on-policy methods that train on samples of an older policy."""
+    """Yield warnings if an on-policy estimator or loss trains on samples of an older policy."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
@@ -128,8 +131,8 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
         yield f"{derived}, but {stale_steps}"
 
 
-def _list_memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield warnings for env.context=memory, where a trajectory has one row per turn."""
+def _list_memory_context_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield warnings for env.context=memory, where each turn of a trajectory is a separate training sequence."""
     if config.env.context != "memory":
         return
     if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):

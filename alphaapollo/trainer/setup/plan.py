@@ -1,4 +1,4 @@
-"""Plan a run: resolve all automatic choices and check all combinations of settings."""
+"""Resolve the `auto` values of a training configuration and check all combinations of settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from alphaapollo.algorithms.user_function_checks import (
     has_gradient_without_advantages,
 )
 from alphaapollo.config.check import check_config
-from alphaapollo.config.load import NO_ORIGIN, Origin
+from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
-from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_unmeasured_notice
+from alphaapollo.launch.input_checks import choose_liger_kernels, collect_environment_notices, find_environment_spec
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_unplanned_memory_notice
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -28,7 +28,7 @@ SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 
 @dataclass(frozen=True)
 class Plan:
-    """Resolved settings of a run."""
+    """Settings of a training run, after all `auto` values are resolved."""
 
     placement: Placement
     model: Model  # settings of all trained models, with dtype and attention resolved
@@ -36,7 +36,7 @@ class Plan:
     estimator: Estimator
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
-    shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
+    shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
     reference_ahead: bool  # reference log-probs are computed per group during generation
     sampling: Sampling  # sampling parameters of training rollouts
@@ -56,23 +56,23 @@ class Plan:
         return self.memory is None or self.memory.saves_in_background
 
 
-def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
-    """Check the configuration and resolve all automatic choices. Raises ValueError for invalid settings."""
-    notices = check_config(config, machine.num_gpus, machine.num_cores, origin.keys)
+def make_plan(config: Config, machine: Machine, user_settings: UserSettings = NO_USER_SETTINGS) -> Plan:
+    """Check the configuration and resolve its `auto` values. Raises ValueError for invalid settings."""
+    notices = check_config(config, machine.num_gpus, machine.num_cores, user_settings.keys)
     algorithm = config.algorithm
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    notices += collect_environment_notices(config, find_environment(config.env))
+    notices += collect_environment_notices(config, find_environment_spec(config.env))
     notices += check_combinations(config, estimator, policy_loss)
     check_user_estimator(estimator, algorithm, config.group_size, config.reward.components)
     check_user_policy_loss(policy_loss, config.actor_rollout_ref.actor)
-    return resolve_plan(config, machine, notices, origin.presets)
+    return resolve_plan(config, machine, notices, user_settings.presets)
 
 
 def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: tuple[str, ...] = ()) -> Plan:
-    """Resolve all automatic choices of a checked configuration whose user modules are loaded."""
+    """Resolve the `auto` values of a configuration that is already checked and whose user modules are loaded."""
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
@@ -97,7 +97,9 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         model=model,
         rollout=rollout,
         estimator=estimator,
-        needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
+        needs_old_logprobs=algorithm.use_kl_in_reward
+        or policy_loss.choose is not None
+        or config.teacher.uses_sampled_tokens,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_decide_prompt_sharing(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
@@ -108,22 +110,22 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         presets=presets,
         memory=None,
         notices=notices,
-        dtype_reason=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),
+        dtype_reason=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instructions),
     )
 
 
 def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
-    """Whether rows with zero advantage have no gradient in any term of the loss, so that the update can skip them."""
+    """Whether the policy update can skip sequences with zero advantage, because no loss term gives them a gradient."""
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
-    other_terms = other_terms or config.teacher.full_vocabulary
+    other_terms = other_terms or config.teacher.uses_full_vocabulary
     return not other_terms and not has_gradient_without_advantages(policy_loss, role.actor)
 
 
 def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
-    """Decide whether prompts are computed once for all their samples.
+    """Decide whether each prompt is computed once for all its samples (docs/shared_prompts.md).
 
-    Router features of mixture-of-experts models need a copy of the prompt per sample.
+    Router losses and router replay of mixture-of-experts models do not support this.
     """
     role = config.actor_rollout_ref
     experts = {
@@ -137,18 +139,20 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
-    """Add the memory plan, and resolve kernels and gradient checkpointing. Reads the models' configurations.
-    If the run does not fit into memory, `memory.problem` of the returned plan says why."""
+    """Add the estimate of device memory, and choose kernels and gradient checkpointing. Reads the models' config.json.
+
+    If the run does not fit into memory, `memory.problem` of the returned plan says why.
+    """
     role = config.actor_rollout_ref
-    plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
+    plan = replace(plan, model=choose_liger_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     device = plan.placement.device
-    capacity = machine.memory_for(device)
+    capacity = machine.get_training_memory(device)
     may_choose = role.model.enable_gradient_checkpointing == "auto"
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:
         fitted, memory = fit_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
-        notice = format_unmeasured_notice(role.model.path, error, may_choose)
+        notice = format_unplanned_memory_notice(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])
     return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)

@@ -1,10 +1,10 @@
-"""Print the plan of a run as a table before it starts."""
+"""Print the settings of a training run as a table before it starts."""
 
 from __future__ import annotations
 
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.setup.inputs import Inputs
@@ -12,18 +12,18 @@ from alphaapollo.trainer.setup.plan import Plan
 
 
 def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
-    """Print model, data, sizes and schedules of a run, and all notices."""
+    """Print a table of model, data, sizes and schedules of a run, then all notices."""
     rows = (
         _describe_task(plan, inputs, config)
         | _describe_sizes(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
     shown = plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem) else None
-    print_plan(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.lines()], terminal)
+    print_plan(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.describe()], terminal)
 
 
 def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
-    """Return the rows for algorithm, model, data and reward."""
+    """Return the table rows (label -> text) about algorithm, model, data and reward."""
     actor, algorithm, teacher = config.actor_rollout_ref.actor, config.algorithm, config.teacher
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
@@ -34,13 +34,13 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
         "model": f"{config.actor_rollout_ref.model.path}, {_describe_dtype(plan)}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _describe_environment(config.env),
-        "reward": _describe_reward(config) if inputs.has_function else "none",
+        "reward": _describe_reward(config) if inputs.has_reward_function else "none",
     }
     if teacher.divergence:
         beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
         rows["teacher"] = f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
     if inputs.reward_model_tokenizer:
-        rows["reward"] = inputs.reward_model_tokenizer.describe(config.reward_model, inputs.has_function)
+        rows["reward"] = inputs.reward_model_tokenizer.describe_reward(config.reward_model, inputs.has_reward_function)
     return rows
 
 
@@ -52,18 +52,18 @@ def _describe_dtype(plan: Plan) -> str:
 
 
 def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:
-    """Return the rows for sizes and schedules."""
+    """Return the table rows (label -> text) about batch sizes, lengths and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples = config.data.train_batch_size, config.group_size
     rates = [_describe_learning_rate(actor.optim)]
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
-    rows = {"ahead of an iteration": _describe_async(config)} if trainer.async_mode else {}
+    rows = {"ahead of an iteration": _describe_async_mode(config)} if trainer.async_mode else {}
     if plan.reference_ahead:
         rows |= {"the reference's log-probs": "per group, during generation"}
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
     return rows | {
-        "iterations": f"{inputs.goal.steps}" + f", {start.step} of them done" * bool(start.step),
+        "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
@@ -74,14 +74,14 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": validation if inputs.val_prompts else "none",
-        "checkpoints": describe_schedule(trainer.save_freq, "iterations", plan.memory),
-        "memory": describe_peak(plan.memory),
+        "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory),
+        "memory": describe_memory_peak(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel}",
     }
 
 
-def _describe_async(config: Config) -> str:
+def _describe_async_mode(config: Config) -> str:
     trainer, correction = config.trainer, config.algorithm.rollout_correction
     groups = config.data.train_batch_size * trainer.max_staleness
     return (

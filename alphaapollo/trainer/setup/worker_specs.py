@@ -1,4 +1,4 @@
-"""Specify the workers of a run from its configuration and plan."""
+"""Describe how to build the workers of a run, from its configuration and plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.launch.builders import build_policy, make_critic_model, make_teacher_model
+from alphaapollo.launch.builders import build_policy_worker, make_critic_model_section, make_teacher_model_section
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
@@ -19,18 +19,20 @@ from alphaapollo.workers.policy import PolicyWorkerConfig
 from alphaapollo.workers.reward_model import RewardModelWorker
 
 
-def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> WorkerSpecs:
-    """Specify the workers of a run.
+def make_worker_specs(
+    config: Config, plan: Plan, run_id: str, total_iterations: int, has_reward_function: bool
+) -> WorkerSpecs:
+    """Describe how to build the training ranks and the rollout workers of a run.
 
     Args:
-        iterations: total number of iterations, for learning rate schedules.
-        has_function: whether a reward function or the environment computes a reward, besides a reward model.
+        total_iterations: iterations of the complete run, for learning rate schedules.
+        has_reward_function: whether a reward function or the environment computes a reward, besides a reward model.
     """
     placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    transport = _make_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
+    transport = _choose_weight_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
     custom_reward = config.custom_reward_function
-    if not has_function:
+    if not has_reward_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
     engines = RolloutWorkerConfig(
         model=role.model,
@@ -42,61 +44,62 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
         device=placement.device,
         run_dir=str(config.trainer.folder.resolve()),
         transport=transport.kind,
-        shared_memory=transport.shared_memory,
+        shared_memory=transport.shared_folder,
     )
     return WorkerSpecs(
         placement=placement,
         run_id=run_id,
-        ranks=_make_rank_builders(config, plan, role, transport, iterations),
-        engine=partial(RolloutWorker, engines),
+        rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations),
+        engine_builder=partial(RolloutWorker, engines),
         needs_shared_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
-        cleanup=[transport.shared_memory],
+        cleanup_folders=[transport.shared_folder],
     )
 
 
 def _make_rank_builders(
-    config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, iterations: int
+    config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, total_iterations: int
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions that build the workers of a training rank, by role."""
+    """Return the functions that build the workers of one training rank: policy, and critic and reward model if used."""
     policy = PolicyWorkerConfig(
         model=role.model,
         actor=role.actor,
         ref=role.ref,
         needs_reference=config.needs_reference,
-        optimizer_steps=config.policy_steps(iterations),
+        optimizer_steps=config.count_policy_steps(total_iterations),
         temperature=role.rollout.temperature,
         correction=config.algorithm.rollout_correction,
         seed=config.trainer.seed,
         engine_form=role.rollout.lora,
         saves_in_background=plan.saves_in_background,
         teacher=config.teacher,
-        teacher_model=make_teacher_model(role.model, config.teacher) if config.teacher.divergence else None,
+        teacher_model=make_teacher_model_section(role.model, config.teacher) if config.teacher.divergence else None,
     )
-    build = partial(build_policy, policy, transport, config.algorithm.custom_module)
+    build = partial(build_policy_worker, policy, transport, config.algorithm.custom_module)
     builders: dict[str, Callable[..., Any]] = {"policy": build}
-    if plan.placement.critic:
+    if plan.placement.has_critic:
         builders["critic"] = partial(
             CriticWorker,
-            make_critic_model(role.model, config.critic),
+            make_critic_model_section(role.model, config.critic),
             config.critic,
-            optimizer_steps=config.critic_steps(iterations),
+            optimizer_steps=config.count_critic_steps(total_iterations),
             seed=config.trainer.seed,
             saves_in_background=plan.saves_in_background,
         )
-    if plan.placement.reward_model:
+    if plan.placement.has_reward_model:
         scorer = make_reward_model_settings(config.reward_model, plan.model)
         builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
     return builders
 
 
-def _make_transport(config: Config, plan: Plan, shared_memory: str) -> Transport:
+def _choose_weight_transport(config: Config, plan: Plan, shared_memory_path: str) -> Transport:
+    """Choose how weights get from the policy to the engines: shared memory, CUDA IPC or NCCL."""
     placement, rollout = plan.placement, plan.rollout
     on_ray = rollout.name == "vllm" and config.trainer.controller == "ray"
     adapter = rollout.lora == "adapter"
     return Transport(
-        kind=choose_transport(placement.device, placement.colocate, vllm_on_ray=on_ray, adapter=adapter),
+        kind=choose_transport(placement.device, placement.colocate, is_vllm_on_ray=on_ray, serves_adapters=adapter),
         dtype=rollout.dtype,
-        shared_memory=shared_memory,
+        shared_folder=shared_memory_path,
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,
     )

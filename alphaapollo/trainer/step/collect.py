@@ -1,6 +1,5 @@
-"""Generate the groups of one iteration. With DAPO's dynamic sampling, filter them and generate more.
-
-stream position -> prompts -> GroupRequests -> engines -> groups (-> filter by reward variance, repeat until full)
+"""Generate the rollout groups (all samples of one prompt) of an iteration. With DAPO's dynamic sampling, groups without
+reward variance are dropped, and more groups are generated until the batch is full.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class CollectedGroups:
-    """Groups to train on, and all groups that were generated for them."""
+    """Rollout groups to train on, and all groups that were generated to get them."""
 
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
-    rounds: int
+    rounds: int  # generation rounds; more than one only with dynamic sampling
     recovery: dict[str, float] = field(default_factory=dict)  # metrics of engine restarts; empty if no engine died
 
 
-async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
-    """Generate `data.train_batch_size` groups, with dynamic sampling in several rounds if needed."""
+async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
+    """Generate the data.train_batch_size groups of an iteration, with dynamic sampling in several rounds if needed."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
@@ -42,7 +41,7 @@ async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
     recovery: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
-        requests = [make_request(run, draw) for draw in take_draws(run.progress, size)]
+        requests = [make_group_request(run, position) for position in take_stream_positions(run.progress, size)]
         with timer("generate"):
             groups = await generate_groups(run, requests, recovery)
         if run.reward_model_scorer:
@@ -51,32 +50,35 @@ async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
         check_not_all_failed(groups)
         generated += groups
         groups = [group for group in groups if is_usable(group)]
-        selected += [group for group in groups if passes_filter(run, group)]
+        selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and len(selected) < size:
         run.console.notice(
-            f"step {step}: only {len(selected)} of {size} groups pass the filter after {rounds} generation rounds "
-            "(algorithm.filter_groups.max_num_gen_batches). Training on these groups."
+            f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
+            f"variance after {rounds} generation rounds (algorithm.filter_groups.max_num_gen_batches)"
         )
     return CollectedGroups(selected[:size], generated, rounds, dict(recovery))
 
 
-def take_draws(progress: Progress, count: int) -> list[int]:
-    """Take the stream positions of the next `count` prompts, first those of an asynchronous run's unfinished groups."""
+def take_stream_positions(progress: Progress, count: int) -> list[int]:
+    """Return the positions of the next `count` prompts in the stream of training prompts, and advance `progress`.
+
+    Positions of groups that an asynchronous run has not finished come first.
+    """
     left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
     start = progress.prompts_consumed
     progress.prompts_consumed += count - len(left)
     return [*left, *range(start, progress.prompts_consumed)]
 
 
-def make_request(run: TrainingRun, draw: int) -> GroupRequest:
-    """Build the request for the group of the prompt at stream position `draw`."""
-    (index,) = run.stream.prompt_indices(draw, 1)
+def make_group_request(run: TrainingRun, stream_position: int) -> GroupRequest:
+    """Build the request for all samples of the prompt at this position in the stream of training prompts."""
+    (index,) = run.stream.prompt_indices(stream_position, 1)
     return GroupRequest(
         run.prompts[index],
         run.config.group_size,
         run.plan.sampling,
-        draw=draw,
+        draw=stream_position,
         greedy_baseline=run.plan.greedy_baseline,
     )
 
@@ -84,42 +86,42 @@ def make_request(run: TrainingRun, draw: int) -> GroupRequest:
 async def generate_groups(
     run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
 ) -> list[TrajectoryGroup]:
-    """Generate the groups of the requests. Prefetches reference log-probs at the same time, if planned."""
+    """Generate the requested groups. If planned, compute reference log-probs of finished groups at the same time."""
     generating = _generate_with_recovery(run, requests, recovery)
-    return await (run.reference.prefetch_during(generating) if run.reference else generating)
+    return await (run.reference_prefetcher.prefetch_during(generating) if run.reference_prefetcher else generating)
 
 
 async def _generate_with_recovery(
     run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
 ) -> list[TrajectoryGroup]:
-    """Generate groups. If engines die, replace them and generate their groups again with the same draws.
+    """Generate groups. If engines die, replace them and generate their groups again with the same random seeds.
 
-    recovery: counter of replaced engines and their groups. Raises WorkerDied if an engine cannot be replaced or dies
-    again.
+    recovery: receives the numbers of replaced engines and repeated groups. Raises WorkerDied if an engine cannot be
+    replaced or dies again.
     """
     groups: dict[int, TrajectoryGroup] = {}
-    on_end = partial(_prefetch_reference, run) if run.reference else None
+    on_end = partial(_prefetch_reference_logprobs, run) if run.reference_prefetcher else None
     try:
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     except WorkerDied as death:
-        if run.reference:
-            await run.reference.wait_until_idle()  # syncing weights to the new engine also calls the policy's workers
-        recovery.update(await _replace_engines(run, death, len(requests) - len(groups)))
+        if run.reference_prefetcher:
+            await run.reference_prefetcher.wait_until_idle()  # the weight sync also calls the policy's workers
+        recovery.update(await _replace_dead_engines(run, death, len(requests) - len(groups)))
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     return [groups[index] for index in range(len(requests))]
 
 
-async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) -> dict[str, int]:
+async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing_groups: int) -> dict[str, int]:
     """Replace dead engines while the other workers keep their state (only without GPUs). Returns metrics.
 
-    missing: number of groups to generate again. Raises `death` if an engine cannot be replaced; the run then restarts.
+    Raises `death` if an engine cannot be replaced; the run then restarts from its last checkpoint.
     """
     engines, trainer = run.workers.engines, run.config.trainer
     dead = sorted(engines.dead)
-    if not dead or not run.workers.replaces_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
+    if not dead or not run.workers.can_replace_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
         raise death
     run.engines_replaced += len(dead)
-    run.console.notice(f"{death}; starting a new engine and generating {missing} groups again")
+    run.console.notice(f"{death}; starting a new engine and generating {num_missing_groups} groups again")
     try:
         async with asyncio.timeout(trainer.start_timeout):
             for index in dead:
@@ -129,32 +131,32 @@ async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) ->
         raise death from None
     engines.dead.clear()
     await run.weights.publish(run.progress.step)
-    return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": missing}
+    return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": num_missing_groups}
 
 
-def _prefetch_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
-    """Prefetch reference log-probs of a finished group if it may be trained on.
+def _prefetch_reference_logprobs(run: TrainingRun, group: TrajectoryGroup) -> None:
+    """Queue a finished group for the reference model if the group may be trained on.
 
-    This includes every usable group that a reward model has yet to score.
+    With a reward model, dynamic sampling cannot decide yet, so every usable group is queued.
     """
-    assert run.reference is not None
-    if is_usable(group) and (run.reward_model_scorer or passes_filter(run, group)):
-        run.reference.add(group)
+    assert run.reference_prefetcher is not None
+    if is_usable(group) and (run.reward_model_scorer or passes_dynamic_sampling(run, group)):
+        run.reference_prefetcher.add_group(group)
 
 
-def passes_filter(run: TrainingRun, group: TrajectoryGroup) -> bool:
-    """Whether dynamic sampling selects a usable group. Without dynamic sampling, every group passes."""
+def passes_dynamic_sampling(run: TrainingRun, group: TrajectoryGroup) -> bool:
+    """Whether dynamic sampling (algorithm.filter_groups) keeps a usable group; always True if it is disabled."""
     filters = run.config.algorithm.filter_groups
-    return not filters.enable or has_varied_metric(group, filters.metric)
+    return not filters.enable or has_metric_variance(group, filters.metric)
 
 
-def has_varied_metric(group: TrajectoryGroup, metric: str) -> bool:
-    """Whether the metric differs between samples of the group, ignoring failed samples."""
+def has_metric_variance(group: TrajectoryGroup, metric: str) -> bool:
+    """Whether the metric differs between the samples of the group. Failed samples are ignored."""
     return has_variance([get_metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    """Return the trajectory's value of `metric`, from algorithm.filter_groups.metric."""
+    """Return the trajectory's value of a metric: accuracy, reward, or the name of a reward component."""
     if metric in ("accuracy", "reward"):
         return trajectory.accuracy if metric == "accuracy" else trajectory.reward
     value = trajectory.score.component(metric)
@@ -168,11 +170,11 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
 
 
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise ValueError if all trajectories failed, as with a broken reward function or environment."""
+    """Raise ValueError if all trajectories failed, e.g. because the reward function or the environment is broken."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if trajectories and all(trajectory.score.outcome.failed for trajectory in trajectories):
         first = trajectories[0].score
         raise ValueError(
             f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
-            f"The first one: {first.outcome}: {first.reason}"
+            f"First failure ({first.outcome}): {first.reason}"
         )

@@ -1,6 +1,6 @@
-"""Assign credit on the driver: compute the float columns of the update from rewards and worker columns.
+"""Compute advantages and returns on the driver, from rewards and from the log-probs and values of the workers.
 
-token rewards -> KL in the reward -> estimator -> teacher's advantages -> Columns per rank
+token rewards -> KL in the reward -> advantage estimator -> add the teacher's advantages -> split by training rank
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
-from alphaapollo.trainer.metrics import advantage_metrics, mean_length_penalty
-from alphaapollo.trainer.step.training_batch import Batch, invalid_action_cost, sum_per_trajectory
+from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
+from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
 from alphaapollo.types import Trajectory, Turn
 
 ColumnDtype = Literal["float32", "float64"]
@@ -43,9 +43,9 @@ class WorkerColumns:
     teacher_logprobs: np.ndarray | None = None
 
     def describe_non_finite(self, mask: Tensor) -> str:
-        """Describe columns with non-finite values on action tokens, with the number of rows. mask: [B, L].
+        """Name the matrices with NaN or infinite values on action tokens; "" if there are none.
 
-        Returns "" if all values are finite.
+        mask: [B, L], 1 on action tokens (tokens that the model sampled).
         """
         found = []
         for name, words in COLUMN_NAMES.items():
@@ -58,7 +58,7 @@ class WorkerColumns:
 
 @dataclass(frozen=True)
 class CreditSettings:
-    """Settings of the advantage computation."""
+    """Settings for computing advantages and returns."""
 
     estimator: Estimator
     algorithm: Algorithm
@@ -69,54 +69,56 @@ class CreditSettings:
 
 
 @dataclass(frozen=True)
-class Credit:
-    """Advantages of a batch, ready for the update."""
+class AssignedCredit:
+    """Advantages and other inputs of the loss, split by training rank."""
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
     has_gradient: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
     metrics: dict[str, float]
 
 
-def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> Credit:
-    """Compute advantages and returns from the rewards of a batch, and pack them for each rank."""
+def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> AssignedCredit:
+    """Compute advantages and returns of a batch of B sequences, and split them by training rank."""
     rewards, metrics = _add_kl_penalty(batch, computed, settings)
     result, returns = _estimate_advantages(batch, computed, rewards, settings)
     result, teacher_metrics = _add_teacher_advantages(result, batch, computed, settings.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero outside the mask
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
-    if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
-        metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
+    if settings.estimator.name != NO_ESTIMATOR or settings.teacher.uses_sampled_tokens:
+        metrics |= compute_advantage_metrics(result.advantages, batch.mask, has_advantage)
     if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
         shaped = batch.joined.join(batch.token_rewards).sum(-1)
-        metrics["reward/length_penalty"] = mean_length_penalty(
-            batch.trajectories, shaped, invalid_action_cost(settings.actor)
+        metrics["reward/length_penalty"] = compute_mean_length_penalty(
+            batch.trajectories, shaped, get_invalid_action_penalty(settings.actor)
         )
     columns = _pack_columns(batch, computed, result, settings)
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
-    return Credit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
+    return AssignedCredit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
 def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
-    """Add the KL penalty to the token rewards [B, L] if algorithm.use_kl_in_reward. Returns rewards and metrics."""
+    """Subtract the KL penalty from the token rewards [B, L] if algorithm.use_kl_in_reward. Also returns metrics."""
     if not settings.algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
     trajectories, kl_coef = batch.joined, settings.kl_coef
-    old, ref = (trajectories.join(_to_float64(column)) for column in (computed.old_logprobs, computed.ref_logprobs))
+    old, ref = (
+        trajectories.join(_to_float64_tensor(column)) for column in (computed.old_logprobs, computed.ref_logprobs)
+    )
     joined = trajectories.join(batch.token_rewards)
     shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
     return trajectories.split(shaped.token_rewards), {
         "actor/reward_kl_penalty_coeff": kl_coef,
-        "actor/reward_kl_penalty_per_sequence": float(shaped.per_sequence),
-        "actor/reward_kl_penalty": float(shaped.per_token),
+        "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
+        "actor/reward_kl_penalty": float(shaped.kl_per_token),
     }
 
 
 def _estimate_advantages(
     batch: Batch, computed: WorkerColumns, rewards: Tensor, settings: CreditSettings
 ) -> tuple[Advantages, Tensor]:
-    """Return the estimator's advantages, and the total reward of each trajectory [N]."""
-    estimator, returns = settings.estimator, sum_per_trajectory(rewards, batch.trajectory_ids)
+    """Return the estimator's advantages and returns [B, L], and the total reward of each trajectory [N]."""
+    estimator, returns = settings.estimator, sum_rewards_per_trajectory(rewards, batch.trajectory_ids)
     needs_turns = "turns" in estimator.needs
     inputs = AdvantageInputs(
         token_rewards=rewards,
@@ -124,7 +126,7 @@ def _estimate_advantages(
         scores=returns[batch.trajectory_ids],
         group_ids=batch.group_ids,
         trajectory_ids=batch.trajectory_ids,
-        values=None if computed.values is None else _to_float64(computed.values),
+        values=None if computed.values is None else _to_float64_tensor(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
         turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
@@ -134,22 +136,22 @@ def _estimate_advantages(
 
 
 def _add_teacher_advantages(
-    result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
+    advantages: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
-    """Add advantages from the teacher's log-probs of the sampled tokens, for teacher.divergence=sampled."""
-    if not teacher.sampled:
-        return result, {}
+    """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
+    if not teacher.uses_sampled_tokens:
+        return advantages, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
-    logps = _to_float64(computed.old_logprobs), _to_float64(computed.teacher_logprobs)
+    logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.teacher_logprobs)
     taught = compute_teacher_advantages(*logps, batch.mask)
-    combined = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
+    combined = replace(advantages, advantages=advantages.advantages + teacher.coef * taught.advantages)
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 def _pack_columns(
     batch: Batch, computed: WorkerColumns, result: Advantages, settings: CreditSettings
 ) -> list[Columns[np.ndarray]]:
-    """Split all matrices [B, L] and row values [B] into one set of flat columns per rank."""
+    """Split matrices [B, L] and vectors [B] by training rank, and store the matrices flat, without padding."""
     layout, dtype = batch.layout, np.dtype(settings.dtype)
     matrices = {
         "advantages": result.advantages.numpy(),
@@ -157,7 +159,7 @@ def _pack_columns(
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
-        "chosen": choose_tokens(batch, computed, result.advantages, settings.actor),
+        "chosen": choose_loss_tokens(batch, computed, result.advantages, settings.actor),
     }
     columns: dict[str, Any] = {
         name: layout.split_matrix_by_rank(matrix, dtype if name in ("advantages", "returns") else None)
@@ -174,17 +176,18 @@ def _pack_columns(
     ]
 
 
-def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:
-    """Choose the tokens that the policy loss treats differently, e.g. by covariance (clip_cov, kl_cov).
+def choose_loss_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:
+    """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 
-    Tokens are chosen once per mini-batch, because micro-batches depend on lengths and the token budget. `batch.keys`
-    orders the tokens, which decides random draws and ties. Returns uint8 [B, L], or None if the loss has no choice.
+    The choice is made per mini-batch, because micro-batches depend on lengths and the token budget. `batch.token_keys`
+    gives the tokens a random order, which decides ties. Returns uint8 [B, L], 1 = chosen; None if the loss does not
+    choose tokens.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
         return None
-    assert computed.old_logprobs is not None and batch.keys is not None
-    logp, keys = _to_float64(computed.old_logprobs), batch.keys
+    assert computed.old_logprobs is not None and batch.token_keys is not None
+    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_keys
     counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
     chosen = torch.zeros_like(counted)
     for rows in batch.layout.mini_batch_rows:
@@ -197,12 +200,12 @@ def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, act
 
 
 def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
-    """Number the turns of a batch for step-level estimators, and find turns that start from the same state.
+    """Number the turns of a batch for step-level estimators (GiGPO), and find turns that start from the same state.
 
     Args:
-        trajectories: N trajectories with at least one row each. Their rows, in order, are the B rows of the batch.
-        group_ids: [B], group of each row.
-        mask: [B, L], 1 on action tokens; column 0 is a row's first action token.
+        trajectories: N trajectories with one or more token sequences each, B sequences in total.
+        group_ids: [B], group of each sequence.
+        mask: [B, L], 1 on action tokens; position 0 is a sequence's first action token.
     """
     groups = group_ids.tolist()
     index = torch.full(mask.shape, -1, dtype=torch.int64)
@@ -226,10 +229,10 @@ def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Te
 
 
 def _get_anchor_state(turn: Turn) -> Hashable:
-    """Return the state before an action: StepResult.info["state"], else the context tokens of the turn."""
+    """Return the environment's state before a turn: StepResult.info["state"], else the turn's context tokens."""
     state = turn.info.get("state")
     return tuple(turn.context_ids) if state is None else repr(state)
 
 
-def _to_float64(matrix: np.ndarray) -> Tensor:
+def _to_float64_tensor(matrix: np.ndarray) -> Tensor:
     return torch.from_numpy(matrix.astype(np.float64))

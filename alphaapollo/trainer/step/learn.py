@@ -1,8 +1,8 @@
-"""Update the models on the groups of one iteration.
+"""Update policy and critic on the rollout groups of one iteration.
 
-groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
+groups -> build_batch -> log-probs and values from the workers -> assign_credit -> critic update -> policy update
 
-GPU phases: log-probs of the policy; values and update of the critic; update of the policy; then the weight sync.
+Each of these uses a shared GPU alone: log-probs of the policy; values and update of the critic; update of the policy.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from alphaapollo.data.batch import compute_offsets
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics import layout_metrics
-from alphaapollo.trainer.run_state import Learner
-from alphaapollo.trainer.step.credit import Credit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.metrics import compute_layout_metrics
+from alphaapollo.trainer.run_state import LearnerState
+from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerColumns, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Result of an iteration's optimizer steps."""
+    """Result of the update of an iteration."""
 
     metrics: dict[str, float]
     kl_coef: float  # coefficient of the KL penalty in the reward, for the next iteration
-    tokens: int = 0  # number of tokens of the rows trained on, prompts included
+    trained_tokens: int = 0  # tokens of all sequences trained on, prompts included
     batch: Batch | None = None  # None: there were no groups
-    credit: Credit | None = None  # None: there were no groups
+    credit: AssignedCredit | None = None  # None: there were no groups
 
 
-async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Run the optimizer steps of iteration `step`. Does nothing if `groups` is empty."""
+async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+    """Run the optimizer steps of iteration `step` on the rollout groups. Does nothing if there are none."""
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return UpdateResult({}, coef)
@@ -53,15 +53,16 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         )
         batch = build_batch(groups, actor, config.algorithm, settings)
     with timer("columns"):
-        computed = await compute_columns(run, groups, batch)
+        computed = await compute_worker_columns(run, groups, batch)
     if error := computed.describe_non_finite(batch.mask):
         return await _skip_iteration(run, step, error)
     run.iterations_skipped = 0
     with timer("advantage"):
         options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, options)
-    lost = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
-    metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, len(batch.trajectories))
+    num_excluded = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
+    metrics = compute_layout_metrics(batch.layout, plan.padded, num_excluded, len(batch.trajectories))
+    metrics = credit.metrics | metrics
     with timer("update"):
         run.console.show_phase("update", 0, 1)
         skip_bad = config.trainer.on_bad_step == "skip"
@@ -73,7 +74,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
             steps = filter_mini_batches(batch.layout, trained, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
-            metrics |= {"batch/rows_skipped": 1 - float(trained.mean())} | await measure_mismatch(run, batch, trained)
+            metrics["batch/rows_skipped"] = 1 - float(trained.mean())
+            metrics |= await measure_logprob_mismatch(run, batch, trained)
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
@@ -81,30 +83,30 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
-async def _skip_iteration(run: Learner, step: int, error: str) -> UpdateResult:
-    """Skip the update and print a notice.
+async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateResult:
+    """Skip the update of an iteration with non-finite log-probs or values, and print a notice.
 
     Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations.
     """
     may_skip = run.config.trainer.on_bad_step == "skip"
     run.iterations_skipped += 1
     if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
-        times = f", as in the {run.iterations_skipped - 1} iterations before it" if run.iterations_skipped > 1 else ""
+        earlier = f", like the {run.iterations_skipped - 1} iterations before it" if run.iterations_skipped > 1 else ""
         fixes = [f"data.seed={1000 + step} (other batches after the checkpoint)"]
-        fixes += [] if may_skip else ["trainer.on_bad_step=skip"]
+        fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
         raise FloatingPointError(
-            f"{error} in iteration {step}{times}, so it was not trained on. The same command would resume from the "
-            f"last checkpoint and fail on the same batch again. Add one of: {'; '.join(fixes)}; "
-            "float32 weights of that model."
+            f"iteration {step} was not trained on{earlier}: {error}. The same command would resume from the last "
+            f"checkpoint and fail on the same batch again. Add one of: {'; '.join(fixes)}; float32 weights of "
+            "that model."
         )
-    run.console.notice(f"step {step}: {error}. The iteration is not trained on (trainer.on_bad_step=skip)")
+    run.console.notice(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
-async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
-    """Send the batch to the workers, and compute the float columns that the algorithm needs, often none."""
+async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
+    """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
@@ -115,8 +117,8 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
     ref: np.ndarray | None = None
-    if run.reference:
-        ref = await run.reference.to_matrix(groups, batch)
+    if run.reference_prefetcher:
+        ref = await run.reference_prefetcher.get_logprobs(groups, batch)
     elif config.needs_ref_columns:
         ref = layout.to_matrix(await policy.compute_ref_log_probs())
     teacher = await policy.compute_teacher_log_probs() if config.teacher.sampled else None
@@ -131,19 +133,19 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
     )
 
 
-async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
-    """Compute metrics of the log-prob mismatch between engine and trainer.
+async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:
+    """Compare the log-probs of engine and trainer for the tokens of a batch. Returns the metrics `mismatch/*`.
 
-    computed: bool [B], rows with trainer log-probs.
+    has_old_logprobs: bool [B], sequences for which the trainer has computed log-probs.
     """
-    if run.config.algorithm.rollout_correction.bypass or not computed.any():
+    if run.config.algorithm.rollout_correction.bypass or not has_old_logprobs.any():
         return {}  # the old log-probs come from the engine, or there are none
     columns = await run.workers.policy.get_old_log_probs()
     rows = [rank.rows for rank in batch.layout.rank_batches]
     lengths = np.concatenate([part.response_lengths for part in rows])
     order = np.concatenate(batch.layout.row_order)
     positions = np.flatnonzero(
-        np.concatenate([part.action_mask for part in rows]) & np.repeat(computed[order], lengths)
+        np.concatenate([part.action_mask for part in rows]) & np.repeat(has_old_logprobs[order], lengths)
     )
     row = np.repeat(np.arange(len(lengths)), lengths)[positions]
     return mismatch_metrics(

@@ -1,8 +1,8 @@
-"""Prefetch reference log-probs: compute them for finished groups during generation.
+"""Prefetch reference log-probs: compute them for finished rollout groups while other groups are still generated.
 
-group ends -> add -> one training rank computes its log-probs, in separate micro-batches -> to_matrix, for the batch
+group ends -> add_group -> one training rank computes its log-probs -> get_logprobs, when the batch is complete
 
-Rounding of a group's log-probs does not depend on other groups or on the time at which the group ended.
+Each group has its own micro-batches, so its log-probs are rounded the same whenever it ends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NO_ROWS = RankBatch(Rows.from_rows([]), [MiniBatch([])])
 
 
 class ReferencePrefetcher:
-    """Prefetcher of reference log-probs, computed per group.
+    """Queue that computes the reference model's log-probs of rollout groups during generation.
 
     Worker calls are sequential, because collectives need the same order on all ranks.
 
     Args:
-        num_ranks: number of data-parallel ranks. A worker call computes up to one group per rank.
+        num_ranks: number of data-parallel ranks. One worker call computes at most one group per rank.
         max_tokens: maximum tokens of a micro-batch.
         padded: whether micro-batches are padded to their longest row.
         shares_prompts: whether to compute the common prefix of a group's rows once, if this saves enough tokens.
@@ -45,7 +45,7 @@ class ReferencePrefetcher:
         ] = {}  # by id of the row; the reference to the row keeps its id unique
         self._added = self._computed = self._late = 0  # numbers of groups since the last take_metrics
 
-    def add(self, group: TrajectoryGroup) -> None:
+    def add_group(self, group: TrajectoryGroup) -> None:
         """Queue a finished group for `prefetch_during`."""
         self._added += 1
         self._queue.put_nowait(group)
@@ -57,7 +57,7 @@ class ReferencePrefetcher:
     async def prefetch_during(self, generating: Coroutine[Any, Any, T]) -> T:
         """Await `generating` and compute the groups that are added meanwhile. Returns the result of `generating`.
 
-        An error in either of them cancels both.
+        If generation or a computation raises, the other one is cancelled.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -70,8 +70,8 @@ class ReferencePrefetcher:
             raise group.exceptions[0] from None
         return generated
 
-    async def to_matrix(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
-        """Return the log-probs [B, L] of the batch built from `groups`. Computes missing groups, as in a replay."""
+    async def get_logprobs(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
+        """Return the reference log-probs [B, L] of the batch of these groups. Computes groups that were not added."""
         missing = [group for group in groups if any(id(row) not in self._columns for row in _list_rows(group))]
         for first in range(0, len(missing), self._num_ranks):
             await self._compute_groups(missing[first : first + self._num_ranks])
@@ -83,13 +83,13 @@ class ReferencePrefetcher:
         return matrix
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the share of groups, since the last call, that were computed before generation ended."""
+        """Return the share of groups that were computed before generation ended, since the last call."""
         share = 1 - self._late / self._added if self._added else 0.0
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
     async def _compute_queued(self) -> NoReturn:
-        """Compute queued groups until cancelled."""
+        """Compute queued groups until this task is cancelled."""
         while True:
             groups = [await self._queue.get()]
             while len(groups) < self._num_ranks and not self._queue.empty():
@@ -100,14 +100,14 @@ class ReferencePrefetcher:
                 self._queue.task_done()
 
     async def _compute_groups(self, groups: Sequence[TrajectoryGroup]) -> None:
-        batches, rows = zip(*(self._build_batch(_list_rows(group)) for group in groups), strict=True)
-        columns = await self._policy.compute_ref_log_probs(self._fill_ranks(batches))
+        batches, rows = zip(*(self._build_rank_batch(_list_rows(group)) for group in groups), strict=True)
+        columns = await self._policy.compute_ref_log_probs(self._add_empty_micro_batches(batches))
         for batch, group_rows, column in zip(batches, rows, columns, strict=False):  # further ranks have no rows
             parts = np.split(column, batch.rows.response_offsets[1:-1])
             self._columns |= {id(row): (row, part) for row, part in zip(group_rows, parts, strict=True)}
 
-    def _build_batch(self, rows: list[Row]) -> tuple[RankBatch, list[Row]]:
-        """Build a one-rank batch of a group's rows. Also returns the rows in the order of the batch."""
+    def _build_rank_batch(self, rows: list[Row]) -> tuple[RankBatch, list[Row]]:
+        """Build a batch for one rank from the sequences of one group. Also returns them in the order of the batch."""
         layout = build_train_batch(
             rows,
             range(len(rows)),
@@ -122,8 +122,8 @@ class ReferencePrefetcher:
         )
         return layout.rank_batches[0], [rows[index] for index in layout.row_order[0]]
 
-    def _fill_ranks(self, batches: Sequence[RankBatch]) -> list[RankBatch]:
-        """Return one batch per rank, with an equal number of micro-batches. Empty micro-batches run on dummy rows."""
+    def _add_empty_micro_batches(self, batches: Sequence[RankBatch]) -> list[RankBatch]:
+        """Return one batch per rank, all with the same number of micro-batches, as collectives require."""
         count = max(len(batch.mini_batches[0].micro_batches) for batch in batches)
         filled = []
         for batch in [*batches, *[NO_ROWS] * (self._num_ranks - len(batches))]:
@@ -134,7 +134,7 @@ class ReferencePrefetcher:
 
 
 def _list_rows(group: TrajectoryGroup) -> list[Row]:
-    """Return all rows of the group, including rows that a reward model may mark as failed later.
+    """Return all token sequences of the group, also of trajectories that a reward model may mark as failed later.
 
     The group's micro-batches are therefore the same at every call.
     """

@@ -1,7 +1,4 @@
-"""Add the scores of a trained reward model to the reward.
-
-groups -> token ids per trajectory -> batch -> workers -> score per trajectory -> Score with component `reward_model`
-"""
+"""Add the score of a trained reward model to the reward of each trajectory."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
-from alphaapollo.rewards.base import score_failure
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.types import Message, Prompt, Row, Score, Trajectory, TrajectoryGroup
@@ -27,72 +24,71 @@ COMPONENT = "reward_model"
 
 @dataclass(frozen=True)
 class RewardModelTokenizer:
-    """Tokenizer of trajectories for the reward model.
+    """Converter of trajectories into token ids of the reward model.
 
-    If policy and reward model have the same tokens and chat template, it returns the trajectory's last row. Otherwise
-    it renders the trajectory, which must have one turn, as a chat or text.
+    If policy and reward model have the same tokens and chat template, the policy's token ids are used. Otherwise the
+    trajectory, which must have one turn, is rendered and tokenized again.
     """
 
     renderer: Renderer  # of the reward model
     shares_tokens: bool
     max_length: int | None  # number of last tokens that the reward model reads; None: all
-    vocabulary: int  # number of token ids
+    vocab_size: int
 
-    def describe(self, config: RewardModel, has_function: bool) -> str:
-        """Describe the reward for the plan table."""
-        function = "the reward function + " if has_function else ""
+    def describe_reward(self, config: RewardModel, has_reward_function: bool) -> str:
+        """Return the text about the reward in the table that is printed before the run."""
+        function = "the reward function + " if has_reward_function else ""
         text = "the policy's tokens" if self.shares_tokens else "chats in its own template"
         limit = "" if self.max_length is None else f", the last {self.max_length}"
         return f"{function}{config.weight:g} x the reward model's score (of {text}{limit}): {config.model.path}"
 
-    def encode_all(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
-        """Return all tokens of each trajectory, not truncated. A trajectory without rows has no tokens."""
-        return [self.encode(trajectory) if trajectory.rows else [] for trajectory in trajectories]
-
-    def encode(self, trajectory: Trajectory) -> list[int]:
-        """Return all tokens of a trajectory with rows."""
+    def encode_trajectory(self, trajectory: Trajectory) -> list[int]:
+        """Return all token ids of a trajectory, not truncated; none if the model has sampled nothing."""
+        if not trajectory.rows:
+            return []
         if self.shares_tokens:
             return self.renderer.append_turn_end(list(trajectory.rows[-1].token_ids))
         prompt, answer = trajectory.first_observation, trajectory.turns[-1].text
         assert prompt is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
         if isinstance(prompt, str):
             return self.renderer.encode([prompt + answer], add_special_tokens=True)[0]
-        chat = self.renderer.render_chat(_add_answer(prompt, answer), add_generation_prompt=False)
+        chat = self.renderer.render_chat(_append_answer(prompt, answer), add_generation_prompt=False)
         return self.renderer.encode([chat])[0]
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
-        """Return the reason why the reward model cannot score these tokens, or None."""
+        """Return why the reward model cannot score these token ids, or None if it can."""
         if len(token_ids) < 2:
             return "there is no text to score"
-        if max(token_ids) >= self.vocabulary:
-            return f"token {max(token_ids)} is not in the reward model's vocabulary of {self.vocabulary}"
+        if max(token_ids) >= self.vocab_size:
+            return f"token {max(token_ids)} is not in the reward model's vocabulary of {self.vocab_size}"
         return None
 
 
 @dataclass
 class RewardModelScorer:
-    """Scorer that adds the reward model's score to the reward of trajectories."""
+    """Scorer that adds the reward model's score to the reward of each trajectory."""
 
-    group: RewardModelGroup
+    workers: RewardModelGroup
     engines: EngineGroup  # engines whose caches are released while the reward model runs
     tokenizer: RewardModelTokenizer
     num_ranks: int  # data-parallel ranks
     max_tokens: int  # maximum tokens of a micro-batch
     padded: bool
     weight: float
-    required: Sequence[str]  # components; if one is not above 0, the total reward is 0
-    alone: bool  # whether the reward model is the only reward
+    required_components: Sequence[str]  # if one of these reward components is not above 0, the reward is 0
+    is_only_reward: bool  # no reward function and no environment gives a reward
     _scored: int = field(default=0, init=False)
     _truncated: int = field(default=0, init=False)
 
     async def score_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Add scores to all trajectories that have not failed, including greedy baselines, in place."""
+        """Add scores, in place, to all trajectories that have not failed, including greedy baselines."""
         members = [one for group in groups for one in (*group.trajectories, group.baseline) if one is not None]
         members = [one for one in members if not one.score.outcome.failed]
         readable: dict[int, list[int]] = {}
-        for index, token_ids in enumerate(await asyncio.to_thread(self.tokenizer.encode_all, members)):
+        encoded = await asyncio.to_thread(lambda: [self.tokenizer.encode_trajectory(one) for one in members])
+        for index, token_ids in enumerate(encoded):
             if error := self.tokenizer.find_input_error(token_ids):
-                members[index].score = score_failure(error)
+                members[index].score = make_failed_score(error)
             else:
                 limit = self.tokenizer.max_length
                 readable[index] = token_ids if limit is None else token_ids[-limit:]
@@ -103,60 +99,64 @@ class RewardModelScorer:
             trajectory = members[index]
             components = {"accuracy": trajectory.accuracy} | trajectory.score.components
             score = replace(trajectory.score, components=components)
-            trajectory.score = add_model_score(score, value, self.weight, self.required, self.alone)
+            trajectory.score = add_reward_model_score(
+                score, value, self.weight, self.required_components, self.is_only_reward
+            )
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the share of texts, since the last call, that were truncated to reward_model.max_length."""
+        """Return the share of trajectories, since the last call, that were truncated to reward_model.max_length."""
         share = self._truncated / self._scored if self._scored else 0.0
         self._scored = self._truncated = 0
         return {"reward_model/truncated": share}
 
-    async def _compute_scores(self, texts: list[list[int]]) -> list[float]:
-        """Compute the score of each text, given as token ids. The score is read at the last token."""
-        if not texts:
+    async def _compute_scores(self, sequences: list[list[int]]) -> list[float]:
+        """Compute the reward model's score of each sequence of token ids, at its last token."""
+        if not sequences:
             return []
-        rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in texts]
+        rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in sequences]
         batch = build_train_batch(
             rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded, seed=0, shuffle=False
         )
-        async with self.engines.cache_released():
-            columns = await self.group.compute_scores(batch.rank_batches)
-            await self.group.offload()
+        async with self.engines.kv_cache_released():
+            columns = await self.workers.compute_scores(batch.rank_batches)
+            await self.workers.offload()
         return [float(value) for value in batch.to_matrix(columns)[:, 0]]
 
 
-def add_model_score(score: Score, value: float, weight: float, required: Iterable[str], alone: bool) -> Score:
-    """Add the reward model's `value` to the score of the reward function.
+def add_reward_model_score(
+    score: Score, model_score: float, weight: float, required_components: Iterable[str], is_only_reward: bool
+) -> Score:
+    """Add the reward model's score to the score of the reward function or environment.
 
-    The new reward is reward + weight * value, or 0 if a `required` component is not above 0. The component
-    `reward_model` is the unweighted value. With a reward function, `task` is its total reward, and `accuracy` is not
-    changed. The result is a failed score if the value is not finite or the component `reward_model` exists already.
+    The new reward is reward + weight * model_score, or 0 if a required component is not above 0. The component
+    `reward_model` is set to model_score, `task` to the reward before; `accuracy` is kept. Returns a failed score if
+    model_score is not finite or the reward function has a component named `reward_model`.
     """
-    if not math.isfinite(value):
-        return score_failure(f"the reward model's score is {value}")
+    if not math.isfinite(model_score):
+        return make_failed_score(f"the reward model's score is {model_score}")
     parts = score.components
     if COMPONENT in parts:
-        return score_failure(f"the reward function also returns a component named {COMPONENT}; rename it")
-    unmet = [name for name in required if parts.get(name, math.inf) <= 0]
-    reward = 0.0 if unmet else score.reward + weight * value
-    if alone:
+        return make_failed_score(f"the reward function also returns a component named {COMPONENT}; rename it")
+    unmet = [name for name in required_components if parts.get(name, math.inf) <= 0]
+    reward = 0.0 if unmet else score.reward + weight * model_score
+    if is_only_reward:
         parts = {name: part for name, part in parts.items() if name not in (TASK, "accuracy")}
     else:
         parts = {"accuracy": score.accuracy, TASK: score.reward} | parts
-    return Score(reward, parts | {COMPONENT: value}, score.outcome, score.reason)
+    return Score(reward, parts | {COMPONENT: model_score}, score.outcome, score.reason)
 
 
-def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt]) -> bool:
-    """Whether a reward function or the environment computes a reward, besides the reward model.
+def uses_reward_function(config: Config, environment_is_graded: bool, prompts: Iterable[Prompt]) -> bool:
+    """Whether a reward function or the environment gives a reward, besides the reward model.
 
-    A reward comes from the user's function, the environment (not `graded`), or the grader of a row's data source. The
-    result is True without checks if the estimator needs a reward and no reward model is enabled. Raises ValueError if
-    a reward is needed, but only a reward model with weight 0 is configured.
+    True for a user's function, for an environment that computes its own reward (not `environment_is_graded`), or if a
+    prompt's data_source has a built-in grader; always True if a reward is needed and there is no reward model. Raises
+    ValueError if a reward is needed, but the only one is a reward model with weight 0.
     """
     reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
     if needs_reward and not reward_model.enable:
         return True
-    if config.custom_reward_function.path or not graded or any(map(is_gradable, prompts)):
+    if config.custom_reward_function.path or not environment_is_graded or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
         key = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
@@ -168,16 +168,18 @@ def has_reward_function(config: Config, graded: bool, prompts: Iterable[Prompt])
 
 
 def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
-    """Return the settings to load the reward model with the policy's dtype and attention."""
+    """Return the settings for loading the reward model: its own path, the policy's dtype and attention."""
     model = config.model
     changes = {"path": model.path, "trust_remote_code": model.trust_remote_code, "enable_gradient_checkpointing": False}
     return policy.model_copy(update=changes)
 
 
-def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> RewardModelTokenizer:
+def make_reward_model_tokenizer(
+    config: Config, policy_renderer: Renderer, prompts: Sequence[Prompt]
+) -> RewardModelTokenizer:
     """Build the tokenizer of the reward model.
 
-    Raises ValueError if the folder has no reward model or chats cannot be rendered for it.
+    Raises ValueError if reward_model.model.path has no reward model or cannot read the chats of the prompts.
     """
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     loaded = load_config(model)
@@ -188,43 +190,43 @@ def make_reward_model_tokenizer(config: Config, policy: Renderer, prompts: Seque
     if highest >= text.vocab_size:
         raise ValueError(
             f"reward_model.model.path={model.path}: its tokenizer has token id {highest}, but the model has only "
-            f"{text.vocab_size} tokens. Use the tokenizer of the model's training."
+            f"{text.vocab_size} tokens. Use the tokenizer that the model was trained with."
         )
-    shares = can_share_tokens(policy, renderer)
+    shares = can_share_tokens(policy_renderer, renderer)
     if not shares:
         _check_chats_render(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
     if limit is not None and positions is not None and limit > positions:
         raise ValueError(
-            f"reward_model.max_length={limit} is too long: {model.path} has {positions} positions. Set {positions} or "
-            "less, or null."
+            f"reward_model.max_length={limit} exceeds the {positions} positions of {model.path}. Set at most "
+            f"{positions}, or null."
         )
     return RewardModelTokenizer(renderer, shares, positions if limit is None else limit, text.vocab_size)
 
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
-    """Whether the reward model has all token ids of the policy, and no different chat template."""
+    """Whether the reward model can read the policy's token ids: same id for each token, and no other chat template."""
     known = reward_model.tokenizer.get_vocab()
     same_ids = all(known.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
 
 
 def _check_chats_render(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError if chats cannot be rendered for the reward model."""
+    """Raise ValueError if the prompts' chats cannot be rendered with the reward model's chat template."""
     path = config.reward_model.model.path
-    reason = f"reward_model.model.path={path} differs from the policy in tokenizer or chat template, and "
+    reason = f"reward_model.model.path={path} has another tokenizer or chat template than the policy. "
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{reason}only chats of one turn can be rendered again, but env.max_steps={config.env.max_steps}. Set "
+            f"{reason}This is possible only for chats of one turn, but env.max_steps={config.env.max_steps}. Set "
             "env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}
     if chats and not renderer.tokenizer.chat_template:
-        raise ValueError(f"{reason}its tokenizer has no chat template. Save its chat template in the model folder.")
+        raise ValueError(f"{reason}Its tokenizer has no chat template for the prompts. Save one in the model folder.")
     for content in chats.values():  # one chat per sequence of roles, because templates may reject some sequences
-        renderer.render_chat(_add_answer(content, "!"), add_generation_prompt=False)
+        renderer.render_chat(_append_answer(content, "!"), add_generation_prompt=False)
 
 
-def _add_answer(prompt: Iterable[Message], answer: str) -> list[Message]:
-    return [*prompt, Message(role="assistant", content=answer)]
+def _append_answer(chat: Iterable[Message], answer: str) -> list[Message]:
+    return [*chat, Message(role="assistant", content=answer)]

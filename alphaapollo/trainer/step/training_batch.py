@@ -1,6 +1,7 @@
-"""Build the training batch of one iteration: rows, their layout on ranks and micro-batches, rewards and loss weights.
+"""Build the training batch of one iteration from rollout groups.
 
-groups -> build_batch -> Batch
+A batch consists of rows, the token sequences to train on (one per trajectory, or one per turn with env.context=memory),
+assigned to ranks and micro-batches, with their rewards and loss weights.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from alphaapollo.utils.seeds import derive_seed
 
 Member = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
-"""Key in a row's extra_info that algorithm.length_budget reads: a number of tokens."""
+"""Key in extra_info that algorithm.length_budget reads: a number of tokens."""
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Sizes and seeds of a training batch."""
+    """Settings for building a training batch: lengths, ranks and seeds."""
 
-    max_length: int  # maximum tokens of a response
+    max_response_length: int
     num_ranks: int  # data-parallel ranks
     padded: bool  # micro-batches are padded to their longest row; padding counts in the token budget
     run_seed: int
@@ -54,9 +55,9 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class Batch:
-    """Training batch of one iteration with B rows of N trajectories.
+    """Training batch of one iteration: B rows (token sequences) of N trajectories.
 
-    Matrices [B, L] are float64 and response-aligned: column 0 is a row's first action token.
+    Matrices [B, L] are float64; position 0 is a row's first action token (token that the model sampled).
     """
 
     rows: list[Row]
@@ -72,11 +73,11 @@ class Batch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    keys: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
+    token_keys: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
 
     @property
     def mini_batch_ids(self) -> Tensor:
-        """Return the mini-batch index of each row, int64 [B]."""
+        """Index of each row's mini-batch, int64 [B]."""
         ids = torch.empty(len(self.rows), dtype=torch.int64)
         for number, rows in enumerate(self.layout.mini_batch_rows):
             ids[rows] = number
@@ -84,12 +85,12 @@ class Batch:
 
 
 def is_trainable(trajectory: Trajectory) -> bool:
-    """Whether the trajectory has a reward and an action token. All others are excluded from statistics."""
+    """Whether the trajectory can be trained on: its score did not fail, and the model sampled at least one token."""
     return not trajectory.score.outcome.failed and bool(trajectory.rows)
 
 
 def is_usable(group: TrajectoryGroup) -> bool:
-    """Whether a sample of the group can be trained on, and its greedy baseline (if any) did not fail."""
+    """Whether at least one sample of the group can be trained on, and its greedy baseline (if any) did not fail."""
     compared = group.baseline is None or not group.baseline.score.outcome.failed
     return compared and any(is_trainable(trajectory) for trajectory in group.trajectories)
 
@@ -97,8 +98,8 @@ def is_usable(group: TrajectoryGroup) -> bool:
 def build_batch(
     groups: Sequence[TrajectoryGroup], actor: Actor, algorithm: Algorithm, settings: BatchSettings
 ) -> Batch:
-    """Flatten usable groups into rows, assign them to ranks and micro-batches, and compute rewards and loss weights."""
-    assert all(is_usable(group) for group in groups), "collect() must drop unusable groups"
+    """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights."""
+    assert all(is_usable(group) for group in groups), "collect_groups() must drop unusable groups"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
     trajectories = [trajectory for _, trajectory in members]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
@@ -122,19 +123,19 @@ def build_batch(
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)
-    rewards = _compute_turn_rewards(trajectories, mask, invalid_action_cost(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_length), mask, owners)
+    rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
+    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_response_length), mask, owners)
     weights = torch.zeros(3, len(members), dtype=torch.float64)
-    horizon = actor.loss_scale_factor or float(settings.max_length)
+    horizon = actor.loss_scale_factor or float(settings.max_response_length)
     lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
         ids = owners[mini_batch].unique()
         parts = lengths[0][ids], lengths[1][ids], group_of[ids]
-        weights[:, ids] = _compute_mini_batch_weights(*parts, actor, horizon)
+        weights[:, ids] = _compute_loss_weights(*parts, actor, horizon)
     if method := algorithm.filtration.method:
-        weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
+        weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    keys = draw_keys(joined, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
+    token_keys = draw_token_keys(joined, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -143,18 +144,20 @@ def build_batch(
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_expand_components(trajectories, owners),
-        greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, settings.max_length, group_of[owners]),
+        components=_expand_reward_components(trajectories, owners),
+        greedy_rewards=_compute_greedy_rewards(
+            groups, algorithm, actor, settings.max_response_length, group_of[owners]
+        ),
         trajectories=trajectories,
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
-        keys=keys,
+        token_keys=token_keys,
     )
 
 
-def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
-    """Draw a random number in [0, 1) per action token, seeded by sample and position. Returns [B, L]."""
+def draw_token_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
+    """Draw a random number in [0, 1) per action token. Returns [B, L]. Each trajectory has a seed of its own."""
     keys, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
     for row, actions, trajectory in zip(keys, is_action, trajectories, strict=True):
         seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
@@ -162,10 +165,10 @@ def draw_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], ru
     return joined.split(torch.from_numpy(keys))
 
 
-def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
-    """Apply DAPO's overlong penalty and L1's length budget, if enabled, to the scores. Returns float64 [N].
+def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_response_length: int) -> Tensor:
+    """Return the reward of each trajectory with DAPO's overlong penalty and L1's length budget, if enabled.
 
-    max_length: maximum tokens of a response.
+    members: N pairs of prompt and trajectory. Returns float64 [N].
     """
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
@@ -177,51 +180,52 @@ def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_l
             rewards = length_budget_max(rewards, lengths, budgets, budget.coef)
     if (penalty := algorithm.overlong_penalty).enable:
         lengths = torch.tensor([trajectory.response_length for _, trajectory in members], dtype=torch.float64)
-        cache = penalty.cache or max(1, max_length // 5)
-        rewards = rewards + soft_overlong_punishment(lengths, max_length, cache, penalty.factor)
+        cache = penalty.cache or max(1, max_response_length // 5)
+        rewards = rewards + soft_overlong_punishment(lengths, max_response_length, cache, penalty.factor)
     return rewards
 
 
 def check_length_budgets(prompts: Iterable[Prompt]) -> None:
-    """Raise ValueError for the first row without a budget for algorithm.length_budget."""
+    """Raise ValueError for a prompt without a token budget in extra_info, which algorithm.length_budget needs."""
     for prompt in prompts:
         budget = prompt.extra_info.get(BUDGET)
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
             raise ValueError(
                 f"algorithm.length_budget needs a number of tokens in extra_info.{BUDGET} of every row; row "
-                f"{prompt.id} has {budget!r}. Add it (and mention it in the prompt), or unset length_budget.mode."
+                f"{prompt.id} has {budget!r}. Add the number and mention it in the prompt, or set "
+                "algorithm.length_budget.mode=null."
             )
 
 
-def invalid_action_cost(actor: Actor) -> float:
-    """Return the penalty for a turn whose action could not be parsed; 0 if disabled."""
+def get_invalid_action_penalty(actor: Actor) -> float:
+    """Return the reward penalty for a turn whose action could not be parsed; 0 if disabled."""
     return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 
-def turn_reward(turn: Turn, penalty: float) -> float:
-    """Return the environment's step reward, minus `penalty` if the action is invalid."""
-    return turn.reward - (0.0 if turn.valid else penalty)
+def compute_turn_reward(turn: Turn, invalid_action_penalty: float) -> float:
+    """Return the environment's step reward, minus the penalty if the action is invalid."""
+    return turn.reward - (0.0 if turn.valid else invalid_action_penalty)
 
 
-def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
-    """Sum the rewards of each trajectory with a single rounding. Returns [N].
+def sum_rewards_per_trajectory(rewards: Tensor, trajectory_ids: Tensor) -> Tensor:
+    """Sum the token rewards of each trajectory. Returns [N].
 
-    The sum does not depend on the order of the rewards.
+    Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
 
     Args:
         rewards: [B, L], zero outside the mask.
-        owners: [B], trajectory index of each row, 0 .. N-1 in order.
+        trajectory_ids: [B], trajectory index of each row, 0 .. N-1 in order.
     """
-    parts: list[list[float]] = [[] for _ in range(int(owners[-1]) + 1)]
-    for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
+    parts: list[list[float]] = [[] for _ in range(int(trajectory_ids[-1]) + 1)]
+    for owner, row in zip(trajectory_ids.tolist(), rewards.numpy(), strict=True):
         parts[owner].extend(row[row != 0].tolist())
     return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
 
 
 def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
-    """Return the group index 0 .. G-1 of each trajectory if groups must not be split over mini-batches, else None.
+    """Return the group index 0 .. G-1 of each trajectory if a group must stay in one mini-batch, else None.
 
-    Estimators and aggregations that normalize over groups and mini-batches require this.
+    Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this.
     """
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
@@ -230,50 +234,56 @@ def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm
     return numbers
 
 
-def _compute_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: float) -> Tensor:
-    """Place step rewards and penalties on the last action token of each turn. Returns [B, L]."""
+def _place_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, invalid_action_penalty: float) -> Tensor:
+    """Return token rewards [B, L]: each turn's step reward and invalid-action penalty, on its last action token."""
     rewards = np.zeros(mask.shape)  # untouched pages take no memory
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
     for index, (trajectory, row) in enumerate(owned):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-            if amount := turn_reward(turn, penalty):
+            if amount := compute_turn_reward(turn, invalid_action_penalty):
                 rewards[index, end - row.response_start] += amount
     return torch.from_numpy(rewards)
 
 
 def _compute_greedy_rewards(
-    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_length: int, group_ids: Tensor
+    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_response_length: int, group_ids: Tensor
 ) -> Tensor | None:
-    """Return the shaped reward of the greedy rollout of each row's group, [B]; None without greedy rollouts."""
+    """Return the reward of the greedy rollout of each row's group (ReMax), [B]; None without greedy rollouts."""
     baselines = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
     if not baselines:
         return None
-    penalty = invalid_action_cost(actor)
-    steps = [sum(turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in baselines]
-    rewards = shape_outcome_rewards(baselines, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
+    penalty = get_invalid_action_penalty(actor)
+    steps = [sum(compute_turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in baselines]
+    rewards = shape_outcome_rewards(baselines, algorithm, max_response_length) + torch.tensor(
+        steps, dtype=torch.float64
+    )
     return rewards[group_ids]
 
 
-def _expand_components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str, Tensor]:
-    """Return each reward component as a column [B], with the value of the row's trajectory or NaN."""
+def _expand_reward_components(trajectories: Sequence[Trajectory], trajectory_ids: Tensor) -> dict[str, Tensor]:
+    """Return the value of each reward component per row, [B]; NaN if the row's trajectory does not have it."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
-    return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
+    return {name: torch.tensor(column, dtype=torch.float64)[trajectory_ids] for name, column in values.items()}
 
 
 def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
-    """Return the number of tokens of each trajectory in the loss, [N]; 0 if DAPO's overlong filter removes it."""
+    """Return the number of tokens of each trajectory in the loss, [N]; 0 if DAPO's overlong filter excludes it."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
 
-def _compute_mini_batch_weights(
+def _compute_loss_weights(
     loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
 ) -> Tensor:
-    """Compute the weights [3, n] of the n trajectories of a mini-batch over all ranks.
+    """Compute the loss weights of the n trajectories of a mini-batch (of all ranks), as a matrix [3, n].
 
-    The three rows are the weights in the token-level loss, the sequence-level loss and the critic's loss (a mean over
-    all action tokens). All rows of a trajectory have its weight.
+    Weights of the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over tokens).
+
+    Args:
+        loss_lengths: [n], number of tokens in the policy loss.
+        lengths: [n], number of action tokens.
+        horizon: divisor of the aggregation mode seq-mean-token-sum-norm.
     """
     return torch.stack(
         [

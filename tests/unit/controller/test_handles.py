@@ -98,8 +98,8 @@ def publisher(engine: Engine) -> WeightPublisher:
     return WeightPublisher(
         PolicyGroup(LocalRanks(Policy())),  # type: ignore[arg-type]
         EngineGroup(LocalRanks(engine), 1),  # type: ignore[arg-type]
-        probe=[1, 2, 3],
-        tolerance=1e-4,
+        probe_token_ids=[1, 2, 3],
+        probe_tolerance=1e-4,
     )
 
 
@@ -111,7 +111,7 @@ def test_publish_returns_the_gap() -> None:
 def test_publish_returns_how_far_the_policy_has_moved() -> None:
     one = publisher(Engine(held=[-1.0, -2.0]))
     assert "sync/probe_moved" not in asyncio.run(one.publish(1))
-    one.tolerance, one.policy = 1.0, PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
+    one.probe_tolerance, one.policy = 1.0, PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
     assert asyncio.run(one.publish(1))["sync/probe_moved"] == pytest.approx(0.3)
 
 
@@ -186,7 +186,7 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ha
 
     engine = Recorder()
     engine.has_weights = has_weights
-    asyncio.run(replace(publisher(engine), in_flight=True).publish(1))
+    asyncio.run(replace(publisher(engine), pauses_requests=True).publish(1))
     assert calls == ["pause", "confirm", "resume", *["probe"] * has_weights]
     calls.clear()
     asyncio.run(publisher(engine).publish(1))

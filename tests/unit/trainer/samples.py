@@ -8,7 +8,7 @@ import numpy as np
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step.credit import Credit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerColumns, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import (
     Completion,
@@ -67,12 +67,12 @@ def credit_of(
     actor: Actor | None = None,
     kl_coef: float = 0.0,
     **algorithm: Any,
-) -> Credit:
+) -> AssignedCredit:
     settings = CreditSettings(get_estimator(estimator), Algorithm(**algorithm), actor or Actor(), kl_coef)
     return assign_credit(batch, computed or WorkerColumns(), settings)
 
 
-def matrix_of(batch: Batch, credit: Credit, name: str = "advantages") -> np.ndarray:
+def matrix_of(batch: Batch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:
     """A column of all ranks. [B, L]"""
     return batch.layout.to_matrix([getattr(columns, name) for columns in credit.columns])
 

@@ -17,7 +17,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.run_state import Learner
+from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.setup.plan import resolve_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.learn import learn
@@ -46,10 +46,10 @@ def config_of(policy: Path, teacher: Path, divergence: str) -> Config:
 async def distances(config: Config) -> list[dict[str, float]]:
     """Metrics of a few iterations on the same texts."""
     plan = resolve_plan(config, Machine(2, 0), [])
-    specs = make_worker_specs(config, plan, "test", ITERATIONS, has_function=False)
-    trained = {role: build for role, build in specs.ranks.items() if role != "reward model"}
-    workers = LocalWorkerGroups(replace(specs, engine=None, ranks=trained))
-    run = Learner(
+    specs = make_worker_specs(config, plan, "test", ITERATIONS, has_reward_function=False)
+    trained = {role: build for role, build in specs.rank_builders.items() if role != "reward model"}
+    workers = LocalWorkerGroups(replace(specs, engine_builder=None, rank_builders=trained))
+    run = LearnerState(
         config=config,
         plan=plan,
         workers=workers,

@@ -17,14 +17,14 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
-from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -176,8 +176,8 @@ class Engine:
 class Tokenizer:
     """Tokenizer of the reward model: every text has the same three tokens."""
 
-    def encode_all(self, trajectories: Any) -> list[list[int]]:
-        return [[1, 2, 3] for _ in trajectories]
+    def encode_trajectory(self, trajectory: Any) -> list[int]:
+        return [1, 2, 3]
 
     def find_input_error(self, token_ids: list[int]) -> None:
         return None
@@ -232,14 +232,14 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         weights=WeightPublisher(workers.policy, workers.engines, [1, 2], 0.1),
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
-        goal=Goal(1),
+        goal=TrainingGoal(1),
         stream=PromptStream(1, seed=0, shuffle=False),
         progress=Progress(),
-        saving=BackgroundCheckpoint(
+        saving=BackgroundCheckpointWriter(
             CheckpointFolder(folder, 1),
             {"policy": workers.policy} | ({"critic": workers.critic} if critic else {}),
             print,
-            workers.engines.cache_released,
+            workers.engines.kv_cache_released,
         ),
         tracker=Log(),
         rollout_log=Log(),
@@ -248,8 +248,8 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         reward_model_scorer=reward,
         column_dtype="float32",
         shares_prompts=False,
-        reference=None,
-        start_reference_prefetch=lambda: None,
+        reference_prefetcher=None,
+        create_reference_prefetcher=lambda: None,
     )
 
 
@@ -310,8 +310,8 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     run = make_run(gpu, tmp_path)
     trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})
     run.config = run.config.model_copy(update={"trainer": trainer})
-    run.prompts, run.stream, run.goal = run.prompts * 2, PromptStream(2, seed=0, shuffle=False), Goal(2)
-    run.weights.in_flight = True
+    run.prompts, run.stream, run.goal = run.prompts * 2, PromptStream(2, seed=0, shuffle=False), TrainingGoal(2)
+    run.weights.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]
     iteration = [

@@ -13,12 +13,12 @@ import pytest
 from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.evaluation.validation import Validation
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.loop import is_reset_due
-from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.loop import decide_reference_reset
+from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
 from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
@@ -93,9 +93,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         return CollectedGroups(groups, groups, rounds=2)
 
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
-        return UpdateResult({"actor/entropy": 0.5}, 0.0, tokens=100)
+        return UpdateResult({"actor/entropy": 0.5}, 0.0, trained_tokens=100)
 
-    for name, fake in (("collect", collect), ("learn_and_record", learn)):
+    for name, fake in (("collect_groups", collect), ("learn_and_record", learn)):
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
@@ -108,14 +108,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         weights=Weights(),
         stream=PromptStream(10, seed=0, shuffle=True),
-        goal=Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
+        goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
         profiler=Profiler(),
         reward_model_scorer=None,
-        reference=None,
+        reference_prefetcher=None,
         saving=FakeCheckpoints(),
     )
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
 
         monkeypatch.setattr(loop, "learn_and_record", learn_and_let)
         folder = CheckpointFolder(tmp_path, None)
-        run.saving = saving = BackgroundCheckpoint(folder, {"policy": Policy()}, calls.append)
+        run.saving = saving = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
         async with saving.finish_on_exit():
             await loop.train(run)
         progress = [Progress.read(folder) for folder in saving.checkpoints.list_completed()]
@@ -206,7 +206,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
     run.config = Config.model_validate({"trainer": {"save_freq": 1, "test_freq": 1, "keep_best": "val/accuracy"}})
     run.val_prompts = []
     folder = CheckpointFolder(tmp_path, 1, "val/accuracy")
-    run.saving = BackgroundCheckpoint(folder, {"policy": Role()}, print)
+    run.saving = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
     asyncio.run(main())
     assert [path.name for path in folder.list_completed()] == ["step_000002", "step_000003"]
     assert folder.describe_best() == f"val/accuracy is best in {tmp_path / 'step_000002'}"
@@ -215,7 +215,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
 
 def test_the_reference_is_reset_on_schedule() -> None:
     progress = Progress()
-    due = [is_reset_due(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
+    due = [decide_reference_reset(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
     assert due == [False, True, False, True]
     assert progress.reference_resets == 2
 
@@ -223,7 +223,9 @@ def test_the_reference_is_reset_on_schedule() -> None:
 def test_the_reference_is_reset_when_validation_stagnates() -> None:
     progress, config = Progress(), ReferenceReset(patience=2)
     accuracies = [0.5, 0.5, 0.6, 0.6, 0.55, None, 0.6, 0.6, 0.7]
-    due = [is_reset_due(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)]
+    due = [
+        decide_reference_reset(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)
+    ]
     # without gain: .5 | .6 (the second), .55 -> reset | .6, .6 -> reset | .7 gains
     assert due == [False, False, False, False, True, False, False, True, False]
     assert (progress.best_accuracy, progress.validations_without_gain, progress.reference_resets) == (0.7, 0, 2)
@@ -231,4 +233,4 @@ def test_the_reference_is_reset_when_validation_stagnates() -> None:
 
 def test_the_reference_is_not_reset_by_default() -> None:
     progress = Progress()
-    assert not any(is_reset_due(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))
+    assert not any(decide_reference_reset(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))

@@ -16,9 +16,9 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.step.collect import take_draws
-from alphaapollo.trainer.step.in_flight import COUNTED, staleness_metrics
+from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.trainer.step.collect import take_stream_positions
+from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
@@ -128,14 +128,14 @@ def make_run(
         weights=SimpleNamespace(publish=publish),
         prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
-        goal=Goal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
+        goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
         profiler=SimpleNamespace(start_step=start_step),
         reward_model_scorer=None,
-        reference=None,
+        reference_prefetcher=None,
         trained={},
         saving=SimpleNamespace(save=save, metrics=memory, begin_update=lambda: None, end_update=lambda progress: None),
         saved=saved,
@@ -247,9 +247,9 @@ def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:
     progress = Progress(prompts_consumed=7, unfinished=[3, 5])
-    assert take_draws(progress, 4) == [3, 5, 7, 8]
+    assert take_stream_positions(progress, 4) == [3, 5, 7, 8]
     assert (progress.prompts_consumed, progress.unfinished) == (9, [])
-    assert take_draws(progress, 2) == [9, 10]
+    assert take_stream_positions(progress, 2) == [9, 10]
 
 
 def test_staleness_counts_weight_versions() -> None:
@@ -257,9 +257,9 @@ def test_staleness_counts_weight_versions() -> None:
         one = trajectory(0, 1.0, len(versions))
         return replace(one, rows=[replace(one.rows[0], weight_versions=versions)])
 
-    figures = staleness_metrics([group(aged([4, 4, 5]), aged([7]))], version=7)
+    figures = compute_staleness_metrics([group(aged([4, 4, 5]), aged([7]))], version=7)
     assert figures == {"staleness/mean": (3 + 3 + 2 + 0) / 4, "staleness/max": 3.0, "staleness/mixed": 0.5}
-    assert staleness_metrics([], version=7) == {}
+    assert compute_staleness_metrics([], version=7) == {}
     assert Row([1], [1], [0.0], [0]).weight_versions == []
 
 

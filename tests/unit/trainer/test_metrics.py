@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.metrics import layout_metrics, rollout_metrics, speed_metrics
+from alphaapollo.trainer.metrics import compute_layout_metrics, compute_rollout_metrics, compute_speed_metrics
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:
-    return rollout_metrics(groups, groups[:kept], rounds=1, seconds=2.0)
+    return compute_rollout_metrics(groups, groups[:kept], rounds=1, seconds=2.0)
 
 
 def test_lengths_and_their_quantiles() -> None:
@@ -144,7 +144,7 @@ def test_layout_metrics() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
     layout = build(groups, actor).layout
-    packed = layout_metrics(layout, padded=False, lost=2, trained=4)
+    packed = compute_layout_metrics(layout, padded=False, lost=2, trained=4)
     assert packed == {
         "batch/trajectories": 4.0,
         "batch/lost": 2.0,
@@ -161,13 +161,13 @@ def test_layout_metrics() -> None:
         for micro in step.micro_batches
     )
     assert cells == 2 * 6 + 2 * 4
-    assert layout_metrics(layout, padded=True, lost=0, trained=4)["batch/padding"] == pytest.approx(1 - 18 / 20)
+    assert compute_layout_metrics(layout, padded=True, lost=0, trained=4)["batch/padding"] == pytest.approx(1 - 18 / 20)
     two = build(groups, actor, num_ranks=2).layout
     loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
-    assert layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
+    assert compute_layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
 
 
 def test_speed_per_gpu_only_on_gpus() -> None:
-    assert speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
-    assert speed_metrics(600, 2.0, 6.0, 4)["perf/throughput"] == 25.0
-    assert speed_metrics(0, 0.0, 6.0, 0) == {}
+    assert compute_speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
+    assert compute_speed_metrics(600, 2.0, 6.0, 4)["perf/throughput"] == 25.0
+    assert compute_speed_metrics(0, 0.0, 6.0, 0) == {}

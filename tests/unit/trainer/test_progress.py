@@ -1,21 +1,21 @@
 from __future__ import annotations
 
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.progress import Progress, TrainingGoal
 
 
 def test_epochs_end_with_the_last_full_batch() -> None:
-    goal = Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4)
-    assert goal == Goal(5, prompts=20)
-    assert Goal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4) == Goal(
-        1, prompts=4
+    goal = TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4)
+    assert goal == TrainingGoal(5, max_prompts=20)
+    assert TrainingGoal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4) == TrainingGoal(
+        1, max_prompts=4
     )  # one iteration at least
-    assert Goal.from_schedule(7, epochs=2, num_prompts=10, batch_size=4) == Goal(7)
+    assert TrainingGoal.from_schedule(7, epochs=2, num_prompts=10, batch_size=4) == TrainingGoal(7)
 
 
 def test_dynamic_sampling_ends_with_the_epochs() -> None:
     """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
-    goal, progress = Goal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4), Progress()
+    goal, progress = TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4), Progress()
     steps = []
     while not goal.is_reached(progress):
         step = progress.step + 1
@@ -27,7 +27,7 @@ def test_dynamic_sampling_ends_with_the_epochs() -> None:
 
 
 def test_given_iterations_override_epochs() -> None:
-    goal = Goal.from_schedule(3, epochs=1, num_prompts=10, batch_size=4)
+    goal = TrainingGoal.from_schedule(3, epochs=1, num_prompts=10, batch_size=4)
     assert not goal.is_reached(Progress(step=2, prompts_consumed=800))
     assert goal.is_reached(Progress(step=3))
 
@@ -42,6 +42,6 @@ def test_each_role_counts_its_own_optimizer_steps() -> None:
             "trainer": {"critic_warmup": 10},
         }
     )
-    assert config.policy_steps(100) == 90 * 2  # 32 trajectories are 2 mini-batches; none in the warm-up
-    assert config.critic_steps(100) == 100 * 2 * 4
-    assert config.policy_steps(5) == 0
+    assert config.count_policy_steps(100) == 90 * 2  # 32 trajectories are 2 mini-batches; none in the warm-up
+    assert config.count_critic_steps(100) == 100 * 2 * 4
+    assert config.count_policy_steps(5) == 0

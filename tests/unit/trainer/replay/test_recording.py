@@ -28,7 +28,7 @@ from tests.unit.trainer.samples import group, trajectory
 
 ABOUT = RecordingInfo(3, 10, 0.1, True, 1, 2, "cpu", {"dtype": "float32"}, {"torch": "2"})
 OUTCOME = LearningOutcome(
-    figures={"actor/loss": 0.1 + 0.2, "actor/grad_norm": 2.0, "critic/advantages/min": math.nan, "batch/padding": 0.5},
+    metrics={"actor/loss": 0.1 + 0.2, "actor/grad_norm": 2.0, "critic/advantages/min": math.nan, "batch/padding": 0.5},
     fingerprints={"policy weights": ("00ff", 3.0)},
     columns={"advantages": np.array([0.5, -1.0], dtype=np.float32)},
 )
@@ -62,7 +62,7 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [make_group()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
-    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, exact=True))
+    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, with_layout=True))
     (found,), (one,) = read.groups[0].trajectories, make_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end
@@ -103,15 +103,17 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def prepared(outcome: LearningOutcome | None = OUTCOME, **values: Any) -> Any:
-    given = {"float64": False, "changes": [], "reasons": []} | values
+    given = {"float64": False, "changing_overrides": [], "rounding_reasons": []} | values
     exact = not any(given.values())
     plan = SimpleNamespace(model=SimpleNamespace(dtype="float32"))
-    return SimpleNamespace(recording=Recording(Path("rec"), ABOUT, [], outcome), plan=plan, is_exact=exact, **given)
+    return SimpleNamespace(
+        recording=Recording(Path("rec"), ABOUT, [], outcome), plan=plan, expects_exact_result=exact, **given
+    )
 
 
 def with_loss(change: float) -> LearningOutcome:
-    figures = OUTCOME.figures | {"actor/loss": OUTCOME.figures["actor/loss"] * (1 + change)}
-    return replace(OUTCOME, figures=figures, fingerprints={"policy weights": ("00fe", 3.0 * (1 + change / 10))})
+    metrics = OUTCOME.metrics | {"actor/loss": OUTCOME.metrics["actor/loss"] * (1 + change)}
+    return replace(OUTCOME, metrics=metrics, fingerprints={"policy weights": ("00fe", 3.0 * (1 + change / 10))})
 
 
 def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,18 +131,21 @@ def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_inexact_replay_has_a_tolerance() -> None:
-    two = prepared(reasons=["the run had 2 training ranks"])
-    equal, said = judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-6), two.is_exact))
+    two = prepared(rounding_reasons=["the run had 2 training ranks"])
+    equal, said = judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-6), two.expects_exact_result))
     assert (
         equal
         and "equal within 0.001" in said
         and said.endswith("Not bit for bit, because the run had 2 training ranks")
     )
-    assert not judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-2), two.is_exact))[0]
-    layout = replace(OUTCOME, figures=OUTCOME.figures | {"batch/padding": 0.9})
-    assert judge_replay(two, compare_outcomes(OUTCOME, layout, two.is_exact)) == (True, "bit for bit equal: 5 of 5")
-    asked = prepared(float64=True, changes=["algorithm.gamma=0.9"])
-    assert judge_replay(asked, compare_outcomes(OUTCOME, with_loss(1.0), asked.is_exact)) == (
+    assert not judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-2), two.expects_exact_result))[0]
+    layout = replace(OUTCOME, metrics=OUTCOME.metrics | {"batch/padding": 0.9})
+    assert judge_replay(two, compare_outcomes(OUTCOME, layout, two.expects_exact_result)) == (
+        True,
+        "bit for bit equal: 5 of 5",
+    )
+    asked = prepared(float64=True, changing_overrides=["algorithm.gamma=0.9"])
+    assert judge_replay(asked, compare_outcomes(OUTCOME, with_loss(1.0), asked.expects_exact_result)) == (
         True,
         "in float64, with algorithm.gamma=0.9: the largest difference is 5.0e-01, in actor/loss",
     )

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.load import convert_values
+from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
@@ -31,7 +31,7 @@ def config(values: dict[str, Any]) -> Config:
         for part in path:
             section = section.setdefault(part, {})
         section[last] = value
-    return convert_values(Config, nested)
+    return build_config(Config, nested)
 
 
 def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
@@ -138,7 +138,7 @@ def test_passk_k_is_at_most_the_group_size():
         ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
         (
             {"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}},
-            "algorithm.gdpo_conditions names b, which is not in algorithm.gdpo_rewards",
+            "algorithm.gdpo_conditions has b, but algorithm.gdpo_rewards only has a",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.plan import CHECKPOINTING, with_keys
+from alphaapollo.launch.memory.plan import CHECKPOINTING, replace_keys
 from alphaapollo.trainer.setup import plan as plans
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
@@ -21,7 +21,7 @@ MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
 def config(tmp_path: Path) -> Config:
     file = tmp_path / "train.jsonl"
     file.touch()
-    return with_keys(
+    return replace_keys(
         Config(),
         {
             "actor_rollout_ref.model.path": str(PUBLISHED / "qwen2.5-7b"),
@@ -41,15 +41,17 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
         return plan.model.enable_gradient_checkpointing, bool(plan.memory.problem)
 
     assert chosen(config) == (True, False)
-    assert chosen(with_keys(config, {CHECKPOINTING: False})) == (False, True)
+    assert chosen(replace_keys(config, {CHECKPOINTING: False})) == (False, True)
 
 
 def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
     model = str(save_model("gemma2", tmp_path))  # which caps scores
-    varlen = with_keys(config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"})
+    varlen = replace_keys(
+        config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"}
+    )
     with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
         add_memory_plan(make_plan(varlen, MACHINE), varlen, MACHINE)
-    flex = with_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
+    flex = replace_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
     plan = add_memory_plan(make_plan(flex, MACHINE), flex, MACHINE)
     assert plan.memory is not None and not plan.memory.problem
 

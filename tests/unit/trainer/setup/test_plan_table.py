@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.load import load_with_origin
+from alphaapollo.config.load import load_with_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.trainer.progress import Goal
+from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.inputs import Inputs
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.trainer.setup.plan_table import print_run_plan
@@ -21,12 +21,12 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("rows.parquet", "config.json", "reward.py"):
         (tmp_path / name).write_text("{}")
 
-    def rows(*argv: str, has_function: bool = True) -> dict[str, str]:
+    def rows(*argv: str, has_reward_function: bool = True) -> dict[str, str]:
         needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
-        config, origin = load_with_origin(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
-        plan = make_plan(config, Machine(num_cores=8, num_gpus=0), origin)
-        goal = Goal.from_schedule(2, 1, 64, 32)
-        inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
+        config, user_settings = load_with_user_settings(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
+        plan = make_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
+        goal = TrainingGoal.from_schedule(2, 1, 64, 32)
+        inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_reward_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, lines=list)
         print_run_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 
 from alphaapollo.evaluation.metrics import convert_trajectory, read_sample_result
 from alphaapollo.observability.rollout_log import make_trajectory_record
-from alphaapollo.trainer.step.collect import get_metric_value, has_varied_metric
+from alphaapollo.trainer.step.collect import get_metric_value, has_metric_variance
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import (
     EpisodeEnd,
@@ -25,7 +25,7 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
     rich, poor = played([0.5, 0.25], Score(0.0)), played([0.0, 0.25], Score(0.0), sample=1)
     group = TrajectoryGroup(PROMPT, [rich, poor])
     assert (rich.reward, rich.accuracy) == (0.75, 0.75)
-    assert has_varied_metric(group, "accuracy") and has_varied_metric(group, "reward")
+    assert has_metric_variance(group, "accuracy") and has_metric_variance(group, "reward")
     result = convert_trajectory(PROMPT, rich)
     assert (result.reward, result.accuracy) == (0.75, 0.75)
     assert read_sample_result(make_trajectory_record(1, PROMPT, rich)).reward == 0.75
@@ -49,7 +49,7 @@ def test_a_truncated_episode_has_zero_components() -> None:
     scored = played([0.0], Score(1.5, {"won": 1.0, "style": 0.5}))
     cut = played([0.0], Score(0.0, reason="no score before the token limit"), EpisodeEnd.TOKEN_LIMIT, 1)
     group = TrajectoryGroup(PROMPT, [scored, cut])
-    assert get_metric_value(cut, "won") == 0.0 and has_varied_metric(group, "won")
+    assert get_metric_value(cut, "won") == 0.0 and has_metric_variance(group, "won")
     components = build([group]).components
     assert {name: column.tolist() for name, column in components.items()} == {"won": [1.0, 0.0], "style": [0.5, 0.0]}
 

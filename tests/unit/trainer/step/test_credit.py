@@ -19,9 +19,9 @@ def test_append_rows_with_anchors_from_context_tokens():
     two = trajectory(turn([7, 7], 1), turn([9], 2))
     mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
     turns = number_turns([one, two], torch.tensor([0, 0]), mask)
-    assert turns.index.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
+    assert turns.turn_of_token.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
     assert turns.trajectory_ids.tolist() == [0, 0, 0, 1, 1]
-    assert turns.anchors.tolist() == [0, 1, 1, 0, 2]
+    assert turns.anchor_ids.tolist() == [0, 1, 1, 0, 2]
 
 
 def test_memory_rows_with_anchors_from_the_environment():
@@ -30,8 +30,8 @@ def test_memory_rows_with_anchors_from_the_environment():
     played = [trajectory(*turns, rows=build_memory_rows) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
     numbered = number_turns(played, torch.tensor([0, 0, 1, 1]), mask)
-    assert numbered.index.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
-    assert numbered.anchors.tolist() == [0, 0, 1, 1]
+    assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
+    assert numbered.anchor_ids.tolist() == [0, 0, 1, 1]
 
 
 def test_from_trajectories_to_columns():

@@ -57,14 +57,14 @@ class Engines(Ranks[Engine]):
 class Case:
     """Engines, and a run around them."""
 
-    def __init__(self, *workers: Engine, replaces_engines: bool = True, max_restarts: int = 3):
+    def __init__(self, *workers: Engine, can_replace_engines: bool = True, max_restarts: int = 3):
         self.workers, self.calls, self.notices = list(workers), list[str](), list[str]()
         self.next = Engine()
         self.counts: Counter[str] = Counter()
         self.run: Any = SimpleNamespace(
             workers=SimpleNamespace(
                 engines=EngineGroup(Engines(self.workers), samples_in_flight=2),
-                replaces_engines=replaces_engines,
+                can_replace_engines=can_replace_engines,
                 replace_engine=self.replace,
             ),
             weights=SimpleNamespace(publish=self.publish),
@@ -72,7 +72,7 @@ class Case:
             progress=SimpleNamespace(step=7),
             console=SimpleNamespace(notice=self.notices.append, show_phase=lambda *_: None),
             engines_replaced=0,
-            reference=None,
+            reference_prefetcher=None,
         )
 
     async def replace(self, index: int) -> None:
@@ -115,7 +115,7 @@ def test_the_only_engine_dies() -> None:
     assert case.counts["recovery/groups_replayed"] == 6
 
 
-@pytest.mark.parametrize("keys", [{"replaces_engines": False}, {"max_restarts": 0}])
+@pytest.mark.parametrize("keys", [{"can_replace_engines": False}, {"max_restarts": 0}])
 def test_a_death_without_replacement_ends_the_loop(keys: dict[str, Any]) -> None:
     case = Case(Engine(dies_at=3), **keys)
     with pytest.raises(WorkerDied, match="rank 0 died"):

@@ -69,7 +69,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         ),
         column_dtype="float32",
         shares_prompts=False,
-        reference=None,
+        reference_prefetcher=None,
         progress=Progress(kl_coef=1e-3),
         iterations_skipped=0,
         console=Console(),
@@ -98,7 +98,8 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
     assert "step 4: the log-probs of the reference are NaN" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
-        FloatingPointError, match="in iteration 5, as in the 2 iterations before it, so it was not trained on"
+        FloatingPointError,
+        match="iteration 5 was not trained on, like the 2 iterations before it: the log-probs of the",
     ):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0

@@ -76,7 +76,7 @@ async def played(reference: ReferencePrefetcher, groups: Sequence[TrajectoryGrou
     """Finish `together` groups at a time."""
     for first in range(0, len(groups), together):
         for one in groups[first : first + together]:
-            reference.add(one)
+            reference.add_group(one)
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ def matrix_of(
     async def run() -> np.ndarray:
         reference = ahead_of(ranks)
         await reference.prefetch_during(played(reference, ended, together))
-        return await reference.to_matrix(groups, batch)
+        return await reference.get_logprobs(groups, batch)
 
     return asyncio.run(run())
 
@@ -131,7 +131,7 @@ def test_an_error_of_the_reference_cancels_generation() -> None:
     ended: list[str] = []
 
     async def for_ever(reference: ReferencePrefetcher) -> None:
-        reference.add(some_groups(1)[0])
+        reference.add_group(some_groups(1)[0])
         try:
             await asyncio.Event().wait()
         finally:
@@ -174,7 +174,7 @@ def test_groups_that_are_not_trained_on_are_not_computed(filters: bool, looked_a
         workers=SimpleNamespace(engines=EngineGroup(LocalRanks(Engine()), 100)),  # type: ignore[arg-type]
         console=SimpleNamespace(show_phase=lambda *_: None),
         reward_model_scorer=None,
-        reference=ahead_of(ranks),
+        reference_prefetcher=ahead_of(ranks),
     )
     assert len(asyncio.run(generate_groups(run, requests, None))) == 4  # type: ignore[arg-type]
     assert len(ranks.calls) == looked_at
@@ -213,7 +213,7 @@ def test_prefetched_log_probs_equal_those_of_the_loaded_batch(tmp_path: Path, at
             policy = PolicyGroup(LocalRanks(worker))
             reference = ReferencePrefetcher(policy, 1, 60, attention == "padded", shares_prompts)
             await reference.prefetch_during(played(reference, ended, together))
-            return await reference.to_matrix(groups, batch)
+            return await reference.get_logprobs(groups, batch)
 
         return asyncio.run(run())
 

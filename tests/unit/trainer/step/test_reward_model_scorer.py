@@ -18,10 +18,10 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import (
     RewardModelScorer,
     RewardModelTokenizer,
-    add_model_score,
+    add_reward_model_score,
     can_share_tokens,
-    has_reward_function,
     make_reward_model_tokenizer,
+    uses_reward_function,
 )
 from alphaapollo.types import (
     Completion,
@@ -58,7 +58,7 @@ def renderer(folder: Path) -> Renderer:
 
 def reader(renderer: Renderer, **settings: Any) -> RewardModelTokenizer:
     return RewardModelTokenizer(
-        renderer, **({"shares_tokens": True, "max_length": None, "vocabulary": 1000} | settings)
+        renderer, **({"shares_tokens": True, "max_length": None, "vocab_size": 1000} | settings)
     )
 
 
@@ -101,7 +101,7 @@ class Engines:
     """Engines with a cache to release."""
 
     @asynccontextmanager
-    async def cache_released(self) -> AsyncIterator[None]:
+    async def kv_cache_released(self) -> AsyncIterator[None]:
         yield
 
 
@@ -109,7 +109,14 @@ def add_to(
     groups: list[TrajectoryGroup], own: RewardModelTokenizer, **settings: Any
 ) -> tuple[RewardModelScorer, SumOfTokens]:
     model = settings.pop("model", SumOfTokens())
-    values = {"num_ranks": 2, "max_tokens": 6, "padded": True, "weight": 0.5, "required": (), "alone": False}
+    values = {
+        "num_ranks": 2,
+        "max_tokens": 6,
+        "padded": True,
+        "weight": 0.5,
+        "required_components": (),
+        "is_only_reward": False,
+    }
     reward = RewardModelScorer(model, Engines(), own, **(values | settings))
     asyncio.run(reward.score_groups(groups))
     return reward, model
@@ -169,16 +176,18 @@ def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> 
 
 def test_model_score_is_added_to_the_reward() -> None:
     task = Score(0.7, {"accuracy": 1.0, "format": 0.0}, Outcome.WRONG_FORMAT, "no answer")
-    both = add_model_score(task, 3.0, 0.5, [], alone=False)
+    both = add_reward_model_score(task, 3.0, 0.5, [], is_only_reward=False)
     assert both.reward == 2.2 and (both.outcome, both.reason) == (Outcome.WRONG_FORMAT, "no answer")
     assert both.components == {"accuracy": 1.0, "task": 0.7, "format": 0.0, "reward_model": 3.0}
-    assert add_model_score(task, 3.0, 0.5, ["format"], alone=False).reward == 0.0
+    assert add_reward_model_score(task, 3.0, 0.5, ["format"], is_only_reward=False).reward == 0.0
     named = Score(0.8, {"accuracy": 1.0, "task": 1.0, "format": 0.0})  # reward.components has named its parts
-    assert add_model_score(named, 3.0, 0.0, [], alone=False).components["task"] == 1.0
-    alone = add_model_score(Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], alone=True)
+    assert add_reward_model_score(named, 3.0, 0.0, [], is_only_reward=False).components["task"] == 1.0
+    alone = add_reward_model_score(
+        Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], is_only_reward=True
+    )
     assert alone.reward == 6.1 and alone.accuracy == 6.1
     assert alone.components == {"format": 1.0, "reward_model": 3.0}
-    clash = add_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], alone=False)
+    clash = add_reward_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], is_only_reward=False)
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
 
 
@@ -254,17 +263,17 @@ def refusal(models: tuple[Path, Path], policy: Renderer | None = None, **setting
 def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -> None:
     policy = Renderer(load_tokenizer(str(models[0])))
     made = make_reward_model_tokenizer(config(*models, reward_model__max_length=64), policy, [])
-    assert (made.shares_tokens, made.max_length, made.vocabulary) == (True, 64, 48)
+    assert (made.shares_tokens, made.max_length, made.vocab_size) == (True, 64, 48)
     assert make_reward_model_tokenizer(config(*models), policy, []).max_length == 128  # the model's positions
 
 
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
-    assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
-    assert "only chats of one turn can be rendered again, but env.max_steps=2. Set env.max_steps=1" in refusal(
+    assert "exceeds the 128 positions of" in refusal(models, reward_model__max_length=129)
+    assert "This is possible only for chats of one turn, but env.max_steps=2. Set env.max_steps=1" in refusal(
         models, renderer, env__max_steps=2
     )
-    assert "its tokenizer has no chat template" in refusal(models, renderer)
+    assert "Its tokenizer has no chat template" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
     assert "but the model has only 48 tokens. Use the tokenizer of the model" in refusal((models[0], tmp_path))
@@ -273,13 +282,13 @@ def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer:
 def test_the_reward_model_is_alone_only_if_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
     gradable, ungradable = Prompt(0, "openai/gsm8k", "1+1=", "2"), Prompt(1, "chats", "hello")
     alone = config(*models)
-    assert has_reward_function(alone, True, [ungradable]) is False
+    assert uses_reward_function(alone, True, [ungradable]) is False
     assert (
-        has_reward_function(alone, True, [gradable, ungradable]) is True
+        uses_reward_function(alone, True, [gradable, ungradable]) is True
     )  # the other row is then an error of the data
-    assert has_reward_function(alone, False, [ungradable]) is True  # the environment itself gives a score
+    assert uses_reward_function(alone, False, [ungradable]) is True  # the environment itself gives a score
     own = alone.custom_reward_function.model_copy(update={"path": "reward.py"})
-    assert has_reward_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
+    assert uses_reward_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
     for settings, key in (({"reward_model__weight": 0.0}, "weight=0"), ({"reward__required": ["task"]}, "has task")):
         with pytest.raises(ValueError, match=f"{key}.*but the reward model is the only reward"):
-            has_reward_function(config(*models, **settings), True, [ungradable])
+            uses_reward_function(config(*models, **settings), True, [ungradable])
