@@ -1,10 +1,10 @@
-"""Aggregate a per-token loss to a scalar. Every mode is linear in the loss and has one weight per row:
+"""Aggregate a per-token loss to a scalar. In every loss_agg_mode this is a weighted sum with one weight per row:
 
-    L = sum_i w_i sum_t m_it l_it
+    loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
-The driver computes the weights once, from the lengths of *all* sequences of a mini-batch over all ranks. So
-micro-batches, ranks and packing cannot change a loss. A sequence is a trajectory: in memory context, where it has one
-row per turn, each row gets the weight of its trajectory, so an episode of many turns counts once.
+The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks. So
+micro-batches, ranks and packing cannot change a loss. If a trajectory has several rows (memory context: one per turn),
+each row gets the weight of the trajectory, so an episode of many turns counts once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaapollo.config.schema import AggregationMode
 
 
 def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
-    """Compute the loss weight of the tokens of each sequence: [N] float64, 0 for an empty sequence.
+    """Compute the weight that multiplies the token losses of each sequence: [N] float64, 0 for an empty sequence.
 
     | mode | weight | paper |
     |---|---|---|
@@ -52,15 +52,18 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
             weights = torch.full_like(n, 1.0 / (num_rows * horizon))
         case "group-mean-token-mean":
             groups = Groups.from_ids(group_ids)
-            weights = 1.0 / (groups.sum(n).clamp(min=1) * len(groups.sizes))[groups.index]
+            weights = 1.0 / (groups.sum(n).clamp(min=1) * len(groups.sizes))[groups.group_index]
     return torch.where(n > 0, weights, torch.zeros_like(n))
 
 
 def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Compute sum_i w_i sum_t m_it l_it. loss, mask [B, L], weights [B] -> scalar; 0 if all tokens are masked."""
+    """Sum a per-token loss over the tokens in the mask, with one weight per row. Empty masks give 0.
+
+    loss, mask [B, L], weights [B] -> scalar.
+    """
     return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
 
 
 def aggregate_sequences(loss: Tensor, weights: Tensor) -> Tensor:
-    """Compute sum_i w_i l_i for a sequence-level loss. loss, weights [B] -> scalar."""
+    """Compute the weighted sum of a sequence-level loss; rows of weight 0 are ignored. [B] each -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()

@@ -26,7 +26,7 @@ DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Divergence between two full distributions p and q, computed from finite log-probs [..., V]."""
+    """Divergence between distributions p and q over the vocabulary, computed from finite log-probs [..., V]."""
 
     kind: DivergenceKind
     beta: float = 0.5  # weight b of jsd, between 0 and 1
@@ -39,7 +39,7 @@ class Divergence:
             case "forward":
                 return forward_kl(logp, logq)
             case "jsd":
-                mixture = self._mixture(logp, logq)
+                mixture = self._mixture_logp(logp, logq)
                 return self.beta * kl(logq, mixture) + (1.0 - self.beta) * kl(logp, mixture)
 
     def gradient(self, logp: Tensor, logq: Tensor) -> Tensor:
@@ -50,9 +50,10 @@ class Divergence:
             case "forward":
                 return logp.exp().sub_(logq.exp())
             case "jsd":
-                return _kl_gradient(logp, self._mixture(logp, logq)).mul_(1.0 - self.beta)
+                return _kl_gradient(logp, self._mixture_logp(logp, logq)).mul_(1.0 - self.beta)
 
-    def _mixture(self, logp: Tensor, logq: Tensor) -> Tensor:
+    def _mixture_logp(self, logp: Tensor, logq: Tensor) -> Tensor:
+        """Compute the log-probs of b q + (1-b) p. [..., V] each -> [..., V]."""
         return torch.logaddexp(logq + math.log(self.beta), logp + math.log1p(-self.beta))
 
 
@@ -60,7 +61,7 @@ REVERSE = Divergence("reverse")
 
 
 def make_divergence(teacher: Teacher) -> Divergence:
-    """Create the divergence of a teacher that compares full distributions."""
+    """Create the Divergence that the config section `teacher` selects. Not for divergence=sampled."""
     assert teacher.divergence is not None and teacher.divergence != "sampled"
     return Divergence(teacher.divergence, teacher.beta)
 
@@ -76,7 +77,7 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def overlap(logp: Tensor, logq: Tensor) -> Tensor:
-    """Compute sum_v min(p_v, q_v) = 1 - total variation, between 0 and 1. [..., V] each -> [...]."""
+    """Compute the overlap sum_v min(p_v, q_v) of two distributions, between 0 and 1. [..., V] each -> [...]."""
     return torch.minimum(logp, logq).exp_().sum(dim=-1)
 
 
@@ -87,17 +88,17 @@ def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
 
 
 class TeacherAdvantages(NamedTuple):
-    """Advantages and metrics that a teacher assigns to sampled tokens."""
+    """Advantages of sampled tokens from a teacher's log-probs, and metrics."""
 
-    advantages: Tensor  # [B, L], zero off the mask
+    advantages: Tensor  # [B, L], 0 outside the mask
     reverse_kl: float  # mean of log p - log q, in nats per token
-    agreement: float  # mean of min(1, q/p), an estimate of the overlap
+    agreement: float  # mean of min(1, q/p), an estimate of `overlap`
 
 
 def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:
-    """Compute advantages A_t = log q - log p, the policy gradient of the reverse KL. Matrices [B, L].
+    """Compute A_t = teacher_logp - old_logp, whose policy gradient minimizes the reverse KL. [B, L] each.
 
-    The discount is 0; MiniLLM (arXiv 2306.08543, Eq. 2-5) also sums over later tokens.
+    A token's advantage ignores later tokens; MiniLLM (arXiv 2306.08543, Eq. 2-5) sums over them.
     """
     log_ratio = apply_mask(teacher_logp - old_logp, mask)
     agreement = log_ratio.clamp(max=0.0).exp()

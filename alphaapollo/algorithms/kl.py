@@ -93,31 +93,19 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
         kl: measured KL in nats *per sequence*, so target_kl=6 means 6 nats per response, not per token.
         num_sequences: number of trajectories in the iteration.
     """
+    target = config.target_kl
     match config.type:
         case "fixed":
             return config.kl_coef
-        case "adaptive":
-            return adaptive_kl_coef(coef, kl, num_sequences, config.target_kl, config.horizon)
-        case "doubling":
-            return doubling_kl_coef(coef, kl, config.target_kl)
+        case "adaptive":  # arXiv 1909.08593, section 2.2
+            error = min(max(kl / target - 1.0, -0.2), 0.2)
+            return coef * (1.0 + error * num_sequences / config.horizon)
+        case "doubling":  # PPO's adaptive KL penalty, arXiv 1707.06347, section 4
+            if kl < target / 1.5:
+                return coef / 2.0
+            return coef * 2.0 if kl > target * 1.5 else coef
         case "dual":
-            return dual_kl_coef(coef, kl, config.target_kl)
-
-
-def adaptive_kl_coef(coef: float, kl: float, num_sequences: int, target: float, horizon: float) -> float:
-    """Move the KL coefficient in proportion to the error of the KL (arXiv 1909.08593, section 2.2).
-
-    coef (1 + e num_sequences / horizon) with e = clip(kl / target - 1, -0.2, 0.2).
-    """
-    error = min(max(kl / target - 1.0, -0.2), 0.2)
-    return coef * (1.0 + error * num_sequences / horizon)
-
-
-def doubling_kl_coef(coef: float, kl: float, target: float) -> float:
-    """Halve the KL coefficient if kl < target / 1.5; double it if kl > 1.5 target (arXiv 1707.06347, section 4)."""
-    if kl < target / 1.5:
-        return coef / 2.0
-    return coef * 2.0 if kl > target * 1.5 else coef
+            return dual_kl_coef(coef, kl, target)
 
 
 def dual_kl_coef(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:

@@ -26,7 +26,7 @@ POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 def mismatch_metrics(
     trainer_logp: np.ndarray, engine_logp: np.ndarray, trajectory_ids: np.ndarray, positions: np.ndarray
 ) -> dict[str, float]:
-    """Compute the metrics of this module under `mismatch/`; {} without action tokens.
+    """Compute the metrics `mismatch/*` listed in this module's docstring; {} without action tokens.
 
     Args:
         trainer_logp, engine_logp: [n] log-probs of the action tokens, in any order.
@@ -47,8 +47,8 @@ def mismatch_metrics(
     metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
     ratio_minus_one += 1
     metrics |= {
-        "ess": _effective_share(ratio_minus_one),
-        "ess_sequence": _effective_share(np.exp(products - products.max())),
+        "ess": _effective_sample_share(ratio_minus_one),
+        "ess_sequence": _effective_sample_share(np.exp(products - products.max())),
     }
     bins = (np.searchsorted(POSITIONS, np.arange(positions.max() + 1), side="right") - 1)[positions]
     counts, sums = np.bincount(bins), np.bincount(bins, weights=k3)
@@ -56,6 +56,6 @@ def mismatch_metrics(
     return {f"mismatch/{name}": value for name, value in metrics.items()}
 
 
-def _effective_share(weights: np.ndarray) -> float:
-    """Compute (sum w)^2 / (n sum w^2), the effective sample size as a share in (0, 1]. [n] -> float."""
+def _effective_sample_share(weights: np.ndarray) -> float:
+    """Compute the effective sample size of n weights, divided by n: (sum w)^2 / (n sum w^2). [n] -> (0, 1]."""
     return float(weights.sum() ** 2 / (len(weights) * weights.dot(weights)))

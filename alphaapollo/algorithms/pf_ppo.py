@@ -1,7 +1,7 @@
 """PF-PPO: train only on the samples of a prompt with reliable rewards, the best and the worst (arXiv 2409.06957).
 
-The paper draws training samples at random. Here each loss is weighted by N times the probability of its sample, which
-has the same expectation and no variance.
+The paper draws training samples at random. Here each of the N losses is weighted by N times the probability of its
+sample, which has the same expectation and no variance.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from alphaapollo.algorithms.group_statistics import Groups
 
 
 def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "best_random", "best_worst"]) -> Tensor:
-    """Compute sample weights with mean 1 in each group; all 1 if the group is constant. scores [N] -> [N].
+    """Compute loss weights of samples, with mean 1 in each group; all 1 in groups of equal scores. [N] -> [N].
 
-    best: all weight on the best sample. best_random: half on the best, half spread over the remaining samples.
-    best_worst: half on the best, half on the worst. Samples with equal scores share the weight.
+    method: best puts all weight on the best sample; best_random half on the best, half on all remaining samples;
+    best_worst half on the best, half on the worst. Samples with equal scores share the weight.
     """
-    best = scores == groups.max(scores)[groups.index]
+    best = scores == groups.max(scores)[groups.group_index]
     match method:
         case "best":
             weights = _split_weight(best, groups)
         case "best_random":
             weights = (_split_weight(best, groups) + _split_weight(~best, groups)) / 2
         case "best_worst":
-            worst = scores == -groups.max(-scores)[groups.index]
+            worst = scores == -groups.max(-scores)[groups.group_index]
             weights = (_split_weight(best, groups) + _split_weight(worst, groups)) / 2
-    is_constant = groups.is_constant(scores)[groups.index]
+    is_constant = groups.is_constant(scores)[groups.group_index]
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
 
 def _split_weight(chosen: Tensor, groups: Groups) -> Tensor:
-    """Split the total weight of each group equally among its chosen samples. chosen: bool [N] -> [N]."""
+    """Split each group's total weight, its size, equally among its chosen samples. chosen: bool [N] -> [N]."""
     share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
-    return share[groups.index] * chosen
+    return share[groups.group_index] * chosen

@@ -1,13 +1,11 @@
-"""Registry of preference losses. Each declares its inputs and returns one loss per pair or per answer.
-
-    summed log-probs and lengths of answers, reference log-probs -> AnswerBatch -> loss -> [P] pairs or [R] answers
+"""Preference losses (DPO, IPO, KTO, ...), their registry, and the loss of reward models.
 
 @register_preference_loss("mine", reads=("beta",))
 def mine(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     return -logsigmoid(beta * answers.margin)
 
-In the formulas, u and v are log pi/ref of the chosen and the rejected answer, h = u - v is the margin, and s is the
-logistic function. The implicit rewards are beta u and beta v.
+In the formulas, u and v are the log-ratios log pi/ref of the chosen and the rejected answer, and h = u - v is the
+margin. The implicit rewards are beta u and beta v.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ EXO_SMOOTHING = 1e-3  # default of label_smoothing in arXiv 2402.00856
 
 @dataclass(frozen=True)
 class AnswerBatch:
-    """The R answers of a micro-batch.
+    """Inputs of a preference loss: the R answers of a micro-batch. Only `logp` has a gradient.
 
-    With pairs, each chosen answer has an even index and its rejected answer follows. Only `logp` has a gradient.
+    In pairs, chosen answers have even indices, and each rejected answer follows its chosen answer.
     """
 
     logp: Tensor  # [R] log-prob of the answer, summed over its tokens
@@ -59,12 +57,12 @@ class AnswerBatch:
 
 
 def chosen(values: Tensor) -> Tensor:
-    """Select the values of the chosen answers. [R] -> [P]."""
+    """Select the values of the chosen answers, at the even indices. [R answers] -> [P pairs]."""
     return values[0::2]
 
 
 def rejected(values: Tensor) -> Tensor:
-    """Select the values of the rejected answers. [R] -> [P]."""
+    """Select the values of the rejected answers, at the odd indices. [R answers] -> [P pairs]."""
     return values[1::2]
 
 
@@ -72,22 +70,25 @@ LossFn = Callable[[AnswerBatch, float, Preference], Tensor]
 
 
 class PreferenceLossOutput(NamedTuple):
-    """Losses of P pairs or R single answers."""
+    """Losses and metrics of P pairs or R single answers."""
 
     losses: Tensor  # [P] or [R]
     is_correct: Tensor
-    """Bool, same shape as losses: the chosen answer has the higher reward. KTO: the reward agrees with the label."""
+    """Bool [P]: the chosen answer has the higher implicit reward. Or [R]: the implicit reward agrees with the label."""
     metric_sums: dict[str, Tensor]  # sums over losses, and over the chosen and the rejected answers
 
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """Registered preference loss: `fn(answers, beta, config.preference) -> [P]`, or [R] for single answers."""
+    """Registered preference loss. Calling it runs `fn`, checks the result, adds the SFT term and computes metrics.
+
+    `fn(answers, beta, config.preference)` returns one loss per pair [P], or per answer [R] if not is_pairwise.
+    """
 
     name: str
     fn: LossFn
     beta: float = 0.1  # used if preference.beta is null
-    reads: tuple[str, ...] = ("beta",)  # keys of the `preference` section that it reads
+    reads: tuple[str, ...] = ("beta",)  # keys of the config section `preference` that have an effect
     needs_reference: bool = True
     uses_token_means: bool = False  # compares mean log-probs per token, in the loss and in the implicit rewards
     is_pairwise: bool = True  # False: compares single answers with labels, and needs answers.kl
@@ -95,11 +96,6 @@ class PreferenceLoss:
 
     def __str__(self) -> str:
         return f"the preference loss {self.name!r}"
-
-    def rewards(self, answers: AnswerBatch, beta: float) -> Tensor:
-        """Compute implicit rewards [R]: beta times the log-ratio, or times the log-prob without a reference."""
-        values = answers.log_ratio if self.needs_reference else answers.logp
-        return beta * (values / answers.lengths if self.uses_token_means else values)
 
     def __call__(self, answers: AnswerBatch, config: Preference) -> PreferenceLossOutput:
         beta = self.beta if config.beta is None else config.beta
@@ -109,33 +105,30 @@ class PreferenceLoss:
         if config.sft_coef and "sft_coef" in self.reads:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean_logp)
         with torch.no_grad():
-            rewards = self.rewards(answers, beta)
+            values = answers.log_ratio if self.needs_reference else answers.logp
+            rewards = beta * (values / answers.lengths if self.uses_token_means else values)  # implicit rewards [R]
             if self.is_pairwise:
                 is_correct = chosen(rewards) > rejected(rewards)
             else:
                 assert answers.kl is not None
                 is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.good
-            return PreferenceLossOutput(losses, is_correct, _metric_sums(answers, rewards, losses))
-
-
-def _metric_sums(answers: AnswerBatch, rewards: Tensor, losses: Tensor) -> dict[str, Tensor]:
-    good = answers.good
-    return {
-        "loss": losses.sum(),
-        "chosen": good.sum(),
-        "rejected": (~good).sum(),
-        "reward_chosen": rewards[good].sum(),
-        "reward_rejected": rewards[~good].sum(),
-        "logp_chosen": answers.logp[good].sum(),
-        "logp_rejected": answers.logp[~good].sum(),
-    }
+            metric_sums = {
+                "loss": losses.sum(),
+                "chosen": answers.good.sum(),
+                "rejected": (~answers.good).sum(),
+                "reward_chosen": rewards[answers.good].sum(),
+                "reward_rejected": rewards[~answers.good].sum(),
+                "logp_chosen": answers.logp[answers.good].sum(),
+                "logp_rejected": answers.logp[~answers.good].sum(),
+            }
+        return PreferenceLossOutput(losses, is_correct, metric_sums)
 
 
 def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Compute metrics from sums over all micro-batches and ranks.
+    """Compute metrics from `PreferenceLossOutput.metric_sums`, added up over all micro-batches and ranks.
 
-    `sums["compared"]` is the number of pairs or single answers. A side (chosen or rejected) without answers has no
-    metrics.
+    sums["compared"]: number of pairs or single answers. Without any chosen answer there are no metrics `*_chosen`, and
+    likewise for rejected answers.
     """
     metrics = {"loss": sums["loss"] / sums["compared"]}
     for side in ("chosen", "rejected"):
@@ -154,55 +147,58 @@ preference_loss_names = _losses.names
 
 
 def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn], LossFn]:
-    """Return a decorator that registers `fn` under preference.loss=name.
+    """Return a decorator that registers a preference loss, selected by preference.loss=name.
 
-    declarations: fields of PreferenceLoss, all optional.
+    declarations: optional fields of PreferenceLoss.
     """
 
-    def add(fn: LossFn) -> LossFn:
+    def register(fn: LossFn) -> LossFn:
         _losses.register(name)(PreferenceLoss(name, fn, **declarations))
         return fn
 
-    return add
+    return register
 
 
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))
 def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """DPO: -(1-e) log s(beta h) - e log s(-beta h) (arXiv 2305.18290, Eq. 7); cDPO with label_smoothing e > 0."""
+    """DPO (arXiv 2305.18290, Eq. 7), or cDPO with label_smoothing e > 0, for margins h = answers.margin.
+
+    -(1-e) logsigmoid(beta h) - e logsigmoid(-beta h)
+    """
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     return -(1.0 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z)
 
 
 @register_preference_loss("robust", reads=("beta", "label_smoothing", "sft_coef"))
 def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """Robust DPO for labels flipped with probability e < 1/2 (arXiv 2403.00409).
+    """Robust DPO for labels that are flipped with probability label_smoothing = e < 1/2 (arXiv 2403.00409).
 
-    [-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e).
+    [-(1-e) logsigmoid(beta h) + e logsigmoid(-beta h)] / (1 - 2e) for margins h = answers.margin.
     """
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     if smoothing >= 0.5:
         raise ValueError(
-            f"label_smoothing={smoothing} must be in [0, 0.5) for robust DPO. Lower preference.label_smoothing."
+            f"label_smoothing={smoothing} must be below 0.5 for robust DPO. Lower preference.label_smoothing."
         )
     return (-(1.0 - smoothing) * logsigmoid(z) + smoothing * logsigmoid(-z)) / (1.0 - 2.0 * smoothing)
 
 
 @register_preference_loss("ipo", reads=("beta", "sft_coef"))
 def ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO on summed log-ratios: (h - 1/(2 beta))^2 (arXiv 2310.12036, Eq. 17)."""
+    """IPO on summed log-ratios: (margin - 1/(2 beta))^2 (arXiv 2310.12036, Eq. 17)."""
     return (answers.margin - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("ipo_mean", reads=("beta", "sft_coef"), uses_token_means=True)
 def ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO on mean log-ratios per token."""
+    """IPO on mean log-ratios per token: (margin - 1/(2 beta))^2."""
     means = answers.log_ratio / answers.lengths
     return (chosen(means) - rejected(means) - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("hinge", reads=("beta", "sft_coef"))
 def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """Hinge loss of RSO: max(0, 1 - beta h) (arXiv 2309.06657)."""
+    """Hinge loss of RSO: max(0, 1 - beta margin) (arXiv 2309.06657)."""
     return torch.relu(1.0 - beta * answers.margin)
 
 
@@ -210,23 +206,23 @@ def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "slic", beta=1.0, reads=("slic_delta", "sft_coef"), needs_reference=False, sft_on_summed_logp=True
 )
 def slic(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """Calibration term of SLiC-HF: max(0, delta - (log pi_w - log pi_l)) (arXiv 2305.10425).
+    """Calibration loss of SLiC-HF: max(0, slic_delta - (logp of chosen - logp of rejected)) (arXiv 2305.10425).
 
-    The paper's supervised term is preference.sft_coef.
+    preference.sft_coef is the coefficient of the paper's supervised term.
     """
     return torch.relu(config.slic_delta - (chosen(answers.logp) - rejected(answers.logp)))
 
 
 @register_preference_loss("exo_pair", reads=("beta", "label_smoothing", "sft_coef"))
 def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """EXO: KL from the policy's preference to the smoothed label (arXiv 2402.00856).
+    """EXO: KL from the policy's preference probability p to the label 1-e (arXiv 2402.00856).
 
-    s log(s/(1-e)) + (1-s) log((1-s)/e) with s = s(beta h) and label_smoothing e in (0, 1).
+    p log(p/(1-e)) + (1-p) log((1-p)/e) with p = sigmoid(beta margin) and label_smoothing e in (0, 1).
     """
     smoothing = EXO_SMOOTHING if config.label_smoothing is None else config.label_smoothing
     if not 0.0 < smoothing < 1.0:
         raise ValueError(
-            f"label_smoothing={smoothing} must be in (0, 1) for EXO. Set preference.label_smoothing, e.g. to 1e-3."
+            f"label_smoothing={smoothing} must be above 0 and below 1 for EXO. Set preference.label_smoothing=1e-3."
         )
     z = beta * answers.margin
     losses = z.sigmoid() * (logsigmoid(z) - math.log(1.0 - smoothing))
@@ -235,36 +231,49 @@ def exo_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("nca_pair", reads=("beta", "sft_coef"))
 def nca_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """NCA: -log s(beta u) - [log s(-beta u) + log s(-beta v)] / 2 (arXiv 2402.05369)."""
+    """NCA, for log-ratios u of the chosen and v of the rejected answer (arXiv 2402.05369).
+
+    -logsigmoid(beta u) - [logsigmoid(-beta u) + logsigmoid(-beta v)] / 2
+    """
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return -logsigmoid(beta * u) - 0.5 * logsigmoid(-beta * u) - 0.5 * logsigmoid(-beta * v)
 
 
 @register_preference_loss("sppo_hard", beta=1e-3, reads=("beta", "sft_coef"))
 def sppo_hard(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SPPO with hard labels: (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2 (arXiv 2405.00675)."""
+    """SPPO with hard labels, for log-ratios u of the chosen and v of the rejected answer (arXiv 2405.00675).
+
+    (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2
+    """
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (u - 0.5 / beta) ** 2 + (v + 0.5 / beta) ** 2
 
 
 @register_preference_loss("apo_zero", reads=("beta", "sft_coef"))
 def apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """APO-zero: 1 - s(beta u) + s(beta v), raises the chosen, lowers the rejected answer (arXiv 2408.06266)."""
+    """APO-zero, which raises the chosen and lowers the rejected answer's log-ratio (arXiv 2408.06266).
+
+    1 - sigmoid(beta u) + sigmoid(beta v) for log-ratios u of the chosen and v of the rejected answer.
+    """
     return (-beta * chosen(answers.log_ratio)).sigmoid() + (beta * rejected(answers.log_ratio)).sigmoid()
 
 
 @register_preference_loss("apo_down", reads=("beta", "sft_coef"))
 def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """APO-down: s(beta u) + 1 - s(beta (u - v)), lowers both, the rejected answer more (arXiv 2408.06266)."""
+    """APO-down, which lowers both answers' log-ratios, the rejected answer's more (arXiv 2408.06266).
+
+    sigmoid(beta u) + 1 - sigmoid(beta (u - v)) for log-ratios u of the chosen and v of the rejected answer.
+    """
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 
 
 @register_preference_loss("kto", reads=("beta", "kto_desirable_weight", "kto_undesirable_weight"), is_pairwise=False)
 def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """KTO for single answers with a binary label: lambda - lambda s(+-beta (u - z0)) (arXiv 2402.01306, Eq. 8).
+    """KTO, for single answers with a binary label and log-ratio u (arXiv 2402.01306, Eq. 8).
 
-    z0: estimate of KL(pi||ref) over the batch, a constant, floored at 0.
+    weight * sigmoid(-beta (u - z0)) of desirable, weight * sigmoid(beta (u - z0)) of undesirable answers. z0 is an
+    estimate of KL(pi||ref) over the batch, at least 0 and without gradient.
     """
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
@@ -274,9 +283,9 @@ def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("orpo", needs_reference=False, uses_token_means=True)
 def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """ORPO, without a reference: -log p_w - beta log s(log odds_w - log odds_l) (arXiv 2403.07691, Eq. 6-7).
+    """ORPO, without a reference: -log p_w - beta logsigmoid(log odds_w - log odds_l) (arXiv 2403.07691, Eq. 6-7).
 
-    log p is the *mean* log-prob per token, odds = p / (1 - p).
+    log p is the *mean* log-prob per token of the chosen (w) or rejected (l) answer, and odds = p / (1 - p).
     """
     good, bad = chosen(answers.mean_logp), rejected(answers.mean_logp)
     log_odds = good - _log1mexp(good) - (bad - _log1mexp(bad))
@@ -287,23 +296,26 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
 def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SimPO, without a reference: -log s(beta (mean log pi_w - mean log pi_l) - gamma) (arXiv 2405.14734, Eq. 6)."""
+    """SimPO, without a reference: -logsigmoid(beta (logp_w - logp_l) - simpo_gamma) (arXiv 2405.14734, Eq. 6).
+
+    logp_w, logp_l: mean log-probs per token of the chosen and the rejected answer.
+    """
     return -logsigmoid(beta * (chosen(answers.mean_logp) - rejected(answers.mean_logp)) - config.simpo_gamma)
 
 
 def _log1mexp(logp: Tensor) -> Tensor:
-    """Compute log(1 - e^x) for x < 0, in the form without cancellation. Any shape."""
+    """Compute log(1 - exp(logp)) for logp < 0, without cancellation. Any shape."""
     return torch.where(logp > -math.log(2.0), torch.log(-torch.expm1(logp)), torch.log1p(-torch.exp(logp)))
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centring: float = 0.0) -> Tensor:
-    """Compute the loss of a reward model: -log s(r_w - r_l - m) + centring (r_w + r_l)^2. [P].
+    """Compute a reward model's loss -logsigmoid(chosen - rejected - margin) + centring (chosen + rejected)^2.
 
-    The chosen answer wins with probability s(r_w - r_l) (arXiv 2204.05862); m is a margin (arXiv 2307.09288, Eq. 2).
-    The first term only constrains differences; the second keeps scores near zero (arXiv 2312.09244, coefficient 0.01).
+    The first term (arXiv 2204.05862) only constrains differences of scores. The second keeps scores near zero (arXiv
+    2312.09244, with centring=0.01).
 
     Args:
-        chosen, rejected: [P] scores r_w and r_l.
-        margin: [P], at least 0.
+        chosen, rejected: [P] scores of the chosen and the rejected answer of each pair.
+        margin: [P] difference that the scores should have, at least 0 (arXiv 2307.09288, Eq. 2).
     """
     return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected) ** 2

@@ -1,4 +1,4 @@
-"""Checks of the results of estimators and losses, built-in or user-defined. They do not synchronize with the GPU."""
+"""Checks of the tensors that estimators and losses return. They do not synchronize with the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class InvalidResultError(ValueError):
-    """Error for an estimator or loss that returned a value of the wrong type, shape, dtype or content."""
+    """An advantage estimator or loss returned a result of the wrong type, shape, dtype or content."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -17,13 +17,14 @@ def require(condition: bool, message: str) -> None:
         raise InvalidResultError(message)
 
 
-def check_type(function: str, result: object, kind: type) -> None:
-    """Raise InvalidResultError unless `result`, returned by `function`, is an instance of `kind`."""
-    require(isinstance(result, kind), f"{function} must return {kind.__name__}, but returned {type(result).__name__}.")
+def check_type(function: str, result: object, expected: type) -> None:
+    """Raise InvalidResultError unless `result`, which the named function returned, is an `expected`."""
+    actual = type(result).__name__
+    require(isinstance(result, expected), f"{function} must return {expected.__name__}, but returned {actual}.")
 
 
 def check_floats(name: str, value: object, shape: Sequence[int]) -> None:
-    """Raise InvalidResultError unless `value` is a floating-point tensor of the shape `shape`."""
+    """Raise InvalidResultError unless `value`, called `name` in the error, is a float tensor of this shape."""
     require(isinstance(value, Tensor), f"{name} must be a tensor, but is {type(value).__name__}.")
     assert isinstance(value, Tensor)
     require(value.shape == shape, f"{name} must have the shape {tuple(shape)}, but has {tuple(value.shape)}.")

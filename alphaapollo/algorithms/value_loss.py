@@ -9,11 +9,10 @@ from torch import Tensor
 def value_loss(
     vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2) per token. [B, L] each.
+    """Compute the clipped value loss of each token: 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2). [B, L] each.
 
-    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, zero off the mask, and a bool matrix that is True where
-    clipping is active (gradient 0).
-    Value clipping is a convention of the OpenAI baselines code, not of the PPO paper.
+    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, 0 outside the mask, and a bool matrix that is True where
+    clipping is active (gradient 0). Value clipping is from the OpenAI baselines code, not from the PPO paper.
     """
     is_action = mask.bool()
     unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2

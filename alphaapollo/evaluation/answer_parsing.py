@@ -1,4 +1,4 @@
-"""Extract the final answer of a sample in a normalized form, for majority votes."""
+"""Extract the final answer from a response in a normalized form, so that equal answers are equal strings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 
-TAIL = 10_000  # number of characters at the end of a text that are searched
+TAIL = 10_000  # only so many characters at the end of a text are searched
 NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 WHOLE_NUMBER = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d{1,200})?(\.\d{1,200})?(?:/(\d{1,200}))?")
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
@@ -15,11 +15,11 @@ NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
 
 
 def extract_answer(text: str) -> str | None:
-    r"""Extract the answer of a sample's last turn: `\boxed{1{,}200.0}` and `#### $1200` are both "1200".
+    r"""Extract the normalized final answer of a response: `\boxed{1{,}200.0}` and `#### $1200` both give "1200".
 
-    Returns the marked answer (`<answer>`, `\boxed`, `####`: rewards/answer_extraction.py), else the last number, else
-    the text; None for an empty text. Ignores white space, LaTeX spacing and case, and compares numbers by value. Other
-    equivalent forms, e.g. `\frac12` and `(1/2)`, remain different answers.
+    Returns the answer marked with `<answer>`, `\boxed` or `####`, else the last number, else the whole text; None for
+    an empty text. White space, LaTeX spacing and case are removed, and numbers are written in one form. Other
+    equivalent expressions, e.g. `\frac12` and `(1/2)`, remain different.
     """
     text = text[-TAIL:]
     marked = find_marked_answer(text)
@@ -27,11 +27,11 @@ def extract_answer(text: str) -> str | None:
         numbers = NUMBER.findall(text)
         marked = numbers[-1] if numbers else text
     bare = NOISE.sub("", marked.replace("{,}", ","))
-    return _parse_number(LATEX_FRACTION.sub(r"\1/\2", bare)) or bare.casefold() or None
+    return _normalize_number(LATEX_FRACTION.sub(r"\1/\2", bare)) or bare.casefold() or None
 
 
-def _parse_number(text: str) -> str | None:
-    """Return the exact value of a number as text; None if the text is not a number."""
+def _normalize_number(text: str) -> str | None:
+    """Return a number as a reduced fraction, e.g. "1,200.50" as "2401/2"; None if the text is not a number."""
     found = WHOLE_NUMBER.fullmatch(text)
     if found is None:
         return None

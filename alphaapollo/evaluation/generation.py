@@ -27,19 +27,19 @@ from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished_results
 from alphaapollo.launch.input_checks import (
-    check_tensor_parallel_size,
     check_context_length,
     check_rewards,
+    check_tensor_parallel_size,
     collect_environment_notices,
+    detect_node,
     find_environment_spec,
     find_local_paths,
-    detect_node,
     make_renderer,
     read_prompts,
 )
 from alphaapollo.launch.resume import StartPoint, find_start_by_results
 from alphaapollo.launch.try_environment import try_environment_resets
-from alphaapollo.models.folder_check import check_weights
+from alphaapollo.models.folder_check import check_weight_files
 from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
@@ -90,7 +90,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
-    check_weights(config.model, "model.path")
+    check_weight_files(config.model, "model.path")
     check_context_length(config.model, config.rollout, config.data)
     check_tensor_parallel_size(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
@@ -107,14 +107,14 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
     generation = GenerationPlan(config, device, rollout, prompts, finished, start)
-    _print_plan(generation, [*notices, *more, *start.lines()], terminal)
+    _print_plan(generation, [*notices, *more, *start.describe()], terminal)
     return generation
 
 
 async def run(generation: GenerationPlan, terminal: Terminal) -> None:
     """Generate unfinished prompts, then report all results. Raises ValueError if all samples failed."""
     config, folder, trainer = generation.config, generation.folder, generation.config.trainer
-    if moved := generation.start.claim(config):
+    if moved := generation.start.prepare_folder(config):
         terminal.note(f"the previous run of this name was moved to {moved}")
     results = [*generation.finished.results]
     if generation.requests:
@@ -148,9 +148,9 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
     specs = WorkerSpecs(
         placement=Placement(device=device, num_engines=rollout.num_engines, tensor_parallel=parallel),
         run_id=run_id,
-        engine=partial(RolloutWorker, engines),
+        engine_builder=partial(RolloutWorker, engines),
         samples_in_flight=2 * config.rollout.max_num_seqs,
-        cleanup=[shared_memory],
+        cleanup_folders=[shared_memory],
     )
     timeout = config.trainer.start_timeout
     return await launch_workers(specs, resolve_controller(config.trainer), timeout, find_local_paths(config))

@@ -1,6 +1,6 @@
 """Evaluation metrics, shared by validation, main_generation and main_eval.
 
-Trajectory, line of a results file, or graded text -> SampleResult -> summarize -> Summary per data source
+A trajectory, a record of a results file or a graded text becomes a SampleResult; `summarize` computes metrics of many.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """Result of one graded sample."""
+    """Grading result of one sampled response."""
 
     problem: int  # prompt id
-    sample: int
+    sample: int  # index among the samples of the problem
     data_source: str
     outcome: Outcome
     reward: float  # NaN if the grader or the environment failed; the same applies to accuracy
@@ -34,23 +34,17 @@ class SampleResult:
     answer: str | None = None  # normalized answer, for majority votes; None: no vote
     num_tokens: int | None = None  # number of tokens sampled by the model; None if unknown
     end: EpisodeEnd | None = None
-    reason: str = ""  # failure reason
+    reason: str = ""  # why the grader or the environment failed
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over problems with its 95 % interval; the bounds are None with fewer than two problems."""
+    """A metric: the mean over problems with its 95 % confidence interval."""
 
     value: float
-    low: float | None
+    low: float | None  # None with fewer than two problems
     high: float | None
     problems: int  # number of problems with a value
-
-    @classmethod
-    def from_bounds(cls, value: float, bounds: Iterable[float], problems: int) -> Estimate:
-        """Create an estimate from NumPy values. NaN in `bounds` means that there is no interval."""
-        low, high = (None if math.isnan(bound) else float(bound) for bound in bounds)
-        return cls(float(value), low, high, int(problems))
 
 
 @dataclass(frozen=True)
@@ -58,11 +52,11 @@ class Summary:
     """Metrics of one data source, or of all data sources together."""
 
     data_source: str
-    problems: int
-    samples: int
-    outcomes: dict[str, int]
-    ends: dict[str, int]
-    figures: dict[str, Estimate]  # avg@n, pass@1 ... pass@n, maj@n, reward, response_length
+    problems: int  # number of problems
+    samples: int  # number of samples of all problems
+    outcomes: dict[str, int]  # outcome -> number of samples
+    ends: dict[str, int]  # reason why an episode ended -> number of samples
+    figures: dict[str, Estimate]  # metrics: avg@n, pass@1 ... pass@n, maj@n, reward, response_length
 
     @property
     def failed(self) -> int:
@@ -71,7 +65,7 @@ class Summary:
 
 
 def convert_trajectory(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
-    """Convert a trajectory to a SampleResult. The answer is extracted only if `needs_answer`."""
+    """Convert a graded trajectory to a SampleResult. With needs_answer=False its `answer` is None, which is faster."""
     text = trajectory.turns[-1].text if needs_answer and trajectory.turns else ""
     result = make_sample_result(
         prompt, trajectory.sample, text, trajectory.score, num_tokens=trajectory.num_tokens, end=trajectory.end
@@ -87,7 +81,12 @@ def make_sample_result(
     num_tokens: int | None = None,
     end: EpisodeEnd | None = None,
 ) -> SampleResult:
-    """Create the SampleResult of a response text and its score. The text of a trajectory is its last turn."""
+    """Create the SampleResult of a response from its grader's score, and extract the answer from its text.
+
+    Args:
+        sample: index among the samples of the prompt.
+        text: the response, or the last turn of a multi-turn trajectory.
+    """
     failed = score.outcome.failed
     return SampleResult(
         problem=prompt.id,
@@ -104,7 +103,7 @@ def make_sample_result(
 
 
 def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
-    """Convert a rollout log record. Raises KeyError, TypeError or ValueError for an invalid record."""
+    """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
     reward = math.nan if outcome.failed else float(record["reward"]) + steps
@@ -119,9 +118,10 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
 
 
 def join_repeats(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
-    """Assign the samples of repeated rows, which prepare_validation writes, to the first row of their problem.
+    """Count repeated prompts, which prepare_validation writes, as one problem with more samples.
 
-    Repeated rows have the same data source, prompt, ground truth and extra_info.index.
+    Repeated prompts have the same data source, content, ground truth and extra_info.index. Their results get the
+    `problem` of the first of them and consecutive `sample` indices.
     """
     first: dict[tuple[object, ...], int] = {}
     before: Counter[int] = Counter()
@@ -141,12 +141,12 @@ def join_repeats(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> 
 
 
 def count_max_samples(results: Iterable[SampleResult]) -> int:
-    """Return the largest number of samples per problem."""
+    """Return the number of samples of the problem with the most samples."""
     return max(Counter(result.problem for result in results).values(), default=1)
 
 
 def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summary]]:
-    """Return the summary of all results, and the summary of each data source in alphabetical order."""
+    """Compute the metrics of all results, and of each data source in alphabetical order."""
     by_source: dict[str, list[SampleResult]] = defaultdict(list)
     for result in results:
         by_source[result.data_source].append(result)
@@ -159,29 +159,30 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 
 def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
     names, values = compute_problem_values(results, count_max_samples(results))
-    means, counts = _compute_means(values)
+    means, counts = _compute_column_means(values)
     bounds = bootstrap_interval(values)
+    estimates = {}
+    for name, mean, interval, count in zip(names, means.tolist(), bounds.T.tolist(), counts.tolist(), strict=True):
+        if count:
+            low, high = (None if math.isnan(bound) else bound for bound in interval)
+            estimates[name] = Estimate(mean, low, high, problems=count)
     return Summary(
         data_source=data_source,
         problems=len(values),
         samples=len(results),
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
-        figures={
-            name: Estimate.from_bounds(means[index], bounds[:, index], counts[index])
-            for index, name in enumerate(names)
-            if counts[index]
-        },
+        figures=estimates,
     )
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
-    """Return the mean of each metric over problems; NaN for metrics without values."""
+    """Compute the mean of each metric over problems; NaN if no problem has a value. num_samples: n of avg@n."""
     names, values = compute_problem_values(results, num_samples)
-    return dict(zip(names, _compute_means(values)[0].tolist(), strict=True))
+    return dict(zip(names, _compute_column_means(values)[0].tolist(), strict=True))
 
 
-def _compute_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _compute_column_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each column over its values that are not NaN, and the number of these values."""
     values = np.sort(values, axis=0)  # makes sums independent of the order of problems
     known = ~np.isnan(values)
@@ -191,10 +192,10 @@ def _compute_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compute_problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[list[str], np.ndarray]:
-    """Return the metric names [F] and the values of each problem [P, F], ordered by problem id.
+    """Compute each metric for each problem. Returns the F metric names and values [P, F], ordered by problem id.
 
-    Failed samples are excluded, so pass@k may be NaN for large k. If all samples of a problem failed, all metrics
-    except the response length are NaN.
+    num_samples: n of avg@n and maj@n, and the largest k of pass@k. Failed samples are excluded, so pass@k may be NaN
+    for large k. If all samples of a problem failed, all metrics except the response length are NaN.
     """
     by_problem: dict[int, list[SampleResult]] = defaultdict(list)
     for result in sorted(results, key=lambda result: (result.problem, result.sample)):
@@ -203,7 +204,7 @@ def compute_problem_values(results: Iterable[SampleResult], num_samples: int) ->
     scored = [[result for result in group if not result.outcome.failed] for group in problems]
     correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in group) for group in scored]
     passes = pass_at_k(np.array([len(group) for group in scored]), np.array(correct), num_samples)
-    columns = {f"avg@{num_samples}": [_compute_mean([result.accuracy for result in group]) for group in scored]}
+    columns = {f"avg@{num_samples}": [_mean_or_nan([result.accuracy for result in group]) for group in scored]}
     columns |= {f"pass@{k}": passes[:, k - 1].tolist() for k in range(1, num_samples + 1)}
     columns[f"maj@{num_samples}"] = [
         majority_accuracy([result.answer for result in group], [result.accuracy for result in group])
@@ -211,12 +212,12 @@ def compute_problem_values(results: Iterable[SampleResult], num_samples: int) ->
         else math.nan
         for group in scored
     ]
-    columns["reward"] = [_compute_mean([result.reward for result in group]) for group in scored]
+    columns["reward"] = [_mean_or_nan([result.reward for result in group]) for group in scored]
     columns["response_length"] = [
-        _compute_mean([result.num_tokens for result in group if result.num_tokens is not None]) for group in problems
+        _mean_or_nan([result.num_tokens for result in group if result.num_tokens is not None]) for group in problems
     ]
     return list(columns), np.array(list(columns.values()), dtype=float).T.reshape(len(problems), len(columns))
 
 
-def _compute_mean(values: Sequence[float]) -> float:
+def _mean_or_nan(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from alphaapollo.evaluation.metrics import Estimate, SampleResult, Summary, join_repeats, summarize
+from alphaapollo.evaluation.metrics import SampleResult, Summary, join_repeats, summarize
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
@@ -24,9 +24,9 @@ WIDE = 1000  # columns; prevents rich from truncating names in narrow terminals
 
 
 def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
-    """Print and write the metrics of `results`, whose prompts are in `prompts`.
+    """Print the metrics of `results`, and write them to summary.json and summary.csv in `folder`.
 
-    Raises ValueError, after writing, if all samples failed.
+    prompts: the prompts of all results. Raises ValueError, after writing, if all samples failed.
     """
     summary = summarize(join_repeats(results, prompts))
     print_summary(*summary, terminal)
@@ -51,9 +51,11 @@ def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal:
     for summary in _list_summaries(everything, sources):
         title = summary.data_source or "(no data source)"
         for name, figure in summary.figures.items():
-            shape = "{:.1f}" if name in TOKENS else "{:.4f}"
-            value, interval = shape.format(figure.value), _format_interval(figure, shape)
-            table.add_row(title, name, value, interval, str(figure.problems))
+            number = "{:.1f}" if name in TOKENS else "{:.4f}"
+            interval = "-"
+            if figure.low is not None and figure.high is not None:
+                interval = f"{number.format(figure.low)} to {number.format(figure.high)}"
+            table.add_row(title, name, number.format(figure.value), interval, str(figure.problems))
             title = ""
         if not summary.figures:
             table.add_row(title, "nothing scored")
@@ -67,7 +69,7 @@ def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal:
 
 
 def format_outcome_line(summary: Summary) -> str:
-    """Return e.g. `openai/gsm8k: 16 samples of 2 problems; 16 scored; ended: 15 done, 1 token limit`."""
+    """Format the counts, e.g. `openai/gsm8k: 16 samples of 2 problems; 16 scored; ended: 15 done, 1 token limit`."""
 
     def format_counts(counts: Mapping[str, int]) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
@@ -80,7 +82,11 @@ def format_outcome_line(summary: Summary) -> str:
 
 def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
-    record = {"all": _to_dict(everything), "by_data_source": {name: _to_dict(one) for name, one in sources.items()}}
+
+    def to_dict(summary: Summary) -> dict[str, Any]:
+        return asdict(summary) | {"failed": summary.failed}
+
+    record = {"all": to_dict(everything), "by_data_source": {name: to_dict(one) for name, one in sources.items()}}
     table = StringIO(newline="")
     rows = csv.DictWriter(table, FIELDS)
     rows.writeheader()
@@ -97,14 +103,5 @@ def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summa
 
 
 def _list_summaries(everything: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:
+    """Return the summary of each data source and, unless there is only one, of all together."""
     return [*sources.values(), everything] if len(sources) != 1 else [*sources.values()]
-
-
-def _to_dict(summary: Summary) -> dict[str, Any]:
-    return asdict(summary) | {"failed": summary.failed}
-
-
-def _format_interval(figure: Estimate, shape: str) -> str:
-    if figure.low is None or figure.high is None:
-        return "-"
-    return f"{shape.format(figure.low)} to {shape.format(figure.high)}"

@@ -1,7 +1,7 @@
-"""Read and write results.jsonl of a generation: one line per sample, in the format of the rollout log.
+"""Read and write results.jsonl of main_generation: one line per sample, in the format of the rollout log.
 
-The lines of a group are appended when the group ends. A prompt is finished when all its samples have a line. After a
-kill, incomplete lines and groups are removed, and their prompts are generated again with the same random draws.
+When all samples of a prompt are graded, their lines are appended. After a kill, incomplete lines and prompts without
+all samples are removed, and these prompts are generated again with the same random seeds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from alphaapollo.types import Prompt, TrajectoryGroup
 
 @dataclass(frozen=True)
 class FinishedResults:
-    """Results of finished prompts, written by an earlier process."""
+    """Results that an earlier process wrote to results.jsonl, of prompts with all samples."""
 
-    results: list[SampleResult] = field(default_factory=list)  # results of complete groups
-    lines: frozenset[int] = frozenset()  # line numbers of `results`
-    num_dropped: int = 0  # number of other lines
+    results: list[SampleResult] = field(default_factory=list)
+    line_numbers: frozenset[int] = frozenset()  # lines of the file that contain `results`
+    num_dropped: int = 0  # number of other lines in the file
 
     @property
     def prompt_ids(self) -> set[int]:
@@ -34,8 +34,10 @@ class FinishedResults:
 
 
 def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
-    """Read the results of finished prompts without changing the file. Raises ValueError if the prompt of a line is
-    missing in `prompts` (by id), or has changed."""
+    """Read the results of prompts that have all `num_samples` samples. Does not change the file.
+
+    prompts: by id. Raises ValueError if a line has another prompt or ground truth than the prompt of its id.
+    """
     if not path.exists():
         return FinishedResults()
     groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
@@ -43,19 +45,19 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
     with path.open("rb") as file:
         for number, line in enumerate(file):
             num_lines += 1
-            result = _read_line(line, prompts, path)
+            result = _parse_line(line, prompts, path)
             if result is not None:
                 groups[result.problem].setdefault(result.sample, (number, result))
     complete = [group for group in groups.values() if set(group) == set(range(num_samples))]
     return FinishedResults(
         results=[result for group in complete for _, result in group.values()],
-        lines=frozenset(number for group in complete for number, _ in group.values()),
+        line_numbers=frozenset(number for group in complete for number, _ in group.values()),
         num_dropped=num_lines - num_samples * len(complete),
     )
 
 
-def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
-    """Parse a line. Returns None for an incomplete line. Raises ValueError if the line belongs to other data."""
+def _parse_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
+    """Parse a line of results.jsonl; None if it is incomplete. Raises ValueError if its prompt is not in `prompts`."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -75,12 +77,15 @@ def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Sample
 
 @contextmanager
 def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
-    """Open results.jsonl and remove lines of unfinished prompts. Context manager that yields an `append(group)`."""
+    """Open results.jsonl for appending, after removing the lines of unfinished prompts.
+
+    Context manager that yields a function `append(group)`, which writes the lines of one prompt's samples.
+    """
     with explain_write_errors("the results", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if finished.num_dropped:
             with path.open("rb") as old:
-                replace_file(path, (line for number, line in enumerate(old) if number in finished.lines))
+                replace_file(path, (line for number, line in enumerate(old) if number in finished.line_numbers))
         file = path.open("a", encoding="utf-8")
 
     def append(group: TrajectoryGroup) -> None:

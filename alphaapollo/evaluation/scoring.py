@@ -1,4 +1,4 @@
-"""Score existing outputs: rows with a prompt and one or several responses (main_eval).
+"""Grade existing responses and compute metrics (main_eval). A row has a prompt and one or several responses.
 
 Rows with equal prompt, data source and ground truth form one problem, so a file may also have one row per response.
 """
@@ -28,7 +28,7 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
-IN_FLIGHT = 64  # maximum responses in flight per grader process
+IN_FLIGHT = 64  # maximum number of responses queued per grader process
 GradedResponse = tuple[SampleResult, Score]
 
 
@@ -41,7 +41,7 @@ class Problem:
 
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
-    """Check the configuration, read the problems and print their number. Raises ValueError for invalid input."""
+    """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config(config)
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
@@ -60,7 +60,9 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
     rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], Problem] = {}
     for prompt, (row, responses) in zip(prompts, rows, strict=True):
-        truth = prompt.ground_truth if prompt.ground_truth is not None else _encode_truth(row.get("ground_truth"))
+        truth = (
+            prompt.ground_truth if prompt.ground_truth is not None else _encode_ground_truth(row.get("ground_truth"))
+        )
         key = (prompt.data_source, json.dumps(prompt.content), truth)
         problem = found.setdefault(key, Problem(replace(prompt, id=len(found), ground_truth=truth), []))
         problem.responses.extend(responses)
@@ -74,8 +76,8 @@ def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRo
     column = next((name for name in wanted if name in columns), None)
     if column is None:
         raise ValueError(
-            f"{path} has no column {' or '.join(map(repr, wanted))}, only {', '.join(columns)}. Set data.response_key "
-            "to the column with the responses."
+            f"{path} has no column {' or '.join(map(repr, wanted))}; its columns are {', '.join(columns)}. Set "
+            "data.response_key to the column with the responses."
         )
 
     def split_responses(row: DataRow) -> tuple[DataRow, list[str]]:
@@ -92,7 +94,9 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, terminal)
-    lines = (json.dumps(_make_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in graded)
+    lines = (
+        json.dumps(_make_score_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in graded
+    )
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
@@ -101,7 +105,7 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
 
 
 async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
-    """Return the results of all responses, ordered by problem and response."""
+    """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
     slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
@@ -110,23 +114,24 @@ async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], term
     try:
         with ProgressCounter("responses", count, terminal=terminal) as counter:
 
-            async def grade(prompt: Prompt, sample: int, text: str) -> GradedResponse:
+            async def grade(prompt: Prompt, sample: int, response: str) -> GradedResponse:
                 async with slots:
-                    score = await client.score(prompt, text)
+                    score = await client.score(prompt, response)
                 counter.advance("")
-                return make_sample_result(prompt, sample, text, score), score
+                return make_sample_result(prompt, sample, response, score), score
 
             jobs = [
-                grade(problem.prompt, sample, text)
+                grade(problem.prompt, sample, response)
                 for problem in problems
-                for sample, text in enumerate(problem.responses)
+                for sample, response in enumerate(problem.responses)
             ]
             return list(await asyncio.gather(*jobs))
     finally:
         await client.close()
 
 
-def _make_record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
+def _make_score_record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
+    """Create the line of scores.jsonl for one graded response."""
     problem = problems[result.problem]
     return {
         "prompt_id": result.problem,
@@ -143,5 +148,6 @@ def _make_record(problems: Sequence[Problem], result: SampleResult, score: Score
     }
 
 
-def _encode_truth(value: object) -> str | None:
+def _encode_ground_truth(value: object) -> str | None:
+    """Encode a ground truth that is not a string as JSON."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -21,7 +21,7 @@ from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
 class RewardModelScorer(Protocol):
-    """Scorer that adds rewards of a reward model. Implemented by trainer/step/reward_model_scorer.py."""
+    """Interface of trainer/step/reward_model_scorer.py, which adds a reward model's scores to trajectories' rewards."""
 
     async def score_groups(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
@@ -34,7 +34,7 @@ class Validation:
 
     metrics: dict[str, float]
     accuracy: float | None  # accuracy of sampled responses; None if no response was scored
-    groups: dict[str, list[TrajectoryGroup]]  # groups by metric suffix: "" (sampled), "_greedy"
+    groups: dict[str, list[TrajectoryGroup]]  # by suffix of the metric names: "" (sampled) or "_greedy"
 
 
 async def validate(
@@ -46,10 +46,11 @@ async def validate(
     console: Console,
     reward_model_scorer: RewardModelScorer | None = None,
 ) -> Validation:
-    """Compute val/accuracy (sampled) and, if configured, val/accuracy_greedy. Without prompts, the result is empty.
+    """Generate responses to held-out prompts and compute the metrics `val/*`. Without prompts, the result is empty.
 
-    The metrics equal those of main_generation (evaluation/metrics.py), without intervals. Every validation uses the
-    same random draws. Failed trajectories are excluded, and their share is a metric.
+    With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. The metrics equal those of
+    main_generation (evaluation/metrics.py). Every validation uses the same random seeds. Failed trajectories are
+    excluded, and their share is a metric.
     """
     if not prompts:
         return Validation({}, None, {})
@@ -78,7 +79,13 @@ async def generate_missing_groups(
     phase: str,
     on_group: Callable[[TrajectoryGroup], None] | None = None,
 ) -> None:
-    """Run the requests whose index is not in `groups`. Add each group when it ends; pass it to `on_group`."""
+    """Generate the requests whose index is not in `groups` yet, and add each result to `groups`.
+
+    Args:
+        groups: index of a request -> its trajectories.
+        phase: label of the progress display.
+        on_group: called with each new group.
+    """
     missing = [index for index in range(len(requests)) if index not in groups]
     console.show_phase(phase, len(groups), len(requests))
     async for position, group in engines.generate([requests[index] for index in missing]):
@@ -89,10 +96,13 @@ async def generate_missing_groups(
 
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
-    """Return the metrics of all prompts and, if there are several data sources, of each data source."""
-    results = _make_results(groups, needs_answers=False)
-    if count_max_samples(results) > 1:
-        results = _make_results(groups, needs_answers=True)
+    """Compute the metrics `val/*` of all prompts and, if there are several data sources, of each data source.
+
+    suffix: appended to the metric names.
+    """
+    results = _make_sample_results(groups, needs_answers=False)
+    if count_max_samples(results) > 1:  # answers are only needed for maj@n
+        results = _make_sample_results(groups, needs_answers=True)
     metrics = compute_val_metrics(results, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
     if len(sources) > 1:
@@ -102,28 +112,27 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dic
     return metrics
 
 
-def _make_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
+def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
     pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
     results = [convert_trajectory(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
     return join_repeats(results, [group.prompt for group in groups])
 
 
-def compute_val_metrics(results: Sequence[SampleResult], name: str) -> dict[str, float]:
-    """Compute means over problems with up to n samples each, without failed samples.
+def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:
+    """Compute means over problems with up to n samples each, and the share of failed samples.
 
-    `name` is the template of the metric names, e.g. "val/{}_greedy". With n > 1, the metrics include pass@k for powers
-    of two, and maj@n.
+    With n > 1, the metrics include pass@k for powers of two, and maj@n. name_template: e.g. "val/{}_greedy".
     """
     n = count_max_samples(results)
     means = compute_mean_metrics(results, n)
-    metrics = {name.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
+    metrics = {name_template.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
     if math.isnan(means["reward"]):
         return metrics
-    metrics[name.format("accuracy")] = means[f"avg@{n}"]
-    metrics[name.format("reward")] = means["reward"]
-    metrics[name.format("response_length")] = means["response_length"]
+    metrics[name_template.format("accuracy")] = means[f"avg@{n}"]
+    metrics[name_template.format("reward")] = means["reward"]
+    metrics[name_template.format("response_length")] = means["response_length"]
     if n > 1:
         for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
             if not math.isnan(means[metric]):  # NaN: no prompt has k scored samples
-                metrics[name.format(metric)] = means[metric]
+                metrics[name_template.format(metric)] = means[metric]
     return metrics

@@ -32,7 +32,7 @@ Singleton = Literal["zero", "raw"]
 def with_singletons(seq_adv: Tensor, raw: Tensor, index: Index, singleton: Singleton) -> Tensor:
     """Replace the result of groups of one by the raw score, which the project does not offer. [N] -> [N]"""
     groups = groups_of(index)
-    return torch.where((groups.sizes == 1)[groups.index], raw, seq_adv) if singleton == "raw" else seq_adv
+    return torch.where((groups.sizes == 1)[groups.group_index], raw, seq_adv) if singleton == "raw" else seq_adv
 
 
 def spread(seq_adv: Tensor, mask: Tensor) -> Results:
@@ -130,8 +130,10 @@ def magistral(
     eps: float = 0.0,
     singleton: Singleton = "zero",
 ) -> Results:
-    batches = [torch.tensor(rows, dtype=torch.int64) for rows in minibatch or [range(len(scores))]]
-    return spread(magistral_advantages(centered(scores, index, singleton), batches, ddof, eps), mask)
+    mini_batch_ids = torch.zeros(len(scores), dtype=torch.int64)
+    for number, rows in enumerate(minibatch or []):
+        mini_batch_ids[list(rows)] = number
+    return spread(magistral_advantages(centered(scores, index, singleton), mini_batch_ids, ddof, eps), mask)
 
 
 def opo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:

@@ -117,11 +117,13 @@ def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> R
 
 
 def kl_adaptive(coef: float, target: float, horizon: float, kls: Sequence[float], n_steps: int) -> Results:
-    return _series(lambda coef, measured: kl.adaptive_kl_coef(coef, measured, n_steps, target, horizon), coef, kls)
+    config = KLControl(type="adaptive", target_kl=target, horizon=horizon)
+    return _series(lambda coef, measured: kl.next_kl_coef(config, coef, measured, n_steps), coef, kls)
 
 
 def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
-    return _series(lambda coef, measured: kl.doubling_kl_coef(coef, measured, target), coef, kls)
+    config = KLControl(type="doubling", target_kl=target)
+    return _series(lambda coef, measured: kl.next_kl_coef(config, coef, measured, 1), coef, kls)
 
 
 def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:

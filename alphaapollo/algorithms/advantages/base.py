@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,48 +26,48 @@ NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 class Turns:
     """The M turns of the trajectories in a batch; turns of one trajectory are consecutive and in order."""
 
-    index: Tensor  # [B, L] int64, turn of each action token; -1 off the mask
+    turn_of_token: Tensor  # [B, L] int64, 0 .. M-1 on action tokens; -1 on other tokens
     trajectory_ids: Tensor  # [M] int64
-    anchors: Tensor  # [M] int64, equal for turns of one group that start from the same state
+    anchor_ids: Tensor  # [M] int64, equal for turns of one group that start from the same environment state
 
-    def rewards(self, token_rewards: Tensor) -> Tensor:
-        """Compute the sum of the token rewards of each turn. [B, L] -> [M]."""
-        inside = self.index >= 0
+    def sum_rewards(self, token_rewards: Tensor) -> Tensor:
+        """Sum the token rewards of each turn. [B, L] -> [M]."""
+        inside = self.turn_of_token >= 0
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
-        return sums.index_add_(0, self.index[inside], token_rewards[inside])
+        return sums.index_add_(0, self.turn_of_token[inside], token_rewards[inside])
 
     def expand_to_tokens(self, values: Tensor) -> Tensor:
-        """Copy the value of each turn to its action tokens; zero elsewhere. [M] -> [B, L]."""
-        return torch.where(self.index >= 0, values[self.index.clamp(min=0)], 0.0)
+        """Copy the value of each turn to its action tokens; 0 elsewhere. [M] -> [B, L]."""
+        return torch.where(self.turn_of_token >= 0, values[self.turn_of_token.clamp(min=0)], 0.0)
 
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """Inputs of an estimator, response-aligned: B rows, L = longest response. Any float dtype; runs use float64.
+    """Inputs of an advantage estimator for B token sequences (rows), in float64 during runs.
 
-    In memory context a trajectory has one row per turn. These rows share a trajectory id and are in the order of the
-    turns. Group statistics count trajectories (see Trajectories). Credit assignment crosses the rows of a trajectory
-    (see JoinedTrajectories).
+    L is the length of the longest response; column 0 is the first response token of a row. A trajectory is usually one
+    row. If its environment starts a new prompt each turn (memory context), it is one row per turn: these rows have the
+    same trajectory id and are in the order of the turns. `Trajectories` and `JoinedTrajectories` combine them.
     """
 
-    token_rewards: Tensor  # [B, L] reward per token, including KL and penalties
+    token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
     mask: Tensor  # [B, L] 1 on action tokens
     scores: Tensor  # [B] reward of the trajectory, equal in all rows of the trajectory
     group_ids: Tensor  # [B] int64, group (prompt) of each row
     trajectory_ids: Tensor  # [B] int64
     values: Tensor | None = None  # [B, L] values predicted by the critic
-    greedy_rewards: Tensor | None = None  # [B] score of the prompt's greedy rollout
-    components: dict[str, Tensor] | None = None  # name -> [B], named rewards of the reward function
+    greedy_rewards: Tensor | None = None  # [B] reward of a greedy rollout of the same prompt
+    components: dict[str, Tensor] | None = None  # name -> [B], named rewards that the reward function returns
     turns: Turns | None = None
     mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row; no group is split
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """Result of an estimator."""
+    """Result of an advantage estimator."""
 
-    advantages: Tensor  # [B, L], zero off the mask
-    returns: Tensor  # [B, L], zero off the mask: training targets of the critic; only logged without a critic
+    advantages: Tensor  # [B, L], 0 outside the mask
+    returns: Tensor  # [B, L], 0 outside the mask: training targets of the critic; only logged without a critic
 
 
 EstimatorFn = Callable[[AdvantageInputs, Algorithm], Advantages]
@@ -76,9 +76,10 @@ StartCheck = Callable[[Algorithm, int], None]
 
 @dataclass(frozen=True)
 class Estimator:
-    """Registered advantage estimator that checks its inputs and its result when called.
+    """Registered advantage estimator. Calling it runs `fn` and checks the inputs and the result.
 
-    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts.
+    The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
+    run (trainer/setup/combinations.py).
     """
 
     name: str
@@ -95,9 +96,9 @@ class Estimator:
         self._check_inputs(inputs)
         result = self.fn(inputs, config)
         check_type(str(self), result, Advantages)
-        self._check_matrix("advantages", result.advantages, inputs.mask)
+        self._check_result("advantages", result.advantages, inputs.mask)
         if result.returns is not result.advantages:
-            self._check_matrix("returns", result.returns, inputs.mask)
+            self._check_result("returns", result.returns, inputs.mask)
         return result
 
     def __str__(self) -> str:
@@ -106,8 +107,11 @@ class Estimator:
     def _check_inputs(self, inputs: AdvantageInputs) -> None:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
-            raise ValueError(f"{self} needs {', '.join(missing)}, which the batch does not contain.")
-        if not (is_finite(inputs.scores) and is_finite(inputs.token_rewards)):
+            raise ValueError(
+                f"{self} needs {', '.join(missing)} in its AdvantageInputs, but got None. Pass these inputs, or use an "
+                "estimator that does not need them."
+            )
+        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
             invalid = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
             ids = inputs.trajectory_ids[invalid].unique().tolist()
             raise ValueError(
@@ -115,23 +119,23 @@ class Estimator:
                 "from the reward function, and exclude failed trajectories before computing advantages."
             )
 
-    def _check_matrix(self, name: str, matrix: Tensor, mask: Tensor) -> None:
-        name = f"the {name} of {self}"
-        check_floats(name, matrix, mask.shape)
-        require(is_finite(matrix), f"{name} must be finite, but have NaN or infinite values.")
+    def _check_result(self, name: Literal["advantages", "returns"], matrix: Tensor, mask: Tensor) -> None:
+        label = f"the {name} of {self}"
+        check_floats(label, matrix, mask.shape)
+        require(all_finite(matrix), f"{label} must be finite, but have NaN or infinite values.")
         require(
-            not has_values_off_mask(matrix, mask),
-            f"{name} must be zero outside the action mask. Multiply them by the mask.",
+            not has_nonzero_outside_mask(matrix, mask),
+            f"{label} must be zero outside the action mask. Multiply them by the mask.",
         )
 
 
-def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite. The sum is tested first, because that is fast."""
+def all_finite(values: Tensor) -> bool:
+    """Return whether all values are finite. A finite sum is a fast proof of that."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def has_values_off_mask(matrix: Tensor, mask: Tensor) -> bool:
-    """Return whether any value off the mask is non-zero. Temporaries of 64 rows fit into the CPU cache."""
+def has_nonzero_outside_mask(matrix: Tensor, mask: Tensor) -> bool:
+    """Return whether a value outside the mask is not 0. [B, L] each; blocks of 64 rows fit into the CPU cache."""
     pairs = zip(matrix.split(64), mask.split(64), strict=True)
     return any(((values.numpy() != 0) & (block_mask.numpy() == 0)).any() for values, block_mask in pairs)
 
@@ -142,30 +146,31 @@ estimator_names = _estimators.names
 
 
 def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn], EstimatorFn]:
-    """Return a decorator that registers an estimator under algorithm.adv_estimator=name.
+    """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
 
-    The decorated function is `fn(inputs, config.algorithm) -> Advantages`. declarations: fields of `Estimator`, all
-    optional. With `reads`, a run warns about keys without effect.
+    The decorated function is `fn(inputs, config.algorithm) -> Advantages`. declarations: optional fields of
+    `Estimator`. If `reads` is given, a run warns about config keys that are set but not read.
     """
     unknown = set(declarations.get("needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(
-            f"The estimator {name!r} has needs={sorted(unknown)}. The available inputs are {', '.join(NEEDS)}."
+            f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The available "
+            f"inputs are {', '.join(NEEDS)}."
         )
 
-    def add(fn: EstimatorFn) -> EstimatorFn:
+    def register(fn: EstimatorFn) -> EstimatorFn:
         _estimators.register(name)(Estimator(name, fn, **declarations))
         return fn
 
-    return add
+    return register
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The N trajectories of a batch, with their scores, lengths and groups."""
+    """The N trajectories of a batch, each of one or several token sequences (rows)."""
 
-    rows: Groups  # trajectory of each row; index [B]
-    groups: Groups  # group of each trajectory; index [N]
+    rows: Groups  # groups the B rows by trajectory
+    groups: Groups  # groups the N trajectories by prompt
     scores: Tensor  # [N]
     lengths: Tensor  # [N] number of action tokens over all rows
     mask: Tensor  # [B, L]
@@ -177,15 +182,15 @@ class Trajectories:
         lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.is_constant(inputs.scores).all(), "all rows of a trajectory must have the same score"
-        return cls(rows, Groups.from_ids(rows.first(inputs.group_ids)), scores, lengths, inputs.mask)
+        return cls(rows, Groups.from_ids(rows.common_value(inputs.group_ids)), scores, lengths, inputs.mask)
 
-    def expand_to_tokens(self, values: Tensor) -> Tensor:
-        """Copy the value of each trajectory to its action tokens; zero elsewhere. [N] -> [B, L]."""
-        return values[self.rows.index].unsqueeze(1) * self.mask.to(values.dtype)
+    def expand_to_tokens(self, advantages: Tensor) -> Advantages:
+        """Give every action token the advantage of its trajectory; 0 elsewhere. [N] -> [B, L]."""
+        token_advantages = advantages[self.rows.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
+        return Advantages(token_advantages, token_advantages)
 
 
 def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor]) -> Advantages:
-    """Compute advantages from one score per trajectory with `fn(scores [N], groups) -> [N]`."""
+    """Compute one advantage per trajectory with `fn(scores [N], groups) -> [N]`, and copy it to the action tokens."""
     trajectories = Trajectories.from_inputs(inputs)
-    advantages = trajectories.expand_to_tokens(fn(trajectories.scores, trajectories.groups))
-    return Advantages(advantages, advantages)
+    return trajectories.expand_to_tokens(fn(trajectories.scores, trajectories.groups))

@@ -10,18 +10,18 @@ from alphaapollo.config.schema import Algorithm
 
 
 def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
-    """Compute alpha = B / (B - M), a scalar (arXiv 2504.02546, Eq. 7); 1 if all groups have zero reward variance.
+    """Compute the factor alpha = B / (B - M) of GPG's advantages, a scalar (arXiv 2504.02546, Eq. 7); 1 if M = B.
 
-    M: number of samples in groups with zero reward variance, which have no gradient.
+    B: number of samples. M: number of samples in groups with zero reward variance, which have no gradient.
     """
-    num_constant = groups.is_constant(scores)[groups.index].sum()
+    num_constant = groups.is_constant(scores)[groups.group_index].sum()
     num_samples = scores.numel()
     informative = num_samples - num_constant if num_constant < num_samples else num_samples
     return scores.new_tensor(num_samples) / informative
 
 
 def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
-    """Compute alpha (R - mean) / F with F = 1, or F = std of the group (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
+    """Compute gpg_alpha * (score - mean), divided by the group's std if std_norm (arXiv 2504.02546). [N] -> [N]."""
     centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
     return gpg_alpha(scores, groups) * centered
 

@@ -10,10 +10,9 @@ from alphaapollo.config.schema import Algorithm
 
 
 def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
-    """Compute R - b with b = sum_j l_j R_j / sum_j l_j over the group (arXiv 2505.23585). [N] each -> [N].
+    """Subtract from each score the length-weighted mean score of its group (arXiv 2505.23585). [N] each -> [N].
 
-    l_j is the response length.
-    A group without action tokens has b = 0; it has no tokens to train on.
+    lengths: number of action tokens. The mean is 0 in a group without action tokens, which has nothing to train on.
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     return center_in_groups(scores, groups, baseline)
@@ -22,6 +21,4 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
 @register_estimator("opo", group=True, on_policy=True, reads=())
 def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     trajectories = Trajectories.from_inputs(inputs)
-    centered = opo(trajectories.scores, trajectories.lengths, trajectories.groups)
-    advantages = trajectories.expand_to_tokens(centered)
-    return Advantages(advantages, advantages)
+    return trajectories.expand_to_tokens(opo(trajectories.scores, trajectories.lengths, trajectories.groups))

@@ -1,4 +1,4 @@
-"""Pass@k training: reward a group for its best samples, in two published forms."""
+"""Two estimators for pass@k training, which rewards a group of samples for its best ones."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from alphaapollo.config.schema import Algorithm
 def passk_leave_one_out(
     scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """Compute max_j R_j - max_{j != i} R_j within the group (arXiv 2503.19595). [N] -> [N].
+    """Compute how much each sample raises the best score of its group (arXiv 2503.19595). [N] -> [N].
 
-    Only a unique best sample has a non-zero advantage. The advantage in a group of one is 0. std_norm divides by the
-    group's std + eps, which the paper's formula does not.
+    A_i = max_j R_j - max_{j != i} R_j, so only a unique best sample has a non-zero advantage; 0 in a group of one.
+    std_norm divides by the group's std + eps, which the paper's formula does not.
     """
     best = groups.max(scores)
-    is_best = scores == best[groups.index]
+    is_best = scores == best[groups.group_index]
     unique = groups.sum(is_best.to(scores.dtype)) == 1
     second = groups.max(torch.where(is_best, torch.full_like(scores, -math.inf), scores))
     gain = torch.where(unique & (groups.sizes > 1), best - second, torch.zeros_like(best))
     if std_norm:
         gain = gain / (groups.std(scores, ddof) + eps)
-    return torch.where(is_best, gain[groups.index], torch.zeros_like(scores))
+    return torch.where(is_best, gain[groups.group_index], torch.zeros_like(scores))
 
 
 def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
-    """Compute the closed form for binary rewards (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
+    """Compute pass@k advantages of binary rewards in closed form (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
 
-    R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)), A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s.
-    The advantage is 0 where s = 0, and in a group with fewer than k remaining samples.
+    For a group of N samples, N- of them wrong: R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
+    (1 - R)/s of correct samples, (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s of wrong ones. It is 0 if s = 0 or N < k.
 
-    Raises ValueError if no group has k samples or a reward is neither 0 nor 1.
+    Raises ValueError if no group has k samples, or a reward is neither 0 nor 1.
     """
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError(
-            "grpo_passk_analytic needs rewards of 0 or 1, but this reward has other values. Use grpo_passk."
+            "grpo_passk_analytic needs rewards of 0 or 1, but got other values. Set algorithm.adv_estimator=grpo_passk."
         )
     largest = int(groups.sizes.max())
     if largest < k:
         raise ValueError(
-            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest has {largest}. Raise "
-            "env.rollout.n or lower algorithm.passk_k."
+            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest group has {largest} without "
+            "failed samples. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [
         _passk_advantages(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)
     ]
-    table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.index]
+    table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
     return torch.where(correct > 0, table[:, 0], table[:, 1])
 
 
-def _passk_advantages(size: int, num_wrong: int, k: int) -> tuple[float, float]:
+def _passk_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
     """Compute the advantages of a correct and of a wrong sample of one group."""
-    if size < k:
+    if group_size < k:
         return 0.0, 0.0
-    all_fail = math.comb(num_wrong, k) / math.comb(size, k)
+    all_fail = math.comb(num_wrong, k) / math.comb(group_size, k)
     std = math.sqrt(all_fail * (1.0 - all_fail))
     if std == 0.0:
         return 0.0, 0.0
-    all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(size - 1, k - 1)
+    all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(group_size - 1, k - 1)
     return all_fail / std, (all_fail - all_fail_given_one) / std
 
 
@@ -74,7 +74,7 @@ def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return from_scores(inputs, lambda scores, groups: passk_leave_one_out(scores, groups, std_norm))
 
 
-def _check_k(config: Algorithm, group_size: int) -> None:
+def _check_passk_k(config: Algorithm, group_size: int) -> None:
     if config.passk_k > group_size:
         raise ValueError(
             f"algorithm.passk_k={config.passk_k} must not exceed the group size, env.rollout.n={group_size}. "
@@ -87,7 +87,7 @@ def _check_k(config: Algorithm, group_size: int) -> None:
     group=True,
     reads=("passk_k",),
     no_shaping_reason="its closed form needs rewards of 0 or 1",
-    check=_check_k,
+    check=_check_passk_k,
 )
 def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return from_scores(inputs, lambda scores, groups: passk_analytic(scores, groups, config.passk_k).to(scores.dtype))

@@ -11,9 +11,13 @@ from alphaapollo.config.schema import Algorithm
 
 
 def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Compute A_t = sum_{t' >= t} R_t' - R(greedy) (arXiv 2310.10505, Algorithm 1). Matrices [B, L], baselines [B].
+    """Subtract the greedy rollout's reward from each reward-to-go (arXiv 2310.10505, Algorithm 1).
 
-    Returns (advantages, rewards-to-go), zero off the mask.
+    Args:
+        token_rewards, mask: [B, L].
+        baselines: [B] reward of a greedy rollout of the same prompt.
+
+    Returns (advantages, rewards-to-go) [B, L], 0 outside the mask.
     """
     returns = reward_to_go(token_rewards, mask, gamma)
     return apply_mask(returns - baselines.unsqueeze(1), mask), returns
@@ -24,6 +28,6 @@ def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
-    baselines = joined.rows.first(inputs.greedy_rewards)
+    baselines = joined.rows.common_value(inputs.greedy_rewards)
     advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
     return Advantages(joined.split(advantages), joined.split(returns))

@@ -10,10 +10,13 @@ from alphaapollo.config.schema import Algorithm
 
 
 def rloo(scores: Tensor, groups: Groups) -> Tensor:
-    """Subtract the mean of the other k-1 rewards: k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
+    """Subtract from each score the mean of the other scores in its group (arXiv 2402.14740). [N] -> [N].
+
+    In a group of k samples this equals k/(k-1) (score - mean).
+    """
     sizes = groups.sizes.to(scores.dtype)
     factor = sizes / (sizes - 1).clamp(min=1)
-    return factor[groups.index] * center_in_groups(scores, groups)
+    return factor[groups.group_index] * center_in_groups(scores, groups)
 
 
 @register_estimator("rloo", group=True, reads=())

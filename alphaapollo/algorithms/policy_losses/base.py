@@ -25,9 +25,10 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class PolicyLossInputs:
-    """Inputs of a policy loss, response-aligned: B rows, L = longest response. Only `logp` has a gradient.
+    """Inputs of a policy loss for a micro-batch of B trajectories. Only `logp` has a gradient.
 
-    If a trajectory has several rows in the micro-batch, they are joined into one, without the tokens between actions.
+    L is the length of the longest response; column 0 is the first response token. If a trajectory has several token
+    sequences (memory context), their action tokens are joined into one row.
     """
 
     logp: Tensor  # [B, L] log-probs of the trained policy
@@ -40,27 +41,30 @@ class PolicyLossInputs:
 
 @dataclass(frozen=True)
 class PolicyLossOutput:
-    """Loss to minimize, before aggregation, and metrics.
+    """Loss of each token or sequence, before aggregation to a scalar, and metrics.
 
-    Metrics are scalars: sums over action tokens (token level) or non-empty rows (sequence level). The logger divides
-    the sums by the global count. Every registered loss also gets `old_policy_kl`.
+    A metric is a scalar: the sum over action tokens (token level) or non-empty rows (sequence level). The logger
+    divides it by the number of tokens or rows in all micro-batches and ranks.
     """
 
-    loss: Tensor  # [B, L] at token level, [B] at sequence level; values off the mask and in empty rows are ignored
+    loss: Tensor  # [B, L] at token level, [B] at sequence level; values outside the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
 TokenSelector = Callable[[Tensor, Tensor, Actor], Tensor]
-"""Function (log-probs [n], advantages [n], config) -> bool [n] over the n action tokens of a mini-batch, in random
-order. The log-probs are computed by the policy before its first step on the batch."""
+"""Function (log-probs [n], advantages [n], config) -> bool [n] that selects some of a mini-batch's n action tokens.
+
+The tokens are in random order. The log-probs are those of the policy before its first step on the batch.
+"""
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Registered policy loss that checks its result and adds the metric old_policy_kl when called.
+    """Registered policy loss. Calling it runs `fn`, checks the result and adds the metric old_policy_kl.
 
-    trainer/setup/combinations.py uses the declarations below to reject invalid combinations when a run starts.
+    The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
+    run (trainer/setup/combinations.py).
     """
 
     name: str
@@ -73,7 +77,7 @@ class PolicyLoss:
 
     @property
     def needs_full_trajectories(self) -> bool:
-        """Whether all rows of a trajectory must be in one micro-batch, where they are joined into one row."""
+        """Whether all token sequences of a trajectory must be in one micro-batch, where they are joined into one."""
         return self.needs_full_sequence or self.level == "sequence"
 
     def __str__(self) -> str:
@@ -94,33 +98,33 @@ policy_loss_names = _policy_losses.names
 
 
 def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Return a decorator that registers a loss under policy_loss.loss_mode=name.
+    """Return a decorator that registers a policy loss, selected by policy_loss.loss_mode=name.
 
-    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`.
-    declarations: fields of `PolicyLoss`, all optional. With `reads`, a run warns about keys without effect.
+    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. declarations: optional
+    fields of `PolicyLoss`. If `reads` is given, a run warns about config keys that are set but not read.
     """
 
-    def add(fn: PolicyLossFn) -> PolicyLossFn:
+    def register(fn: PolicyLossFn) -> PolicyLossFn:
         _policy_losses.register(name)(PolicyLoss(name, fn, **declarations))
         return fn
 
-    return add
+    return register
 
 
-def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Compute the clip fractions, in total and for each bound, as sums.
+def clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Compute the clip fraction, also separately for the lower and the upper bound, as sums over tokens or rows.
 
     Args:
-        clipped: bool, or share of clipped tokens in the row. [B, L], or [B] for a sequence-level loss.
-        above: bool, True where the upper bound applies, False where the lower bound applies. Same shape.
+        clipped: bool [B, L]; for a sequence-level loss [B], bool or the share of clipped tokens in the row.
+        is_upper_bound: bool, same shape: True where the upper bound applies, False where the lower bound applies.
         mask: [B, L].
     """
     total = row_sum if clipped.ndim == 1 else token_sum
     zeros = torch.zeros_like(clipped)
     return {
         "pg_clipfrac": total(clipped, mask),
-        "clip_fraction_low": total(torch.where(above, zeros, clipped), mask),
-        "clip_fraction_high": total(torch.where(above, clipped, zeros), mask),
+        "clip_fraction_low": total(torch.where(is_upper_bound, zeros, clipped), mask),
+        "clip_fraction_high": total(torch.where(is_upper_bound, clipped, zeros), mask),
     }
 
 
@@ -137,19 +141,19 @@ def clip_range(config: Actor, default_low: float, default_high: float) -> tuple[
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum a metric over action tokens, without gradient. [B, L] numbers or bools -> float64 scalar."""
+    """Sum values over the tokens in the mask, without gradient. [B, L] numbers or bools -> float64 scalar."""
     return apply_mask(values.detach().double(), mask).sum()
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum a metric over non-empty rows, without gradient. [B] numbers or bools -> float64 scalar."""
+    """Sum values over the rows that are not empty in the mask, without gradient. [B] -> float64 scalar."""
     return apply_mask(values.detach().double(), mask.bool().any(dim=1)).sum()
 
 
 def old_policy_kl(inputs: PolicyLossInputs, per_row: bool) -> Tensor:
-    """Compute the metric sum of the k3 estimate of KL(old||pi) on samples of the old policy.
+    """Compute the metric old_policy_kl: k3 estimates of KL(old||pi), summed over tokens.
 
-    The sum is over tokens, or with per_row over the token means of rows.
+    With per_row, it is the sum over rows of the mean over the row's tokens.
     """
     d = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask)
     kl = torch.expm1(d) - d

@@ -1,7 +1,7 @@
 """Clip-Cov and KL-Cov: preserve entropy by restricting tokens with a high covariance of log-prob and advantage.
 
 Source: arXiv 2505.22617. The covariance is over the tokens of a mini-batch (section 4.2); the authors' code uses
-micro-batches. Log-probs are computed by the policy before its first step on the batch, which generated the samples.
+micro-batches. Tokens are selected with the log-probs of the policy before its first step on the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from alphaapollo.config.schema import Actor
 
 
 def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Compute (A - mean A)(log pi - mean log pi) without gradient; zero off the mask. [B, L] -> [B, L]."""
+    """Compute each token's share of the covariance of advantage A and log-prob. [B, L] each -> [B, L].
+
+    (A - mean A)(log pi - mean log pi), without gradient; 0 outside the mask.
+    """
     logp = logp.detach()
     return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
 
@@ -31,35 +34,39 @@ def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 def clip_cov_candidates(
     covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
 ) -> tuple[Tensor, int]:
-    """Return the candidates of Clip-Cov (bool [B, L]) and the number of candidates to draw. All [B, L].
+    """Return the tokens from which Clip-Cov draws (bool [B, L]), and how many of them it draws. Tensors: [B, L].
 
-    Candidates are tokens with low < cov < high that PPO has not clipped. The number to draw is the share `ratio` of all
-    action tokens, at least one.
+    These are the tokens with low < covariance < high that PPO has not clipped. The number is the share `ratio` of all
+    tokens in the mask, at least one, and at most the number of candidates.
     """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
-    return candidates, min(_token_count(ratio, mask), int(candidates.sum()))
+    return candidates, min(_count_tokens(ratio, mask), int(candidates.sum()))
 
 
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
-    """Select the share `ratio` of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
-    cells = mask.bool().flatten().nonzero().squeeze(1)
-    order = covariance.flatten()[cells].argsort(descending=True, stable=True)[: _token_count(ratio, mask)]
+    """Select the share `ratio` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
+    positions = mask.bool().flatten().nonzero().squeeze(1)
+    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_tokens(ratio, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
-    top[cells[order]] = True
+    top[positions[order]] = True
     return top.view_as(mask)
 
 
 def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float) -> Tensor:
-    """Compute -r A (unclipped), plus coef |log pi - log old| on the selected tokens. All [B, L]."""
+    """Compute the KL-Cov loss: -ratio * advantage, plus coef * |log_ratio| on the selected tokens. All [B, L]."""
     return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
-def _token_count(ratio: float, mask: Tensor) -> int:
+def _count_tokens(ratio: float, mask: Tensor) -> int:
+    """Return the share `ratio` of the number of tokens in the mask, at least 1."""
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
 def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Select the first candidates of Clip-Cov: a uniform draw, because tokens are in random order. [n] -> bool [n]."""
+    """Draw the tokens whose loss Clip-Cov sets to 0. [n] each -> bool [n].
+
+    The tokens are in random order (TokenSelector), so the first candidates are a uniform draw.
+    """
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
         token_covariance(logp, advantages, mask),
@@ -78,7 +85,7 @@ def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -
     choose=_select_random_candidates,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute PPO's clipped loss, with zero loss on the drawn candidates, which still count in the denominator."""
+    """Compute PPO's clipped loss, with loss 0 on the chosen tokens, which still count in the denominator."""
     assert inputs.chosen is not None
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
@@ -88,7 +95,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 
 def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Select the tokens with the largest covariance for KL-Cov. [n] -> bool [n]."""
+    """Select the tokens with the largest covariance, on which KL-Cov adds a KL penalty. [n] each -> bool [n]."""
     mask = torch.ones_like(logp)
     return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
 

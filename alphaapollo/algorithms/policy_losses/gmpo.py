@@ -26,8 +26,8 @@ def gmpo_ratio(
     advantages [B]. Returns the means [B] (1 for an empty row), and a bool [B, L] that is True on clipped tokens.
     """
     d = log_ratio(logp, old_logp, mask)
-    rising = (advantages >= 0).unsqueeze(1)
-    clipped = torch.where(rising, d.clamp(max=high), d.clamp(min=-low))
+    is_positive = (advantages >= 0).unsqueeze(1)
+    clipped = torch.where(is_positive, d.clamp(max=high), d.clamp(min=-low))
     return row_mean(clipped, mask).exp(), clipped != d
 
 

@@ -19,7 +19,7 @@ from alphaapollo.config.schema import Actor
 
 
 def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
-    """Compute -min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
+    """Compute PPO's loss -min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
 
     With dual_clip c > 1, the loss is at most -c A where A < 0 (arXiv 1912.09729, Eq. 5).
     """
@@ -30,7 +30,7 @@ def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_cl
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Return where the clip is active: r is outside the range, in the direction of A. Bool, any equal shapes."""
+    """Return where PPO clips: ratio > 1 + high and A > 0, or ratio < 1 - low and A < 0. Any equal shapes -> bool."""
     return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
 
 
@@ -48,6 +48,9 @@ def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLossOutput:
-    """Compute PPO's clipped loss and its metrics. ratio, advantages [B, L] or [B] (sequence level), mask [B, L]."""
+    """Compute PPO's clipped loss and the clip fractions.
+
+    ratio and advantages are [B, L], or [B] for a sequence-level loss. mask [B, L].
+    """
     metrics = clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)

@@ -9,11 +9,11 @@ from alphaapollo.config.schema import Actor
 
 
 def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
-    """Compute -A log pi: REINFORCE, and GPG (arXiv 2504.02546, Eq. 5, with alpha in A). Equal shapes."""
+    """Compute the REINFORCE loss -A log pi. Any equal shapes."""
     return -advantages * logp
 
 
-@register_policy_loss("gpg", on_policy=True, reads=())
+@register_policy_loss("gpg", on_policy=True, reads=())  # alpha of GPG is a factor of the advantages
 @register_policy_loss("reinforce", on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages))

@@ -11,9 +11,9 @@ from alphaapollo.config.schema import Actor
 
 
 def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
-    """Compute -(4/tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0, else tau_neg (arXiv 2511.20347, Eq. 5-6).
+    """Compute the SAPO loss -(4/tau) sigmoid(tau (r - 1)) A (arXiv 2511.20347, Eq. 5-6). Any equal shapes.
 
-    The gradient is -4 p (1 - p) r A with p = sigmoid: weight 1 at r = 1, decreasing on both sides. Any equal shapes.
+    tau is tau_pos where A > 0, else tau_neg. The gradient has weight 1 at ratio r = 1 and decreases on both sides.
     """
     tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
     return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages

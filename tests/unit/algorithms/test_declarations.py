@@ -68,9 +68,9 @@ def group_batch() -> AdvantageInputs:
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
         mini_batches=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
         turns=Turns(
-            index=torch.tensor([[0, 0, 1], [2, 2, -1], [3, -1, -1], [4] * 3, [5, 5, -1], [6, -1, -1], [7] * 3]),
+            turn_of_token=torch.tensor([[0, 0, 1], [2, 2, -1], [3, -1, -1], [4] * 3, [5, 5, -1], [6, -1, -1], [7] * 3]),
             trajectory_ids=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]),
-            anchors=torch.tensor([0, 1, 0, 0, 2, 2, 2, 3]),
+            anchor_ids=torch.tensor([0, 1, 0, 0, 2, 2, 2, 3]),
         ),
     )
 

@@ -11,7 +11,7 @@ SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
 
 def test_statistics_by_group():
     groups = Groups.from_ids(IDS)
-    assert groups.index.tolist() == [1, 2, 1, 2, 0]
+    assert groups.group_index.tolist() == [1, 2, 1, 2, 0]
     assert groups.sum(SCORES).tolist() == [8.0, 4.0, 10.0]
     assert groups.mean(SCORES).tolist() == [8.0, 2.0, 5.0]
     assert groups.max(SCORES).tolist() == [8.0, 3.0, 5.0]

@@ -11,7 +11,9 @@ def test_rows_of_a_trajectory_become_one_in_their_order():
     whole = JoinedTrajectories.from_mask(MASK, IDS)
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
-    assert whole.rows.first(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
+    assert (
+        whole.rows.common_value(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
+    )
 
 
 def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():

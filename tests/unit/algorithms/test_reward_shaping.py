@@ -1,10 +1,8 @@
-import pytest
 import torch
 
 from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.reward_shaping import (
     add_outcome_reward,
-    condition_reward,
     overlong_filter,
     soft_overlong_punishment,
 )
@@ -39,8 +37,3 @@ def test_soft_overlong_punishment_has_a_floor():
 def test_overlong_filter():
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     assert overlong_filter(mask, torch.tensor([True, False])).tolist() == [[0.0, 0.0], [1.0, 0.0]]
-
-
-def test_condition_reward():
-    conditioned = condition_reward(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]), threshold=1.0)
-    assert conditioned.tolist() == pytest.approx([0.0, 2.0])

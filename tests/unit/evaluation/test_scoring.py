@@ -163,7 +163,11 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
     [
         ({}, ["data.path=/no/such/file.jsonl"], "data.path: no such file: /no/such/file.jsonl"),
         ({}, ["data.path="], "data.path is required"),
-        ({}, ["data.response_key=answer"], "has no column 'answer', only data_source, prompt, reward_model, responses"),
+        (
+            {},
+            ["data.response_key=answer"],
+            "has no column 'answer'; its columns are data_source, prompt, reward_model, responses",
+        ),
         ({}, ["data.prompt_key=question"], "no column 'question'"),
         ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
         ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge. Set reward.judge.model"),

@@ -40,7 +40,7 @@ def batch(scores: list[float], **more: object) -> AdvantageInputs:
 def one_turn_a_row(mask: torch.Tensor, groups: torch.Tensor, owners: torch.Tensor) -> Turns:
     """All turns of a group start from the same state."""
     index = torch.where(mask.bool(), torch.arange(len(mask)).unsqueeze(1), -1)
-    return Turns(index, trajectory_ids=owners, anchors=groups)
+    return Turns(index, trajectory_ids=owners, anchor_ids=groups)
 
 
 def per_row(advantages: torch.Tensor) -> list[float]:
@@ -89,7 +89,7 @@ def test_ddof_and_eps():
     assert rloo(torch.tensor([1.0, 3, 5]), Groups.from_ids(torch.tensor([0, 0, 1]))).tolist() == [-2, 2, 0]
     spread = torch.tensor([1.0, 3, 0, 6], dtype=torch.float64)
     expected = pytest.approx([x / math.sqrt(5.0) for x in (-1, 1, -3, 3)])
-    assert magistral(center_in_groups(spread, groups), [torch.arange(4)], ddof=0).tolist() == expected
+    assert magistral(center_in_groups(spread, groups), torch.zeros(4), ddof=0).tolist() == expected
     assert reinforce_pp_baseline(spread, groups, ddof=0, eps=0.0).tolist() == expected
 
 
@@ -231,16 +231,16 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
 @pytest.mark.parametrize(
     ("options", "components", "said"),
     [
-        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "named rewards: speed; the reward function returns accuracy, format"),
-        ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
-        ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
+        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "missing: speed.*returns accuracy, format"),
+        ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "missing: speed"),
+        ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "missing: speed"),
         (
             {"gdpo_rewards": ["accuracy"], "gdpo_conditions": {"accuracy": ("format", 1.0)}},
             COMPONENTS | {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])},
-            "format is missing or not finite",
+            "missing or not finite: format",
         ),
         ({}, {}, "the reward function returns none"),
-        ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "format is missing or not finite"),
+        ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "missing or not finite: format"),
     ],
 )
 def test_gdpo_bad_components(options: dict, components: dict, said: str):
@@ -257,7 +257,7 @@ def test_passk_analytic_by_hand():
 
 def test_passk_analytic_bad_inputs():
     estimator = get_estimator("grpo_passk_analytic")
-    with pytest.raises(ValueError, match="needs a group of at least 3 samples, but the largest has 2"):
+    with pytest.raises(ValueError, match="needs a group of at least 3 samples, but the largest group has 2"):
         estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
     with pytest.raises(ValueError, match="rewards of 0 or 1"):
         estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))

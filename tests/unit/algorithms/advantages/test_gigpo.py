@@ -41,7 +41,7 @@ def inputs(rewards: torch.Tensor, index: torch.Tensor, owners: torch.Tensor) -> 
 
 def per_turn(batch: AdvantageInputs, matrix: torch.Tensor) -> list[float]:
     assert batch.turns is not None and not matrix[~batch.mask.bool()].any()
-    values = [matrix[batch.turns.index == turn].unique() for turn in range(6)]
+    values = [matrix[batch.turns.turn_of_token == turn].unique() for turn in range(6)]
     assert all(len(value) == 1 for value in values)
     return [value.item() for value in values]
 
@@ -84,6 +84,6 @@ def test_a_weight_of_zero_is_grpo():
 
 def test_a_state_that_occurs_once_adds_nothing():
     batch = memory_rows()
-    batch = AdvantageInputs(**{**vars(batch), "turns": Turns(batch.turns.index, IDS, torch.arange(6))})
+    batch = AdvantageInputs(**{**vars(batch), "turns": Turns(batch.turns.turn_of_token, IDS, torch.arange(6))})
     gigpo = get_estimator("gigpo")(batch, Algorithm())
     assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
