@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -71,8 +72,10 @@ def build_train_batch(
         costs = [[bundles[i].costs for i in share] for share in shares]
         micros = split_micro_batches_on_ranks(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            rank_rows = [bundles[i].rows for i in share]
-            mini_batches[rank].append(_append_micro_batches(orders[rank], rank_rows, rank_micros))
+            micro_rows = [[row for i in micro for row in bundles[share[i]].rows] for micro in rank_micros]
+            ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
+            mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
+            orders[rank] += chain.from_iterable(micro_rows)
     return TrainBatch(
         rank_batches=[
             RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
@@ -81,21 +84,6 @@ def build_train_batch(
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
     )
-
-
-def _append_micro_batches(
-    rank_order: list[int], bundle_rows: Sequence[Sequence[int]], micro_batches: Sequence[Sequence[int]]
-) -> MiniBatch:
-    """Append the rows of one mini-batch to a rank's list of rows, and return the indices of these rows in the list.
-
-    `micro_batches` has indices into `bundle_rows`.
-    """
-    row_indices = []
-    for bundle_indices in micro_batches:
-        first = len(rank_order)
-        rank_order += [row for i in bundle_indices for row in bundle_rows[i]]
-        row_indices.append(list(range(first, len(rank_order))))
-    return MiniBatch(row_indices)
 
 
 def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:

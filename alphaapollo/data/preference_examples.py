@@ -130,16 +130,12 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
         partner = next_index[index]
         while prompts[partner] == prompt:
             partner = next_index[partner]
-        rows.append(_replace_prompt(prompt, answers[partner], max_length))
+        answer, start = answers[partner], answers[partner].response_start
+        end = start + max(1, max_length - len(prompt))
+        ids = [*prompt, *answer.token_ids[start:end]]
+        mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
+        rows.append(Row(ids, mask, [0.0] * len(ids), [len(ids) - 1]))
     return rows
-
-
-def _replace_prompt(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
-    """Return the token sequence of `answer` after another prompt, truncated to max_length tokens."""
-    start, end = answer.response_start, answer.response_start + max(1, max_length - len(prompt))
-    ids = [*prompt, *answer.token_ids[start:end]]
-    mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
-    return Row(ids, mask, [0.0] * len(ids), [len(ids) - 1])
 
 
 def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceTexts]:

@@ -28,7 +28,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
         rows = read_rows(path)
         if prompt_key not in (columns := list_column_names(rows)):
             raise ValueError(
-                f"{path}: no column {prompt_key!r}. It has {', '.join(columns)}. {_suggest_prompt_column(columns, path)}"
+                f"{path}: no column {prompt_key!r}. The columns are {', '.join(columns)}. {_suggest_fix(columns, path)}"
             )
         contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
         is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
@@ -53,7 +53,7 @@ def read_chat(value: list[Any], label: str) -> list[Message]:
     return messages
 
 
-def _suggest_prompt_column(columns: Sequence[str], path: str) -> str:
+def _suggest_fix(columns: Sequence[str], path: str) -> str:
     """Return the suggested fix for a data file without a prompt column: convert the file, or set data.prompt_key."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"

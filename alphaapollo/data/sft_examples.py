@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows
@@ -51,12 +52,10 @@ def load_examples(
             )
         return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data))
 
-    def truncate(row: Row) -> Row | None:
-        return _truncate_example(row, data.max_length, data.truncation)
-
     read = read_examples(files, read_file, max_samples, data)
     rows = tokenize_examples([pieces for _, pieces in read], renderer)
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
+    truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     return apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
 
 

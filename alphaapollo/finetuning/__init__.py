@@ -1,1 +1,1 @@
-"""Fine-tuning on texts without engines: a common loop, and one module per task (sft.py, dpo.py, reward_model.py)."""
+"""Fine-tuning: SFT (sft.py), preference losses (dpo.py) and reward models (reward_model.py) share one training loop."""

@@ -1,6 +1,6 @@
 """Preference training: DPO and related losses on pairs of responses, KTO on single labeled responses.
 
-files -> pairs with exact masks -> [reference log-probs, once] -> mean loss over the pairs of a batch
+files -> tokenized pairs -> [reference log-probs, computed once] -> mean loss over the pairs of a batch
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from alphaapollo.data.preference_batch import collect_row_values, distribute_ref
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
+from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracies
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.utils.user_module import load_user_module
@@ -32,19 +32,23 @@ REFERENCE_FILE = "reference.npz"
 
 
 class DpoTask(PairTask):
-    """Preference training. An example is a pair, or a labeled response with an unrelated response (KTO)."""
+    """Preference training. An example is a pair of responses, or for KTO a single labeled response."""
 
     config: DpoConfig
-    worker = PreferenceWorker
+    worker_class = PreferenceWorker
 
     def check_config(self, num_gpus: int) -> list[str]:
         config = self.config
-        load_losses(config.preference)
+        if config.preference.custom_module:
+            load_user_module(config.preference.custom_module, "preference.custom_module")
         return check_config(
-            config, num_gpus, errors=list_loss_errors(config), ineffective=list_ineffective_keys(config)
+            config,
+            num_gpus,
+            extra_errors=list_loss_errors(config),
+            extra_ineffective_keys=list_ineffective_keys(config),
         )
 
-    def read(
+    def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
         load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled_answers
@@ -52,15 +56,17 @@ class DpoTask(PairTask):
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.max_length for example in examples)
-        return MemoryRequest(longest, rows=len(examples[0].rows), reference=self._needs_reference("live"))
+        return MemoryRequest(
+            longest, rows_per_example=len(examples[0].rows), needs_reference=self._uses_reference("live")
+        )
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return preference_metrics(sums) | pair_accuracies(sums) | {"tokens": sums["tokens"]}
+        return preference_metrics(sums) | compute_pair_accuracies(sums) | {"tokens": sums["tokens"]}
 
-    async def begin(self, run: FinetuningRun) -> None:
-        """Read the saved reference log-probs, or compute and save them. The model still has its initial weights."""
-        await super().begin(run)
-        if not self._needs_reference("kept"):
+    async def begin_run(self, run: FinetuningRun) -> None:
+        """Read the saved reference log-probs. If there are none, compute them with the initial weights."""
+        await super().begin_run(run)
+        if not self._uses_reference("kept"):
             return
         plan = run.plan
         ranks: Any = run.trainer.ranks  # ranks of PreferenceWorker
@@ -70,16 +76,16 @@ class DpoTask(PairTask):
         path = self.config.trainer.folder / REFERENCE_FILE
         logps = read_reference_logps(path, digest, run.console.notice)
         if logps is None:
-            logps = await self._compute_reference(run, examples)
+            logps = await self._compute_reference_logps(run, examples)
             save_reference_logps(path, digest, logps)
         assign_reference_logps(examples, logps)
 
-    def _needs_reference(self, kind: str) -> bool:
-        """Whether the loss needs a reference model and preference.reference is `kind`."""
+    def _uses_reference(self, mode: Literal["kept", "live"]) -> bool:
+        """Return whether the loss needs a reference model and preference.reference has the value `mode`."""
         preference = self.config.preference
-        return get_preference_loss(preference.loss).needs_reference and preference.reference == kind
+        return get_preference_loss(preference.loss).needs_reference and preference.reference == mode
 
-    async def _compute_reference(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
+    async def _compute_reference_logps(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
         plan, shared = run.plan, run.trainer.sequence_parallel
         ranks: Any = run.trainer.ranks
         parts = []
@@ -95,14 +101,8 @@ class DpoTask(PairTask):
         return np.concatenate(parts)
 
 
-def load_losses(preference: Preference) -> None:
-    """Register the losses in preference.custom_module. Raises ValueError if the file cannot be imported."""
-    if preference.custom_module:
-        load_user_module(preference.custom_module, "preference.custom_module")
-
-
 def list_loss_errors(config: DpoConfig) -> Iterator[str]:
-    """Yield the errors in preference.loss and its keys."""
+    """Yield messages about an unknown preference.loss, invalid loss parameters, or a loss function that fails."""
     try:
         check_preference_loss(get_preference_loss(config.preference.loss), config.preference)
     except ValueError as error:
@@ -110,7 +110,7 @@ def list_loss_errors(config: DpoConfig) -> Iterator[str]:
 
 
 def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
-    """Return (key, reason) for each key that the selected loss does not use."""
+    """Return (config key, reason) for each key that has no effect with the selected loss."""
     loss = get_preference_loss(config.preference.loss)
     unused = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
     keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(unused)]
@@ -121,17 +121,17 @@ def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
     return keys
 
 
-def compute_reference_digest(examples: Iterable[PreferenceExample], weights: str, dtype: str) -> str:
-    """Compute a digest of the tokens, the weights' digest and the dtype that determine reference log-probs."""
-    sha = hashlib.sha256(f"{weights} {dtype}".encode())
+def compute_reference_digest(examples: Iterable[PreferenceExample], weights_digest: str, dtype: str) -> str:
+    """Compute a digest of everything that determines reference log-probs: tokens, weights and dtype."""
+    sha = hashlib.sha256(f"{weights_digest} {dtype}".encode())
     for example in examples:
-        for row in example.scored:
+        for row in example.reference_rows:
             sha.update(np.array([len(row.token_ids), *row.token_ids, *row.action_mask], dtype=np.int64).tobytes())
     return sha.hexdigest()
 
 
-def read_reference_logps(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndarray | None:
-    """Read the saved log-probs, float64 [rows of all examples].
+def read_reference_logps(path: Path, digest: str, notify: Callable[[str], None]) -> np.ndarray | None:
+    """Read the reference log-probs of all responses, float64 [responses].
 
     Returns None if the file is missing, damaged or has a different digest.
     """
@@ -141,16 +141,16 @@ def read_reference_logps(path: Path, digest: str, notice: Callable[[str], None])
         with np.load(path) as file:
             saved_digest, logps = str(file["digest"]), file["logps"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        notice(f"{path} is damaged; the reference log-probs are computed again.")
+        notify(f"{path} is damaged; the reference log-probs are computed again.")
         return None
     if saved_digest != digest:
-        notice(f"{path} was computed for other data or another model; the reference log-probs are computed again.")
+        notify(f"{path} was computed for other data or another model; the reference log-probs are computed again.")
         return None
     return np.asarray(logps, dtype=np.float64)
 
 
 def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
-    """Write reference log-probs and their digest to a file, atomically."""
+    """Write the reference log-probs of all responses and their digest to a file, atomically."""
     partial = path.with_name(f".writing_{path.name}")
     with partial.open("wb") as file:
         np.savez(file, digest=np.array(digest), logps=logps)
@@ -158,7 +158,7 @@ def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
 
 
 def assign_reference_logps(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:
-    """Set `ref_logps` of each example. logps: [rows of all examples], in order."""
+    """Store the reference log-probs in the examples. logps: [responses], in the order of the examples."""
     values = iter(logps.tolist())
     for example in examples:
-        example.ref_logps = [next(values) for _ in example.scored]
+        example.ref_logps = [next(values) for _ in example.reference_rows]

@@ -1,8 +1,8 @@
-"""Evaluate held-out prompts during fine-tuning: sample answers with the current model and grade them as in RL.
+"""Validation of SFT on held-out prompts: the current model samples answers, which are graded as in RL.
 
-    data.val_prompts -> environments -> TrainerEngine -> ranks -> rewards -> val/accuracy
+    data.val_prompts -> environments -> TrainerEngine -> SftWorker.generate on the training ranks -> rewards
 
-The training ranks sample (SftWorker.generate), so no weights are published.
+No inference engine is started and no weights are sent.
 """
 
 from __future__ import annotations
@@ -19,97 +19,91 @@ from alphaapollo.data.stream import choose_row_indices
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch.input_checks import (
-    check_lengths,
+    check_context_length,
     check_rewards,
     collect_environment_notices,
-    find_environment,
+    find_environment_spec,
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
 
-BURST = 0.02  # seconds; requests that arrive within this interval are sampled as one batch
+BURST = 0.02  # seconds to wait for further requests before a batch is sampled
 
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
-    """Read and check the held-out prompts. Returns prompts and notices.
-
-    Raises ValueError for prompts that cannot be rendered or graded.
-    """
-    environment, data = find_environment(config.env), make_prompt_data(config)
+    """Read data.val_prompts. Returns the prompts and notices. Raises ValueError if a prompt cannot be used."""
+    environment, data = find_environment_spec(config.env), make_prompt_data(config)
     notices = collect_environment_notices(config, environment)
-    check_lengths(config.model, Rollout(), data)
+    check_context_length(config.model, Rollout(), data)
     renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
 
-    def select(prompts: list[Prompt]) -> list[Prompt]:
+    def choose_prompts(prompts: list[Prompt]) -> list[Prompt]:
         keys = config.data
         return [
             prompts[index] for index in choose_row_indices(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)
         ]
 
-    prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, select)
+    prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, choose_prompts)
     reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
-    return prompts, [*notices, *truncated, *reward_notices, *asyncio.run(try_resets(config.env, prompts[:1]))]
+    return prompts, [
+        *notices,
+        *truncated,
+        *reward_notices,
+        *asyncio.run(try_environment_resets(config.env, prompts[:1])),
+    ]
 
 
 def make_prompt_data(config: SftConfig) -> GenerationData:
-    """Build the data section of the rollout worker's configuration."""
+    """Return the section `data` of main_generation with the keys for the held-out prompts."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
 
 @dataclass
-class _PendingRequest:
-    """Sampling request and its completion, once it is available."""
-
-    prompt: SamplingRequest
-    completion: Completion | None = None
-
-
-@dataclass
 class TrainerEngine(Engine):
-    """Engine that samples from the model in training. It receives no weights and is never paused."""
+    """Inference engine that samples from the model in training, on the training ranks."""
 
     ranks: Ranks[Any]  # ranks of SftWorker
     batch_size: int  # completions per batch and rank
-    step: int = 0  # optimizer steps of the current weights
+    step: int = 0  # optimizer steps so far; the weight version of the completions
     has_weights = False
-    _waiting: list[_PendingRequest] = field(default_factory=list)
-    _serving: asyncio.Task[None] | None = None
+    _waiting: list[tuple[SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
+    _sampling: asyncio.Task[None] | None = None
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        request = _PendingRequest(SamplingRequest(token_ids, sampling))
-        self._waiting.append(request)
-        while request.completion is None:
-            if self._serving is None or self._serving.done():
-                self._serving = asyncio.ensure_future(self._serve())
-            await asyncio.shield(self._serving)  # if sampling fails, all waiting requests raise the error
-        return request.completion
+        completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((SamplingRequest(token_ids, sampling), completion))
+        while not completion.done():
+            if self._sampling is None or self._sampling.done():
+                self._sampling = asyncio.ensure_future(self._sample_batch())
+            await asyncio.shield(self._sampling)  # if sampling fails, all waiting requests raise the error
+        return completion.result()
 
-    async def _serve(self) -> None:
-        """Sample one batch on all ranks. Requests are sorted by length to reduce padding."""
+    async def _sample_batch(self) -> None:
+        """Sample completions of waiting requests on all ranks, sorted by length to reduce padding."""
         num_waiting, capacity = 0, self.ranks.size * self.batch_size
         while len(self._waiting) > num_waiting and num_waiting < capacity:
             num_waiting = len(self._waiting)
             await asyncio.sleep(BURST)
-        self._waiting.sort(key=lambda request: -len(request.prompt.token_ids))
+        self._waiting.sort(key=lambda waiting: -len(waiting[0].token_ids))
         batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
         shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
-        step, prompts = self.step, [[request.prompt for request in share] for share in shares]
-        results = await self.ranks.call_each(lambda worker, share: worker.generate(share, step), prompts)
+        step, requests = self.step, [[request for request, _ in share] for share in shares]
+        results = await self.ranks.call_each(lambda worker, share: worker.generate(share, step), requests)
         for share, completions in zip(shares, results, strict=True):
-            for request, completion in zip(share, completions, strict=True):
+            for (_, future), completion in zip(share, completions, strict=True):
                 # completions of another process have arrays
                 ids, logprobs = list(completion.token_ids), list(completion.logprobs)
-                request.completion = replace(completion, token_ids=ids, logprobs=logprobs)
+                future.set_result(replace(completion, token_ids=ids, logprobs=logprobs))
 
 
 class HeldOutEvaluation:
-    """Evaluation of held-out prompts with environments and graders in this process. Call `start` first."""
+    """Validation on held-out prompts. Environments and graders run in this process and are started by `start`."""
 
     def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
         self.config, self.prompts = config, prompts
@@ -132,7 +126,7 @@ class HeldOutEvaluation:
         await self._worker.start()
 
     async def validate(self, step: int, console: Console) -> dict[str, float]:
-        """Return the validation metrics of main_ppo (val/accuracy, ...). Completions are logged to rollouts/."""
+        """Return the validation metrics of main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(
@@ -148,6 +142,6 @@ class HeldOutEvaluation:
         return validation.metrics
 
     async def close(self) -> None:
-        """Stop the graders and close the log."""
+        """Stop environments and graders, and close the log of answers."""
         await self._worker.close()
         self._log.close()

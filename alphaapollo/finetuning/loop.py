@@ -1,6 +1,7 @@
-"""Training loop of all fine-tuning tasks.
+"""Training loop of SFT, preference and reward-model training.
 
-next examples -> one batch per group of ranks -> optimizer step -> metrics -> scheduled validation and checkpoint"""
+next examples -> one batch per data-parallel rank -> optimizer step -> metrics -> scheduled validation and checkpoint
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from alphaapollo.utils.schedule import is_due
 
 
 async def train(run: FinetuningRun) -> None:
-    """Run the remaining steps. If it raises, the last complete checkpoint remains valid."""
+    """Run the remaining optimizer steps of a run. If this raises, the last complete checkpoint remains valid."""
     plan, progress, saving, task = run.plan, run.progress, run.saving, run.plan.task
     trainer, size = plan.config.trainer, plan.config.data.train_batch_size
-    val = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
+    val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
     begin, tokens = time.perf_counter(), 0
     while progress.step < plan.total_steps:
         step = progress.step + 1
@@ -29,7 +30,7 @@ async def train(run: FinetuningRun) -> None:
         metrics = add_prefix("train", task.compute_metrics(stepped.sums) | stepped.metrics)
         progress.validation = {}
         if is_due(step, trainer.test_freq, is_last):
-            progress.validation = await validate(run, val) if val else {}
+            progress.validation = await validate(run, val_batches) if val_batches else {}
             progress.validation |= await task.validate(run, step)
             saving.checkpoints.check_keep_best(progress.validation)
             metrics |= progress.validation
@@ -45,10 +46,13 @@ async def train(run: FinetuningRun) -> None:
             await saving.save(progress)
 
 
-async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Compute metrics of all validation examples and, if there are several sources, of each source."""
+async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """Compute metrics of all validation examples and, if there are several files, of each file.
+
+    val_batches: name of each validation file -> one batch per data-parallel rank.
+    """
     compute = run.plan.task.compute_metrics
-    sums = {source: await run.trainer.evaluate(batches) for source, batches in val.items()}
+    sums = {source: await run.trainer.evaluate(batches) for source, batches in val_batches.items()}
     names = dict.fromkeys(name for source_sums in sums.values() for name in source_sums)
     total = {name: sum(source_sums.get(name, 0.0) for source_sums in sums.values()) for name in names}
     metrics = add_prefix("val", compute(total))
@@ -58,5 +62,5 @@ async def validate(run: FinetuningRun, val: Mapping[str, Sequence[Any]]) -> dict
 
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Add a prefix to all metric names: `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
+    """Add a prefix to all metric names, e.g. for the prefix "train": `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Base class of preference and reward-model training: batches of pairs, shared prompts, accuracy."""
+"""Common base class of preference and reward-model training, both of which train on pairs of responses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Finetunin
 
 
 class PairTask(FinetuningTask):
-    """Training on pairs of responses.
+    """Fine-tuning on pairs of responses to one prompt."""
 
-    share_prompts: whether the prompt of a pair is computed once. `begin` sets it.
-    """
-
-    share_prompts = False
+    share_prompts = False  # whether the prompt of a pair is computed once for both responses; set by `begin_run`
 
     def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
-        """Build one batch per group of ranks. A pair is never split."""
+        """Build one batch per data-parallel rank. Both responses of a pair are on the same rank."""
         groups = plan.placement.data_parallel
         return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
 
-    async def begin(self, run: FinetuningRun) -> None:
-        """Decide whether prompts are shared. Raises ValueError if sharing is required but not supported."""
+    async def begin_run(self, run: FinetuningRun) -> None:
+        """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
         problem: str | None = (await ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
@@ -34,8 +31,11 @@ class PairTask(FinetuningTask):
         self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
-def pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:
-    """Compute the accuracy of all pairs and of each data source."""
+def compute_pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:
+    """Compute the share of pairs in which the chosen response has the higher reward, also per data source.
+
+    sums: numbers of compared and right pairs, e.g. `{"compared": 8, "right": 6}`; "maths/compared" for a data source.
+    """
     metrics = {"accuracy": sums["right"] / sums["compared"]}
     for name, count in sums.items():
         source, separator, quantity = name.rpartition("/")

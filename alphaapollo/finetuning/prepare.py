@@ -1,10 +1,10 @@
-"""Plan a fine-tuning run: read and check all inputs and plan its memory, before workers start."""
+"""Prepare a fine-tuning run: read and check all inputs and plan its memory before workers start."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from alphaapollo.config.load import NO_ORIGIN, Origin
+from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
@@ -15,19 +15,19 @@ from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
-from alphaapollo.launch.cpu_threads import choose_threads
+from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_checks import (
-    check_experts,
-    check_sequence_parallel,
-    choose_kernels,
+    check_moe_keys,
+    check_sequence_parallel_size,
+    choose_liger_kernels,
+    detect_node,
     explain_missing_cluster,
-    find_machine,
 )
-from alphaapollo.launch.memory.finetuning import fit_finetuning
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unmeasured_notice
-from alphaapollo.launch.plan_table import describe_peak, describe_schedule, print_plan
-from alphaapollo.launch.resume import find_start
-from alphaapollo.models.folder_check import check_weights
+from alphaapollo.launch.memory.finetuning import fit_finetuning_memory
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unplanned_memory_notice
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan
+from alphaapollo.launch.resume import find_start_point
+from alphaapollo.models.folder_check import check_weight_files
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import check_trackers
@@ -39,20 +39,23 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 }
 
 
-def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
-    """Check the configuration, read the data, plan the memory, print the plan. Raises ValueError for invalid input."""
-    machine = find_machine(config.trainer)
-    config, kept_threads = choose_threads(config, machine)
+def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
+    """Check the configuration, read the data, plan the memory and print the plan.
+
+    Raises ValueError for invalid input.
+    """
+    machine = detect_node(config.trainer)
+    config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check_config(machine.num_gpus) + kept_threads
     check_trackers(config.trainer.logger)
-    start = find_start(config)
+    start = find_start_point(config)
     trainer, data = config.trainer, config.data
     check_target_modules(config.model, "model")
-    check_experts(config.model, "model")
-    check_weights(config.model, "model.path")
+    check_moe_keys(config.model, "model")
+    check_weight_files(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
-    check_sequence_parallel(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
+    check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
     notices += more
@@ -81,30 +84,30 @@ def prepare(config: TuningConfig, origin: Origin = NO_ORIGIN) -> FinetuningPlan:
         total_steps=trainer.total_training_steps
         or max(1, stream.num_prompts * trainer.total_epochs // data.train_batch_size),
         start=start,
-        notices=[*notices, *unmeasured, *start.lines()],
+        notices=[*notices, *unmeasured, *start.describe()],
         memory=memory,
     )
     print_tuning_plan(plan)
     return plan
 
 
-def make_example_stream(config: TuningConfig, sizes: list[int]) -> PromptStream | MixedStream:
-    """Build the stream of examples. sizes: number of examples per source."""
+def make_example_stream(config: TuningConfig, file_sizes: list[int]) -> PromptStream | MixedStream:
+    """Create the order of training examples. file_sizes: number of examples in each file."""
     data = config.data
     if data.source_weights is None:
-        return PromptStream(sum(sizes), data.seed, data.shuffle)
-    return MixedStream(sizes, data.source_weights, data.seed, data.shuffle)
+        return PromptStream(sum(file_sizes), data.seed, data.shuffle)
+    return MixedStream(file_sizes, data.source_weights, data.seed, data.shuffle)
 
 
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
-    """Read the examples. Returns training examples, validation examples by source, and notices.
+    """Read the data files. Returns training examples, validation examples by file name, and notices.
 
-    Raises ValueError if a weighted source is empty.
+    Raises ValueError if no examples remain of a file that has a weight.
     """
     data = config.data
-    train = task.read(data.train_files, data.train_max_samples, renderer)
+    train = task.load_examples(data.train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.sizes:
         empty = make_source_names(data.train_files)[train.sizes.index(0)]
         raise ValueError(
@@ -114,7 +117,7 @@ def _read_examples(
     notices = [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[Any]] = {}
     if data.val_files:
-        read = task.read(data.val_files, data.val_max_samples, renderer)
+        read = task.load_examples(data.val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
         sources = zip(make_source_names(data.val_files), read.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}
@@ -124,45 +127,46 @@ def _read_examples(
 def _plan_memory(
     task: FinetuningTask, config: TuningConfig, train: LoadedExamples[Any], placement: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
-    """Resolve the model and plan its memory. Returns model, memory plan and notices.
+    """Choose kernels and gradient checkpointing, and plan the memory. Returns the model section, plan and notices.
 
-    The memory plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
+    The plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
     """
     device = placement.device
-    model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
+    model = choose_liger_kernels(resolve_model(config.model, device), config.model.use_liger)
     request = task.make_memory_request(train.examples)
     try:
-        model, memory = fit_finetuning(config, model, device, request, machine.memory_for(device), machine.memory)
+        capacity = machine.get_training_memory(device)
+        model, memory = fit_finetuning_memory(config, model, device, request, capacity, machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
-        return model, None, [format_unmeasured_notice(config.model.path, error, may_choose)]
+        return model, None, [format_unplanned_memory_notice(config.model.path, error, may_choose)]
     if memory.problem:
         raise ValueError(memory.problem)
     return model, memory, []
 
 
-def print_tuning_plan(run: FinetuningPlan) -> None:
-    """Print model, data, sizes and schedules of a run, and all notices."""
-    trainer, memory, size = run.config.trainer, run.memory, run.config.data.train_batch_size
-    epochs = run.total_steps * size / run.stream.num_prompts
+def print_tuning_plan(plan: FinetuningPlan) -> None:
+    """Print the planned model, data, steps, ranks and memory of a run, and all notices."""
+    trainer, memory, size = plan.config.trainer, plan.memory, plan.config.data.train_batch_size
+    epochs = plan.total_steps * size / plan.stream.num_prompts
     controller = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
     rows = {
-        "model": f"{run.config.model.path}, {run.model.dtype}{run.model.lora_summary}",
-        "data": f"{len(run.train.examples)} examples, {sum(map(len, run.val.values()))} for validation",
-        **(_describe_sources(run, epochs) if len(run.train.sizes) > 1 else {}),
-        "steps": f"{run.total_steps} of {size} examples, {epochs:.2f} epochs",
-        "ranks": f"{run.placement.describe_ranks()}, {controller}",
-        "checkpoints": describe_schedule(trainer.save_freq, "steps", memory),
-        "memory": describe_peak(memory),
-        "gradient checkpointing": "on" if run.model.enable_gradient_checkpointing else "off",
+        "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
+        "data": f"{len(plan.train.examples)} examples, {sum(map(len, plan.val.values()))} for validation",
+        **(_describe_sources(plan, epochs) if len(plan.train.sizes) > 1 else {}),
+        "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
+        "ranks": f"{plan.placement.describe_ranks()}, {controller}",
+        "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory),
+        "memory": describe_memory_peak(memory),
+        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
     }
     terminal = Terminal(highlight=False, soft_wrap=True)
-    print_plan(trainer.folder, rows, memory if trainer.dry_run else None, run.notices, terminal)
+    print_plan(trainer.folder, rows, memory if trainer.dry_run else None, plan.notices, terminal)
 
 
-def _describe_sources(run: FinetuningPlan, epochs: float) -> dict[str, str]:
-    """Return a row per source with its examples, share of a batch and number of passes."""
-    data, sizes, rows = run.config.data, run.train.sizes, {}
+def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:
+    """Return one line per training file: its examples, share of a batch, and number of passes in the plan."""
+    data, sizes, rows = plan.config.data, plan.train.sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(make_source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))

@@ -1,4 +1,4 @@
-"""Train a reward model on pairs of responses (Bradley-Terry). main_ppo uses it as reward_model.model.path.
+"""Reward-model training on pairs of responses (Bradley-Terry loss).
 
 files -> pairs -> score at the last token of each response -> mean loss over the pairs of a batch
 """
@@ -14,7 +14,7 @@ from alphaapollo.config.schema import Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning.pairs import PairTask, pair_accuracies
+from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracies
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.models.load import check_reward_model_family, find_reward_model_class, is_causal_lm, load_config
 from alphaapollo.types import Row
@@ -22,26 +22,26 @@ from alphaapollo.workers.reward_training import RewardTrainingWorker
 
 
 class RewardModelTask(PairTask):
-    """Reward-model training. An example is a pair."""
+    """Reward-model training. An example is a pair of responses."""
 
     config: RmConfig
-    worker = RewardTrainingWorker
+    worker_class = RewardTrainingWorker
 
     def check_config(self, num_gpus: int) -> list[str]:
         notices = check_config(self.config, num_gpus)
         check_reward_model(self.config.model)
         return notices
 
-    def read(
+    def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
         read = load_pairs(files, renderer, self.config.data, max_samples)
         for pair in read.examples:
-            pair.rows = [render_scored_row(row, renderer) for row in pair.rows]
+            pair.rows = [end_at_scored_token(row, renderer) for row in pair.rows]
         return read
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
-        return MemoryRequest(max(example.max_length for example in examples), rows=2, head=False)
+        return MemoryRequest(max(example.max_length for example in examples), rows_per_example=2, computes_logits=False)
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]
@@ -54,12 +54,15 @@ class RewardModelTask(PairTask):
             "margin": chosen - rejected,
             "score_std": math.sqrt(max(0.0, sums["score_square"] / (2 * count) - mean**2)),
             "tokens": sums["tokens"],
-            **pair_accuracies(sums),
+            **compute_pair_accuracies(sums),
         }
 
 
 def check_reward_model(model: Model) -> None:
-    """Raise ValueError for a model that is neither a reward model nor a causal language model with a known head."""
+    """Raise ValueError if no reward model can be trained from this model.
+
+    Supported are sequence classifiers with one label, and causal language models with such a class in transformers.
+    """
     config = load_config(model)
     if is_causal_lm(config):
         check_reward_model_family(config, model.path)
@@ -67,7 +70,10 @@ def check_reward_model(model: Model) -> None:
         find_reward_model_class(config, model.path)
 
 
-def render_scored_row(row: Row, renderer: Renderer) -> Row:
-    """Format a response as main_ppo does for a reward model. The mask marks the last token, where the score is read."""
+def end_at_scored_token(row: Row, renderer: Renderer) -> Row:
+    """Append the end of the turn, as main_ppo does for a reward model. The mask only marks the last token.
+
+    The reward model's score is read at this token.
+    """
     ids = renderer.append_turn_end(list(row.token_ids))
     return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))

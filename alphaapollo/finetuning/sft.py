@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token loss on given responses.
 
-files -> rows with exact masks (data/sft_examples.py) -> mean loss over the trained tokens of a batch
+files -> tokenized examples (data/sft_examples.py) -> mean loss over the response tokens of a batch
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from alphaapollo.workers.sft import SftWorker
 
 
 class SftTask(FinetuningTask):
-    """Supervised fine-tuning. An example is a row whose action mask marks the trained tokens.
-
-    prompts: held-out prompts from data.val_prompts. held_out: their evaluation, while the run is active.
-    """
+    """Supervised fine-tuning. An example is a token sequence whose action mask marks the tokens to train on."""
 
     config: SftConfig
-    worker = SftWorker
-    prompts: Sequence[Prompt] = ()
-    held_out: HeldOutEvaluation | None = None
+    worker_class = SftWorker
+    prompts: Sequence[Prompt] = ()  # held-out prompts from data.val_prompts
+    held_out: HeldOutEvaluation | None = None  # validation on the held-out prompts, during the run
 
     def check_config(self, num_gpus: int) -> list[str]:
         config = self.config
@@ -43,14 +40,14 @@ class SftTask(FinetuningTask):
         shown = f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation"
         return [*notices, shown, *more]
 
-    def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
+    def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
         return load_examples(files, renderer, self.config.data, max_samples)
 
     def make_memory_request(self, examples: Sequence[Row]) -> MemoryRequest:
         data = self.config.data
         answers = (self.config.rollout.max_num_seqs, data.max_prompt_length, data.max_response_length)
         longest = max(len(row.token_ids) for row in examples)
-        return MemoryRequest(longest, answers=answers if self.prompts else None)
+        return MemoryRequest(longest, sampling=answers if self.prompts else None)
 
     def make_batches(self, examples: Sequence[Row], plan: FinetuningPlan) -> list[RankBatch]:
         return build_train_batch(
@@ -68,7 +65,7 @@ class SftTask(FinetuningTask):
         mean = sums["loss"] / sums["tokens"]
         return {"loss": mean, "perplexity": math.exp(min(mean, 50.0)), "tokens": sums["tokens"]}
 
-    async def begin(self, run: FinetuningRun) -> None:
+    async def begin_run(self, run: FinetuningRun) -> None:
         if self.prompts:
             self.held_out = HeldOutEvaluation(self.config, self.prompts, run.trainer.ranks)
             await self.held_out.start()
@@ -76,7 +73,7 @@ class SftTask(FinetuningTask):
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
         return await self.held_out.validate(step, run.console) if self.held_out else {}
 
-    async def end(self) -> None:
+    async def end_run(self) -> None:
         held_out, self.held_out = self.held_out, None
         if held_out:
             await held_out.close()

@@ -1,6 +1,7 @@
-"""Interfaces of fine-tuning: a task (SFT, DPO, reward model), the plan of a run, and the running state.
+"""Interfaces of fine-tuning: task (SFT, preferences, reward model), plan of a run, and state of a run.
 
-files --read--> examples --make_batches--> a batch per group of ranks --worker--> sums --metrics--> metrics
+files --load_examples--> examples --make_batches--> one batch per data-parallel rank --worker_class-->
+sums over all ranks --compute_metrics--> metrics
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import MixedStream, PromptStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import RunProgress
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.launch.memory.plan import MemoryPlan
@@ -29,53 +30,52 @@ if TYPE_CHECKING:
 
 
 class FinetuningTask(ABC):
-    """Base class of a kind of fine-tuning, which defines its types of examples and batches. One object per run."""
+    """Base class of a kind of fine-tuning. A subclass defines its examples, batches, worker class and metrics."""
 
-    worker: type[FinetuningWorker[Any]]
-    """Worker class of a rank."""
+    worker_class: type[FinetuningWorker[Any]]
 
     def __init__(self, config: Any):
         self.config = config
 
     @abstractmethod
     def check_config(self, num_gpus: int) -> list[str]:
-        """Check the configuration and the inputs that only this task reads. Returns notices.
+        """Check the configuration, and inputs that only this task reads. Returns notices for the user.
 
         Raises ValueError for invalid settings.
         """
 
     @abstractmethod
-    def read(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
-        """Read the examples of the files, in order. Raises ValueError for invalid rows."""
+    def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
+        """Load the examples of the data files, at most max_samples if positive. Raises ValueError for invalid rows."""
 
     @abstractmethod
     def make_memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
-        """Describe the memory that a run on these examples needs."""
+        """Describe what determines the memory of training on these examples, e.g. the longest example."""
 
     @abstractmethod
     def make_batches(self, examples: Sequence[Any], plan: FinetuningPlan) -> list[Any]:
-        """Build the batches of one mini-batch, one per group of ranks."""
+        """Build the batches of one optimizer step, one per data-parallel rank."""
 
     @abstractmethod
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Compute metrics from a batch's sums over all ranks, e.g. `loss`. The loop adds prefixes (train/loss)."""
+        """Compute metrics, e.g. `loss`, from the sums that the workers returned for a batch, added over all ranks."""
 
-    async def begin(self, run: FinetuningRun) -> None:
-        """Prepare the run. Called before the first step, while the workers still hold the initial model."""
+    async def begin_run(self, run: FinetuningRun) -> None:
+        """Prepare training, e.g. compute reference log-probs. The workers still have the initial weights."""
         return
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
-        """Return additional validation metrics that are not computed from validation examples."""
+        """Return validation metrics in addition to those of data.val_files, e.g. the accuracy of sampled answers."""
         return {}
 
-    async def end(self) -> None:
-        """Release what `begin` started. Called after success and failure."""
+    async def end_run(self) -> None:
+        """Release what `begin_run` started. Called after success and failure."""
         return
 
 
 @dataclass
 class Progress(RunProgress):
-    """State of the driver after `step` optimizer steps."""
+    """Progress of a fine-tuning run after `step` optimizer steps, saved in each checkpoint."""
 
     examples_consumed: int = 0  # position in the stream of examples
     validation: dict[str, float] = field(default_factory=dict)  # validation metrics of the step; empty: none
@@ -83,7 +83,7 @@ class Progress(RunProgress):
 
 @dataclass(frozen=True)
 class FinetuningPlan:
-    """Checked configuration, data and resolved settings of a run."""
+    """Checked configuration and loaded data of a fine-tuning run."""
 
     task: FinetuningTask
     config: TuningConfig
@@ -100,7 +100,7 @@ class FinetuningPlan:
 
     @property
     def progress(self) -> Progress:
-        """Return the progress of the checkpoint to resume, or of a new run."""
+        """Progress of the checkpoint that the run resumes from, or of a new run."""
         return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
 
     @property
@@ -110,23 +110,23 @@ class FinetuningPlan:
 
     @property
     def saves_in_background(self) -> bool:
-        """Whether checkpoints are written during the next steps."""
+        """Whether checkpoints are written in the background, while training continues."""
         return self.memory is None or self.memory.saves_in_background
 
     @property
     def is_complete(self) -> bool:
-        """Whether no step remains and the model is exported."""
-        exported = self.start.is_exported() or not self.config.trainer.export_hf
+        """Whether the run has no steps left and its model is exported, so that nothing is left to do."""
+        exported = self.start.has_exported_model() or not self.config.trainer.export_hf
         return self.start.step >= self.total_steps and exported
 
 
 @dataclass
 class FinetuningRun:
-    """State of a running fine-tuning. A checkpoint saves `progress` and the state of the workers."""
+    """Running fine-tuning. A checkpoint saves `progress` and the state of the workers."""
 
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]
     progress: Progress
-    saving: BackgroundCheckpoint[Progress]
+    saving: BackgroundCheckpointWriter[Progress]
     tracker: Tracker
     console: Console

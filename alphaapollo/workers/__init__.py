@@ -1,1 +1,1 @@
-"""Workers, each one training rank: policy (with its reference), critic, reward model, and fine-tuning."""
+"""Worker classes for one training rank: policy with reference and teacher, critic, reward model, fine-tuning."""

@@ -1,4 +1,4 @@
-"""Columns: one number per response token of a batch, computed by workers over micro-batches."""
+"""Compute one number per response token of a batch, e.g. log-probs, in micro-batches."""
 
 from __future__ import annotations
 
@@ -12,53 +12,47 @@ from alphaapollo.data.batch import MiniBatch, Rows
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.sharding import FsdpRoot, reshard
 
+TokenParts = list[tuple[list[int], Tensor]]  # for each micro-batch: indices of its rows, a number per response token
+
 
 @torch.no_grad()
 def compute_token_column(
-    root: FsdpRoot,
+    model: FsdpRoot,
     compute: Callable[[MicroBatch], Tensor],
     rows: Rows,
     mini_batches: Iterable[MiniBatch],
     builder: MicroBatchBuilder,
 ) -> np.ndarray:
-    """Compute a column with forward passes over `mini_batches`. float32 [sum responses]
+    """Compute one number per response token of the rows in `mini_batches`, and 0 for tokens of other rows.
 
-    `compute` returns one number per response token of a micro-batch, [n]. Rows that are in no mini-batch are zero.
-    `root` is resharded afterwards.
+    Returns float32 [response tokens of all rows], and reshards the model afterwards.
+
+    Args:
+        compute: forward pass that returns one number per response token of a micro-batch.
     """
-    column = TokenColumnBuilder(rows)
+    parts: TokenParts = []
     for mini_batch in mini_batches:
-        for positions in mini_batch.micro_batches:
-            micro = builder.build(rows, positions)
-            column.add(positions, micro.drop_dummy_row(compute(micro)))
-    reshard(root)
-    return column.fetch()
+        for row_indices in mini_batch.micro_batches:
+            micro = builder.build(rows, row_indices)
+            parts.append((row_indices, micro.drop_dummy_row(compute(micro))))
+    reshard(model)
+    return merge_token_values(rows, parts)
 
 
-class TokenColumnBuilder:
-    """Builder of a column [sum responses] of `rows` from micro-batches. Values stay on the device until `fetch`."""
+def merge_token_values(rows: Rows, parts: TokenParts, column: np.ndarray | None = None) -> np.ndarray:
+    """Merge numbers that were computed in micro-batches into one array [response tokens of `rows`].
 
-    def __init__(self, rows: Rows):
-        self.rows = rows
-        self.positions: list[int] = []
-        self.parts: list[Tensor] = []
-
-    def add(self, positions: list[int], values: Tensor) -> None:
-        """Add the values [n] of all response tokens of the rows at `positions`."""
-        self.positions += positions
-        self.parts.append(values)
-
-    def fetch(self, column: np.ndarray | None = None) -> np.ndarray:
-        """Return `column` (zeros if None) with the added values. float32, or float64 if any input is [sum responses]"""
-        offsets, done = self.rows.response_offsets, 0
-        values = np.zeros(0, dtype=np.float32)
-        if self.parts:
-            computed = torch.cat(self.parts)
-            values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
-        column = np.zeros(offsets[-1], values.dtype) if column is None else column
-        column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
-        for position in self.positions:
-            start, end = offsets[position], offsets[position + 1]
-            column[start:end] = values[done : done + end - start]
-            done += end - start
-        return column
+    Tokens that are in no micro-batch keep their number in `column` (None: 0). float32, or float64 if an input is.
+    """
+    offsets, done = rows.response_offsets, 0
+    values = np.zeros(0, dtype=np.float32)
+    if parts:
+        computed = torch.cat([part for _, part in parts])
+        values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
+    column = np.zeros(offsets[-1], values.dtype) if column is None else column
+    column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
+    for index in (index for row_indices, _ in parts for index in row_indices):
+        start, end = offsets[index], offsets[index + 1]
+        column[start:end] = values[done : done + end - start]
+        done += end - start
+    return column

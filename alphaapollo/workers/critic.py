@@ -1,8 +1,8 @@
-"""Critic worker: one training rank of the critic.
+"""Critic worker, one per training rank of the critic.
 
     load_batch -> compute_values -> update(columns) -> offload
 
-Methods that compute are collectives and reload offloaded tensors. `offload` ends the critic's phase on the GPU.
+Computing methods are collectives and reload offloaded tensors. `offload` frees the GPU for the next worker.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class CriticWorker(TrainingWorker):
-    """One rank of the critic.
+    """Worker that trains one rank of the critic.
 
     Args:
-        model: model configuration, with the path of the critic's model.
+        model: model section with the path of the critic's model.
         optimizer_steps: number of optimizer steps of the run, for the learning rate schedule.
         seed: random seed of the new value head and of new adapters (LoRA).
     """
@@ -57,11 +57,11 @@ class CriticWorker(TrainingWorker):
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
-        """Set the batch of this iteration."""
+        """Set the batch that the following calls compute values for and train on."""
         self.batch = batch
 
     def compute_values(self) -> np.ndarray:
-        """Compute the value of the state before each response token. float32 [sum responses]
+        """Compute the critic's value before each response token. float32 [response tokens]
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
@@ -70,25 +70,27 @@ class CriticWorker(TrainingWorker):
         return compute_token_column(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
-        """Run the optimizer steps of one iteration and return metrics over all ranks.
+        """Train on the loaded batch and return metrics over all ranks.
 
-        The loss is the mean over the action tokens of a mini-batch, weighted by `columns.value_weights`.
+        The loss is the mean over the sampled tokens of a mini-batch, weighted by `columns.value_weights`.
         """
         sums = MetricSums(self.data_group)
         self.state.reload()
         steps: list[OptimizerStep] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self.batch.mini_batches:
-                for positions in self.state.accumulate(mini_batch.micro_batches):
-                    self._accumulate(positions, columns, sums)
+                for row_indices in self.state.accumulate(mini_batch.micro_batches):
+                    self._accumulate_gradients(row_indices, columns, sums)
                 steps.append(self.state.step(skip_bad))
         metrics = _normalize_metrics(sums.reduce(self.device), len(steps))
         metrics |= compute_optimizer_metrics(steps, self.critic.grad_clip)
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.pop_metrics()).items()}
 
-    def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
-        """Run the forward and backward pass of one micro-batch and add its metrics to `sums`."""
-        micro = self.builder.build(self.batch.rows, positions, columns)
+    def _accumulate_gradients(
+        self, row_indices: list[int], columns: Columns[np.ndarray], metric_sums: MetricSums
+    ) -> None:
+        """Run the forward and backward pass of one micro-batch and add its metrics to `metric_sums`."""
+        micro = self.builder.build(self.batch.rows, row_indices, columns)
         inputs = micro.columns
         assert inputs.returns is not None and inputs.values is not None and inputs.value_weights is not None
         values = micro.to_matrix(self.model(micro))
@@ -96,7 +98,7 @@ class CriticWorker(TrainingWorker):
         losses, clipped = value_loss(values, micro.to_matrix(inputs.values), returns, mask, self.critic.cliprange_value)
         loss = aggregate(losses, mask, inputs.value_weights)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        sums.add(
+        metric_sums.add(
             {
                 "loss": loss,
                 "clip_fraction": clipped.sum(),
@@ -111,7 +113,7 @@ class CriticWorker(TrainingWorker):
 
 
 def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Turn sums over all ranks into means: the loss per optimizer step, other metrics per action token."""
+    """Convert sums over all ranks to means: the loss per optimizer step, other metrics per sampled token."""
     tokens = max(1.0, sums["tokens"])
     variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
     return {

@@ -1,4 +1,4 @@
-"""Export a checkpoint as a Hugging Face folder, in one process on the CPU, and verify the folder."""
+"""Export a checkpoint as a Hugging Face model folder, in one process on the CPU, and verify the folder."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, init
 def export_checkpoint(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind = "policy"
 ) -> float:
-    """Export the weights in a worker's checkpoint `folder` to `output`, a Hugging Face folder.
+    """Export the weights in a worker's checkpoint folder to `output`, a Hugging Face model folder, and verify them.
 
     Any number of ranks may have saved the checkpoint. A critic becomes a token classifier with one label, and a
-    fine-tuned model has the kind "policy".
+    fine-tuned language model has the kind "policy".
 
-    Returns the mean |difference| between the checkpoint's outputs on a probe and the outputs that transformers computes
-    with the exported folder (models/export/verification.py).
+    Returns the mean absolute difference between the checkpoint's outputs on a few tokens and the outputs that
+    transformers computes with the exported folder (models/export/verification.py).
 
     Raises:
         ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
-    probe, expected = _write_folder(folder, model, dtype, output, form, kind)
+    probe, expected = _write_hf_folder(folder, model, dtype, output, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
     return check_exported_outputs(expected, compute_transformers_outputs(Path(output), kind, probe, model), rounding)
 
 
 @torch.no_grad()
-def _write_folder(
+def _write_hf_folder(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
-    """Write the Hugging Face folder and free the model. Returns the probe's tokens and the checkpoint's outputs."""
+    """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm

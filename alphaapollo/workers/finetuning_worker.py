@@ -1,8 +1,8 @@
-"""Base class of the fine-tuning workers: one rank, one optimizer step at a time.
+"""Base class of the fine-tuning workers, one per training rank.
 
-    count over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
+    count over all ranks, e.g. tokens -> for each micro-batch: its share of the loss, backward -> optimizer step
 
-Each kind of fine-tuning is a subclass with `count` and `compute_loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `count_loss_terms` and `compute_loss` (e.g. sft.py).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ B = TypeVar("B", bound=RankBatch)
 
 
 class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
-    """One rank of a fine-tuning run.
+    """Worker that trains one rank of a fine-tuning run.
 
     Args:
-        model: model configuration after `resolve_model`.
+        model: model section after `resolve_model`.
         optimizer_steps: number of optimizer steps of the run, for the learning rate schedule.
     """
 
@@ -55,38 +55,39 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.state = TrainState(self.model, config, optimizer_steps, "model", "optim")
 
     @abstractmethod
-    def count(self, batch: B) -> dict[str, Tensor]:
-        """Count this rank's tokens, pairs etc. by name. The counts normalize the loss and the metrics."""
+    def count_loss_terms(self, batch: B) -> dict[str, Tensor]:
+        """Count what the loss is averaged over on this rank, e.g. `{"tokens": 960}`."""
 
     @abstractmethod
     def compute_loss(
-        self, batch: B, positions: list[int], counts: Mapping[str, float]
+        self, batch: B, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss part and the metric sums of the micro-batch of the rows at `positions`.
+        """Compute the share of one micro-batch in the loss, and its metric sums.
 
         Args:
-            counts: counts of the batch over all ranks.
+            row_indices: rows of the micro-batch in `batch`.
+            counts: results of `count_loss_terms`, summed over all ranks.
         """
 
     def load_model(self) -> None:
-        """Load and shard `model` and run its self-check. Sets `hf_model`, `routers` and `self_check_warnings`."""
+        """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `self_check_warnings`."""
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
         model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
         self.self_check_warnings = make_self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStepResult:
-        """Run one optimizer step. If the gradient is not finite, skip the step or raise FloatingPointError."""
+        """Run one optimizer step. A non-finite gradient skips the step (`skip_bad`) or raises FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
+        counts, sums = self._count_on_all_ranks(batch), MetricSums(self.data_group)
         balancer = self.make_expert_load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.row_indices)
-        for positions in self.state.accumulate(mini_batch.micro_batches):
-            loss, reported = self.compute_loss(batch, positions, counts)
+        for row_indices in self.state.accumulate(mini_batch.micro_batches):
+            loss, reported = self.compute_loss(batch, row_indices, counts)
             sums.add(reported)
             if balancer:
-                loss = loss + balancer.add_pass()
+                loss = loss + balancer.add_forward_pass()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         step = self.state.step(skip_bad)
         self.state.offload()
@@ -96,15 +97,15 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
-        """Compute the counts and metric sums of a batch without training on it."""
-        counts, sums = self._reduce_counts(batch), MetricSums(self.data_group)
+        """Compute the counts and metric sums of a validation batch over all ranks, without training on it."""
+        counts, sums = self._count_on_all_ranks(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
-            for positions in mini_batch.micro_batches:
-                sums.add(self.compute_loss(batch, positions, counts)[1])
+            for row_indices in mini_batch.micro_batches:
+                sums.add(self.compute_loss(batch, row_indices, counts)[1])
         reshard(self.model)
         return counts | sums.reduce(self.device)
 
-    def _reduce_counts(self, batch: B) -> dict[str, float]:
+    def _count_on_all_ranks(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.data_group)
-        sums.add(self.count(batch))
+        sums.add(self.count_loss_terms(batch))
         return sums.reduce(self.device)

@@ -1,9 +1,9 @@
-"""Metrics summed over micro-batches and ranks."""
+"""Sums of metrics over micro-batches and ranks, and metrics of optimizer steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,9 @@ MAX_SUFFIX = "_max"
 
 
 class MetricSums:
-    """Named sums over micro-batches and ranks; for names that end in _max, maxima.
+    """Sums of metrics over micro-batches and ranks; maxima for names that end in _max.
 
-    `add` does not wait for the device. All ranks of `group` (None: all ranks) must add the same names.
+    `add` does not wait for the GPU. All ranks of `group` (None: all ranks) must add the same names.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -33,7 +33,7 @@ class MetricSums:
             self.totals[name] = value
 
     def reduce(self, device: torch.device) -> dict[str, float]:
-        """Return the sums and maxima over all ranks (a collective)."""
+        """Return the sums and maxima over all ranks. All ranks of the group must call this (a collective)."""
         reduced: dict[str, float] = {}
         for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
             is_max = operation == dist.ReduceOp.MAX
@@ -46,17 +46,12 @@ class MetricSums:
 
 
 def compute_optimizer_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
-    """Compute metrics of the optimizer steps of one iteration. Gradient norms of skipped steps are left out."""
+    """Compute gradient norm, clipping and learning rate of optimizer steps. Leaves out norms of skipped steps."""
     norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
     return {
-        "grad_norm": mean(norms),
+        "grad_norm": sum(norms) / len(norms),
         "grad_norm_max": max(norms),
-        "grad_clipped": mean(norm > grad_clip for norm in norms),
+        "grad_clipped": sum(norm > grad_clip for norm in norms) / len(norms),
         "lr": steps[-1].lr,
         "steps_skipped": float(sum(step.skipped for step in steps)),
     }
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)

@@ -1,7 +1,7 @@
-"""Expert load of a mixture of experts over one update: its metrics, and the auxiliary loss that balances the load.
+"""Load-balancing loss and expert-load metrics of a mixture-of-experts model.
 
-The loss is that of transformers (docs/moe.md). f_e, the share of tokens that expert e gets, is computed over the
-micro-batches that all ranks run at the same time, which takes one all-reduce of 2 E numbers per micro-batch.
+The loss is that of transformers (docs/moe.md). The share of tokens that each expert gets is computed over the
+micro-batches that all ranks run at the same time, with one all-reduce of 2 x experts numbers per micro-batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from alphaapollo.models.moe_routing import Routers, load_balancing_loss
 
 
 class ExpertLoadBalancer:
-    """Expert load of one update on one rank. All ranks call the same methods in the same order.
+    """Load-balancing loss and expert loads during one update. All ranks call the same methods in the same order.
 
     Args:
-        coefficient: factor of the auxiliary loss; 0 = no loss.
-        data: group of ranks that together have every row once; None: all ranks.
+        coefficient: factor of the loss; 0 = no loss.
+        group: ranks that together have every token sequence once; None: all ranks.
     """
 
-    def __init__(self, routers: Routers, coefficient: float, device: torch.device, data: dist.ProcessGroup | None):
-        self.routers, self.coefficient, self.device, self.data = routers, coefficient, device, data
+    def __init__(self, routers: Routers, coefficient: float, device: torch.device, group: dist.ProcessGroup | None):
+        self.routers, self.coefficient, self.device, self.group = routers, coefficient, device, group
         routers.needs_probabilities = coefficient > 0
         self.counts = torch.zeros(routers.num_layers, routers.sizes.num_experts, dtype=torch.float64, device=device)
         self.num_changed = torch.zeros((), dtype=torch.float64, device=device)
@@ -32,22 +32,24 @@ class ExpertLoadBalancer:
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
 
-    def begin_step(self, rows: Rows, positions: list[int]) -> None:
-        """Start an optimizer step on this rank's rows at `positions` (a collective if `coefficient` > 0)."""
+    def begin_step(self, rows: Rows, row_indices: list[int]) -> None:
+        """Start an optimizer step on some of this rank's rows (a collective if `coefficient` > 0)."""
         self.steps += 1
         if self.coefficient:
-            tokens = float(rows.lengths[positions].sum()) * len(self.routers.layers)
+            tokens = float(rows.lengths[row_indices].sum()) * len(self.routers.layers)
             self.tokens = torch.tensor(tokens, device=self.device)
-            dist.all_reduce(self.tokens, group=self.data)
+            dist.all_reduce(self.tokens, group=self.group)
 
-    def add_pass(self) -> Tensor | float:
-        """Add the last forward pass and return this rank's part of the loss (a collective if `coefficient` > 0). The
-        gradients of the parts add up over ranks and micro-batches."""
+    def add_forward_pass(self) -> Tensor | float:
+        """Count the expert loads of the last forward pass and return its share of the loss.
+
+        Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
+        """
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
         self.num_changed += routing.num_changed
-        if routing.forced is not None:
+        if routing.forced_experts is not None:
             self.num_forced += routing.counts.sum()
         if not self.coefficient:
             return 0.0
@@ -55,13 +57,13 @@ class ExpertLoadBalancer:
         stacked = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
         dist.all_reduce(stacked)
         counts, probabilities = stacked
-        tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.per_token
+        tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
         share = tokens / self.tokens
         self.loss += load_balancing_loss(counts, probabilities, tokens, share)
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 
     def compute_metrics(self) -> dict[str, float]:
-        """Compute the metrics over all ranks (a collective), see docs/metrics.md."""
+        """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
         together = torch.cat([self.counts.flatten(), self.num_changed[None], self.num_forced[None]])
         dist.all_reduce(together)
         counts = together[:-2].view_as(self.counts)[self.routers.layers]

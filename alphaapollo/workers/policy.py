@@ -1,8 +1,8 @@
-"""Policy worker: one training rank of the policy, and of the frozen reference and teacher if these are needed.
+"""Policy worker, one per training rank. It also has the frozen reference model and the teacher, if they are needed.
 
     load_batch -> [log-probs of policy, reference and teacher] -> update(columns) -> send_weights -> offload
 
-Methods that compute are collectives and reload offloaded tensors. `offload` ends the policy's phase on the GPU.
+Computing methods are collectives and reload offloaded tensors. `offload` frees the GPU for the next worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.columns import TokenColumnBuilder, compute_token_column
+from alphaapollo.workers.columns import TokenParts, compute_token_column, merge_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
@@ -44,7 +44,7 @@ from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
 
 @dataclass(frozen=True)
 class PolicyWorkerConfig:
-    """Settings of a policy worker, the same on all ranks."""
+    """Settings of the policy workers, the same on all ranks."""
 
     model: Model  # after `resolve_model`
     actor: Actor
@@ -61,10 +61,10 @@ class PolicyWorkerConfig:
 
 
 class PolicyWorker(TrainingWorker):
-    """One rank of the policy.
+    """Worker that trains one rank of the policy.
 
     Args:
-        sender: sends weights to the engines; None: weights are never sent.
+        sender: sends weights to the inference engines; None: weights are never sent.
     """
 
     batch: RankBatch  # this iteration's rows
@@ -95,39 +95,40 @@ class PolicyWorker(TrainingWorker):
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
-        """Set the batch of this iteration."""
+        """Set the batch that the following calls compute log-probs for and train on."""
         self.batch = batch
 
     def compute_log_probs(self) -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollouts' temperature. float32 [sum responses]"""
+        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]"""
         self.state.reload()
         self.sharing.check_batch(self.batch)
-        return self._compute_column(self.policy, self.batch, self.batch.mini_batches)
+        return self._compute_log_probs(self.policy, self.batch, self.batch.mini_batches)
 
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
-        """Compute log-probs of `batch`, or else of the loaded batch, by the reference. float32 [sum responses]"""
+        """Compute log-probs under the reference model. `batch`: None = the loaded batch. float32 [response tokens]"""
         batch = batch or self.batch
         with self._use_reference_model() as reference:
-            column = self._compute_column(reference, batch, batch.mini_batches)
+            column = self._compute_log_probs(reference, batch, batch.mini_batches)
         self.reference_parameters.offload()
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
-        """Compute log-probs by the teacher. float32 [sum responses]"""
+        """Compute log-probs of the response tokens under the teacher model. float32 [response tokens]"""
         assert self.teacher is not None, "this worker has no teacher"
         return self.teacher.compute_log_probs(self.batch)
 
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
     ) -> dict[str, float]:
-        """Run the optimizer steps of one iteration and return metrics over all ranks.
+        """Train on the loaded batch and return metrics over all ranks.
 
-        If `columns` has no old log-probs, the policy's log-probs before the first step are used. The first mini-batch
-        takes them from its training forward pass.
+        If `columns` has no old log-probs, the policy's log-probs before the first optimizer step are used. For the
+        first mini-batch, they are taken from its training forward pass.
 
         Args:
-            columns: columns of all rows of the batch.
+            columns: advantages etc. of all rows of the batch.
             steps: mini-batches to train on, if some rows are left out; None: all mini-batches of the batch.
+            skip_bad: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
@@ -136,38 +137,40 @@ class PolicyWorker(TrainingWorker):
         self.state.reload()
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
-            self.teacher.begin_phase(batch)
+            self.teacher.reload_for(batch)
         balancer = self.make_expert_load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
-            old = self._compute_column(self.policy, batch, mini_batches[1:])
+            old = self._compute_log_probs(self.policy, batch, mini_batches[1:])
         started = time.perf_counter()
         done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                recorded = TokenColumnBuilder(batch.rows) if records_old and epoch == index == 0 else None
+                recorded: TokenParts | None = [] if records_old and epoch == index == 0 else None
                 if balancer:
                     balancer.begin_step(batch.rows, mini_batch.row_indices)
-                for positions in self.state.accumulate(mini_batch.micro_batches):
-                    self._accumulate(positions, replace(columns, old_logprobs=old), recorded, sums, balancer)
+                for row_indices in self.state.accumulate(mini_batch.micro_batches):
+                    self._accumulate_gradients(
+                        row_indices, replace(columns, old_logprobs=old), recorded, sums, balancer
+                    )
                 done.append(self.state.step(skip_bad))
-                if recorded:
-                    old = recorded.fetch(old)
+                if recorded is not None:
+                    old = merge_token_values(batch.rows, recorded, old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
         metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         metrics |= self.sharing.pop_metrics() | (balancer.compute_metrics() if balancer else {})
-        metrics |= self._compute_utilization(mini_batches, time.perf_counter() - started)
+        metrics |= self._compute_mfu(mini_batches, time.perf_counter() - started)
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
     def get_old_log_probs(self) -> np.ndarray:
-        """Return the old log-probs of the last update, from which the engine mismatch is measured. [sum responses]"""
+        """Return the old log-probs that the last `update` used. float32 [response tokens]"""
         assert self.last_old_logprobs is not None, "call update first"
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
-        """Send the weights to the engines. Returns the weight update on ranks that write it, else None."""
+        """Send the weights to the inference engines. Returns None on ranks that only take part in gathering them."""
         assert self.sender is not None, "this worker has no sender"
         self.state.reload()
         model = self.policy.model
@@ -177,7 +180,7 @@ class PolicyWorker(TrainingWorker):
         )
 
     def release_weights(self) -> None:
-        """Free the last weight update and offload the policy. Call it after all engines have confirmed the update."""
+        """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""
         if self.sender is not None:
             self.sender.release()
         self.offload()
@@ -192,7 +195,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
-        """Compute the log-prob of each token except the first, at temperature 1, then offload the policy."""
+        """Compute log-probs of all tokens except the first at temperature 1, to verify engines. Offloads the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
@@ -202,8 +205,10 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def reset_reference_and_optimizer(self) -> None:
-        """Copy the policy into the reference and reset the optimizer state, but not the learning rate schedule (arXiv
-        2505.24864, section 2.3.1)."""
+        """Copy the policy's weights into the reference model and reset the optimizer (arXiv 2505.24864, 2.3.1).
+
+        The learning rate schedule continues.
+        """
         assert self.reference is not None, "this worker has no reference"
         self.state.reload()
         self.reference_parameters.reload()
@@ -238,7 +243,7 @@ class PolicyWorker(TrainingWorker):
 
     @contextmanager
     def _use_reference_model(self) -> Iterator[PolicyModel]:
-        """Context manager that yields the reference model, on the device."""
+        """Yield the reference model with its weights on the device; with LoRA, the policy without its adapters."""
         if self.reference is not None:
             self.reference_parameters.reload()
             yield self.reference
@@ -248,40 +253,43 @@ class PolicyWorker(TrainingWorker):
         with disable_adapters(self.policy):
             yield self.policy
 
-    def _compute_column(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
-        """Compute log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
+    def _compute_log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+        """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
         return compute_token_column(
             model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
         )
 
-    def _accumulate(
+    def _accumulate_gradients(
         self,
-        positions: list[int],
+        row_indices: list[int],
         columns: Columns[np.ndarray],
-        recorded: TokenColumnBuilder | None,
-        sums: MetricSums,
+        recorded: TokenParts | None,
+        metric_sums: MetricSums,
         balancer: ExpertLoadBalancer | None,
     ) -> None:
-        """Run forward and backward of one micro-batch. With `recorded`, this pass's log-probs become the old ones."""
-        micro = self.builder.build(self.batch.rows, positions, replace(columns, returns=None, values=None))
+        """Run the forward and backward pass of one micro-batch.
+
+        recorded: not None to use the log-probs of this pass as old log-probs, and to record them.
+        """
+        micro = self.builder.build(self.batch.rows, row_indices, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)
         stats = self.policy(micro, self.temperature, needs_entropy=True, divergence_target=target)
         old = None
         if recorded is not None:
             old = stats.logprobs.detach()
-            recorded.add(positions, micro.drop_dummy_row(old))
+            recorded.append((row_indices, micro.drop_dummy_row(old)))
         matrices = build_policy_matrices(micro, stats, old)
         loss, metrics = compute_policy_objective(
             matrices, self.actor, self.policy_loss, self.correction, self.teacher_config
         )
         if balancer:
-            loss = loss + balancer.add_pass()
+            loss = loss + balancer.add_forward_pass()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
-        sums.add(metrics | sum_distillation_metrics(stats, micro.mask))
+        metric_sums.add(metrics | sum_distillation_metrics(stats, micro.mask))
 
     @torch.no_grad()
     def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
-        """Return the teacher's, or for a full KL the reference's distributions. The configuration allows only one."""
+        """Return the next-token distributions that the policy is compared with: of the teacher, or of the reference."""
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.uses_full_kl:
@@ -289,8 +297,8 @@ class PolicyWorker(TrainingWorker):
         with self._use_reference_model() as reference:
             return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
 
-    def _compute_utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
-        """Compute the model FLOP/s utilization of an update; {} if the GPU's peak is unknown."""
+    def _compute_mfu(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
+        """Compute the model FLOP/s utilization (MFU) of an update. {} if the peak FLOP/s of the device are unknown."""
         if self.peak_flops is None or self.flops is None:
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]

@@ -1,7 +1,7 @@
-"""Policy objective of one micro-batch. Its gradients add up over micro-batches and ranks.
+"""Policy loss of one micro-batch, with KL, distillation and entropy terms.
 
-The loss is a sum over rows. The driver fixes the row weights for the mini-batch, so the result does not depend on
-micro-batches, ranks or packing:
+The loss is a weighted sum over token sequences. The driver computes the weights for the complete mini-batch, so the sum
+of all losses, and of their gradients, does not depend on micro-batches, ranks or packing:
 
     sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher's coef * D - entropy_coef * entropy)
 
@@ -29,7 +29,7 @@ from alphaapollo.workers.metric_sums import MAX_SUFFIX
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMatrices(PolicyLossInputs):
-    """Response-aligned matrices [b, L] of a micro-batch. `logp`, `entropy` and `divergence` have gradients."""
+    """Inputs of the policy loss of a micro-batch, as matrices [rows, tokens of the longest response]."""
 
     entropy: Tensor
     divergence: Tensor | None = None  # from the teacher's distributions, or from the reference's for the full KL
@@ -39,10 +39,10 @@ class PolicyMatrices(PolicyLossInputs):
 
 
 def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
-    """Build the response-aligned matrices of a micro-batch, with the rows of a trajectory concatenated.
+    """Build the inputs of the policy loss. If rows have trajectory ids, rows of a trajectory are concatenated.
 
     Args:
-        old_logprobs: old log-probs [n] to use instead of the micro-batch's column.
+        old_logprobs: old log-probs [n] to use instead of those in `micro`.
     """
     columns = micro.columns
     flat = {
@@ -62,10 +62,8 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights, sequence_weights = (
-            joined.rows.common_value(loss_weights),
-            joined.rows.common_value(sequence_weights),
-        )
+        loss_weights = joined.rows.common_value(loss_weights)
+        sequence_weights = joined.rows.common_value(sequence_weights)
     return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 
@@ -76,11 +74,10 @@ def compute_policy_objective(
     correction: RolloutCorrection,
     teacher: Teacher = NO_TEACHER,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the loss and its metrics.
+    """Compute the loss of a micro-batch and its metrics, which add up over micro-batches and ranks.
 
-    The metrics `loss` and `pg_loss` add up over micro-batches and ranks. Names that start with row_ are sums over
-    non-empty rows, or over trajectories for a trajectory-level loss. Names that end in _max are maxima. All other
-    metrics are sums over action tokens.
+    Metrics that start with row_ are sums over rows with sampled tokens, or over trajectories for a trajectory-level
+    loss. Metrics that end in _max are maxima. All others except the losses are sums over sampled tokens.
     """
     mask, weights = matrices.mask, matrices.loss_weights
     output = policy_loss(matrices, actor)
@@ -127,8 +124,10 @@ def compute_policy_objective(
 
 
 def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Turn sums over all ranks into means: losses per optimizer step, other metrics per action token or row. Only
-    losses are returned if there are no action tokens."""
+    """Convert sums over all ranks to means: losses per optimizer step, other metrics per sampled token or row.
+
+    Without sampled tokens, only losses are returned.
+    """
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:
         return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}

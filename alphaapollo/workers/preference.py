@@ -1,9 +1,9 @@
 """Preference training worker, for pairs of answers (DPO and others) or single labelled answers (KTO).
 
-    count [KTO: KL on unrelated answers] -> for each micro-batch: log-probs of complete answers -> loss
+    count_loss_terms [KTO: KL on answers to other prompts] -> for each micro-batch: log-probs of the answers -> loss
 
-The reference's log-probs come with the batch if `compute_ref_log_probs` has precomputed them. Otherwise each step
-computes them: with a frozen second model, or with LoRA with the trained model without its adapters.
+Reference log-probs come with the batch if they were computed before the first step (`compute_ref_log_probs`).
+Otherwise each step computes them with a frozen second model, or with LoRA with the trained model without its adapters.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.digest import tensors_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
-    """One rank of preference training."""
+    """Worker that trains one rank in preference training."""
 
     tuning: DpoConfig
     model: PolicyModel
 
     def load_model(self) -> None:
-        """Load the model, and a reference model if the loss needs a second model."""
+        """Load the model, and a frozen reference model if each step computes reference log-probs without LoRA."""
         super().load_model()
         self.preference = self.tuning.preference
         if self.preference.custom_module:
@@ -53,27 +53,31 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
     @torch.no_grad()
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute the reference's log-prob of each of R complete answers, before the first step. float64 [R]"""
+        """Compute the reference log-prob of each of R answers (sum over its tokens). float64 [R]"""
         sums = np.empty(len(batch.rows))
         with self._use_reference_model() as reference:
             for mini_batch in batch.mini_batches:
-                for positions in mini_batch.micro_batches:
-                    micro = self.builder.build(batch.rows, positions)
+                for row_indices in mini_batch.micro_batches:
+                    micro = self.builder.build(batch.rows, row_indices)
                     logp, _ = _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)
-                    sums[positions] = logp.cpu().numpy()
+                    sums[row_indices] = logp.cpu().numpy()
         reshard(self.model)
         return sums
 
     def compute_weights_digest(self) -> int:
-        """Compute the digest of this rank's slices of the reference's weights, before the first step. The digests of
-        all ranks add up to the model's digest (modulo 2**64)."""
+        """Compute a digest of this rank's shard of the base model's weights.
+
+        The sum over all ranks, modulo 2**64, is the digest of the model.
+        """
         if not self.is_first_replica():
             return 0
         named = self.model.named_parameters()
-        return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter_parameter(name))
+        return compute_joint_digest(
+            local_tensor(tensor.detach()) for name, tensor in named if not is_adapter_parameter(name)
+        )
 
-    def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        """Count pairs or single answers, and trained tokens. For KTO, also sum the log-ratios of unrelated answers."""
+    def count_loss_terms(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+        """Count pairs (or single answers) and their tokens. For KTO, also sum log-ratios to estimate the KL."""
         compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
@@ -81,43 +85,43 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return counts | {"kl": self._sum_unrelated_log_ratios(batch)}
 
     def compute_loss(
-        self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
+        self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
-        micro = self.builder.build(batch.rows, positions)
-        ref_logp = self._get_ref_logp(batch.ref_logps, micro, positions)
+        micro = self.builder.build(batch.rows, row_indices)
+        ref_logp = self._get_ref_logp(batch.ref_logps, micro, row_indices)
         logp, lengths = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
-            good=torch.from_numpy(batch.is_good[positions]).to(self.device),
+            good=torch.from_numpy(batch.is_good[row_indices]).to(self.device),
             ref_logp=ref_logp,
             kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )
         output = self.preference_loss(answers, self.preference)
-        metrics = output.metric_sums | count_correct_by_source(batch, positions, output.is_correct)
+        metrics = output.metric_sums | count_correct_by_source(batch, row_indices, output.is_correct)
         return output.losses.sum() / counts["compared"], metrics
 
     @torch.no_grad()
     def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
-        """Sum log(pi / ref) over this rank's unrelated answers, i.e. answers to other prompts (KTO). float64 []"""
+        """Sum log(policy / reference) over answers to other prompts on this rank, for KTO's KL. float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated.mini_batches:
-            for positions in mini_batch.micro_batches:
-                micro = self.builder.build(batch.unrelated.rows, positions)
+            for row_indices in mini_batch.micro_batches:
+                micro = self.builder.build(batch.unrelated.rows, row_indices)
                 logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
-                ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, positions)
+                ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, row_indices)
                 assert ref is not None, "KTO needs a reference"
                 total += (logp - ref).sum()
         reshard(self.model)
         return total
 
-    def _get_ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
-        """Return the reference's log-prob of each answer of a micro-batch, [b]; None if the loss has no reference."""
+    def _get_ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, row_indices: list[int]) -> Tensor | None:
+        """Return the reference log-prob of each answer of a micro-batch, [b]. None if the loss needs no reference."""
         if not self.preference_loss.needs_reference:
             return None
         if precomputed is not None:
-            return torch.from_numpy(precomputed[positions]).to(self.device)
+            return torch.from_numpy(precomputed[row_indices]).to(self.device)
         with torch.no_grad(), self._use_reference_model() as reference:
             return _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)[0]
 
@@ -132,24 +136,25 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
 
 def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the log-probs and count the trained tokens of each row. Two tensors, float64 [b]; empty for the dummy."""
+    """Return the summed log-prob and the number of tokens of each answer of a micro-batch, float64 [b] each."""
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)
     lengths = micro.to_matrix(micro.mask).sum(dim=1).double()
     return micro.drop_dummy_row(sums), micro.drop_dummy_row(lengths)
 
 
-def count_correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
-    """Count correct pairs (or single answers); with several data sources, also compared and correct ones per source.
+def count_correct_by_source(batch: PreferenceBatch, row_indices: list[int], correct: Tensor) -> dict[str, Tensor]:
+    """Count correctly ranked pairs (or single answers) in a micro-batch, also per data source if there are several.
 
     Args:
-        correct: bool, one value per pair or single answer of the rows at `positions`.
+        row_indices: rows of the micro-batch in `batch`.
+        correct: bool [pairs or single answers of the micro-batch].
     """
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:
         return sums
-    step = len(positions) // len(correct) if len(correct) else 1
-    sources = torch.from_numpy(batch.sources[positions[::step]])
+    step = len(row_indices) // len(correct) if len(correct) else 1
+    sources = torch.from_numpy(batch.sources[row_indices[::step]])
     correct = correct.cpu()
     for index, name in enumerate(batch.source_names):
         sums |= {f"{name}/compared": (sources == index).sum(), f"{name}/right": correct[sources == index].sum()}

@@ -1,4 +1,4 @@
-"""Placement of a training rank and its process groups."""
+"""Initialization of torch.distributed and its process groups on a training rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_RENDEZVOUS = ""  # init_method if there is a single rank
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Placement of one training rank."""
+    """Place of a training rank: number, device, and address of the process group."""
 
     rank: int
     world_size: int
@@ -25,18 +25,19 @@ class RankPlacement:
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
     sequence_parallel: int = 1  # number of consecutive ranks that share every sequence; divides world_size
-    engine_node: str | None = (
-        None  # node for whose engines this rank writes weights into shared memory; None: it writes none
-    )
+    engine_node: str | None = None  # node of the engines for which this rank writes weights to shared memory
 
 
 def initialize_rank(
     placement: RankPlacement, fsdp_size: int = -1
 ) -> tuple[DeviceMesh, SequenceGroup | None, dist.ProcessGroup | None]:
-    """Initialize this process as a rank (a collective). `fsdp_size` ranks share one copy of the model; -1 = all.
+    """Initialize torch.distributed in this process (a collective).
 
-    Returns the model's mesh, the group of ranks that share every sequence (None without sequence parallelism), and the
-    group of ranks that together have every row once (None: all ranks).
+    Returns the device mesh of the model, the sequence-parallel group of this rank (None without sequence parallelism),
+    and the group of ranks that together have every token sequence once (None: all ranks).
+
+    Args:
+        fsdp_size: number of ranks that share one replica of the model; -1 = all.
     """
     torch.set_num_threads(placement.threads)  # Ray starts its processes with one thread
     if placement.device == "cuda":
@@ -47,10 +48,10 @@ def initialize_rank(
 
 
 def shut_down_rank() -> None:
-    """Destroy the process group.
+    """Destroy the torch.distributed process group of this process.
 
     A gloo thread may still be releasing tensors. If it needs the interpreter while the interpreter exits, the process
-    aborts. The garbage collection gives the thread time to finish.
+    aborts. Collecting garbage gives the thread time to finish.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Reward model worker: one training rank of a frozen reward model."""
+"""Reward model worker, one per rank of a frozen reward model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alphaapollo.workers.process_group import RankPlacement
 
 
 class RewardModelWorker(ModelWorker):
-    """One rank of the reward model."""
+    """Worker that computes scores with one rank of a frozen reward model."""
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
@@ -29,15 +29,12 @@ class RewardModelWorker(ModelWorker):
         self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
-        """Compute the score at the last token of each of R rows. float32 [R]
-
-        The response of each row is its last token only (see trainer/step/reward_model_scorer.py).
-        """
+        """Compute the score of each of R token sequences at its last token, which must be its response. float32 [R]"""
         self.parameters.reload()
         return compute_token_column(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
-        """End a phase: reshard the model, offload the configured tensors, and free cached GPU memory."""
+        """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
         self.free_cache()

@@ -1,4 +1,4 @@
-"""Reward model training worker (Bradley-Terry): the chosen answer of a pair should have the higher score."""
+"""Worker of reward-model training: the chosen answer of a pair should get the higher score (Bradley-Terry loss)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPrompt
 
 
 class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
-    """One rank of reward model training. The response of each row is its last token, which gets the score."""
+    """Worker that trains one rank of a reward model. The score of an answer is read at its last token."""
 
     tuning: RmConfig
     model: ScoreModel
 
     def load_model(self) -> None:
-        """Load and shard a reward model. `hf_model` is transformers' classifier, which names an export's parameters."""
+        """Load and shard the model: a sequence classifier of transformers with one label."""
         attention, first = get_attention(self.config), dist.get_rank() == 0
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
         offload = self.tuning.fsdp_config.offload_policy
@@ -36,16 +36,16 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
-    def count(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+    def count_loss_terms(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
 
     def compute_loss(
-        self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
+        self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
-        micro = self.builder.build(batch.rows, positions)
+        micro = self.builder.build(batch.rows, row_indices)
         scores = micro.drop_dummy_row(self.model(micro))
-        margins = torch.from_numpy(batch.margins[positions[::2]]).to(self.device)
+        margins = torch.from_numpy(batch.margins[row_indices[::2]]).to(self.device)
         chosen, rejected = scores[0::2].double(), scores[1::2].double()
         losses = bradley_terry(chosen, rejected, margins, self.centring)
         sums = {
@@ -54,4 +54,4 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_rejected": rejected.sum(),
             "score_square": scores.double().square().sum(),
         }
-        return losses.sum() / counts["compared"], sums | count_correct_by_source(batch, positions, chosen > rejected)
+        return losses.sum() / counts["compared"], sums | count_correct_by_source(batch, row_indices, chosen > rejected)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning worker. The loss is the mean negative log-prob of the trained tokens of all ranks."""
+"""Worker of supervised fine-tuning. The loss is the mean negative log-prob of the response tokens on all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.algorithms.sampling import PendingCompletion, decode
+from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard
@@ -17,36 +17,36 @@ from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 
 class SftWorker(FinetuningWorker[RankBatch]):
-    """One rank of SFT. The action mask of a batch marks the trained tokens."""
+    """Worker that trains one rank in SFT. The action mask of a batch marks the tokens to train on."""
 
-    def count(self, batch: RankBatch) -> dict[str, Tensor]:
+    def count_loss_terms(self, batch: RankBatch) -> dict[str, Tensor]:
         return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
 
     def compute_loss(
-        self, batch: RankBatch, positions: list[int], counts: Mapping[str, float]
+        self, batch: RankBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        micro = self.builder.build(batch.rows, positions)
+        micro = self.builder.build(batch.rows, row_indices)
         total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
         return total / counts["tokens"], {"loss": total}
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
-        """Sample completions for this rank's requests with the current weights, all at once (a collective).
+        """Sample one completion for each of this rank's requests, all at once, with the current weights.
 
-        Ranks without pending requests still take part in the forward passes of the other ranks.
+        A collective: a rank whose completions are finished still takes part in the forward passes of other ranks.
         """
         assert isinstance(self.model, PolicyModel)
         pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
         dummy = PendingCompletion([0], Sampling(max_tokens=1))
         with self.model.generation_mode():
-            decode(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
+            decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
         reshard(self.model)
         self.free_cache()
         return [completion.to_completion(version) for completion in pending]
 
 
 def is_true_on_all_ranks(value: bool) -> bool:
-    """Return whether `value` is true on all ranks (a collective)."""
+    """Return whether `value` is true on every rank (a collective)."""
     minimum = torch.tensor(int(value))
     dist.all_reduce(minimum, dist.ReduceOp.MIN)
     return bool(minimum)

@@ -1,4 +1,4 @@
-"""Self-check of the shared-prompt layout: its results must equal those of the plain layout."""
+"""Check that a model computes the same results when samples of a prompt share the computation of the prompt."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit 
 
 
 class SharedPromptCheck:
-    """Self-check of one model, on two example rows at its creation and on rows of the first batch (collectives).
+    """Compares results with and without shared prompts, on two example sequences at creation and on the first batch.
+
+    Both comparisons are collectives.
 
     Args:
-        compute: returns one number per response token of a micro-batch, [n].
+        compute: forward pass that returns one number per response token of a micro-batch.
         key: config key that enables shared prompts.
     """
 
@@ -56,7 +58,7 @@ class SharedPromptCheck:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
-        """Compare both layouts on the first batch that shares prompts. Raises ValueError if the layouts differ."""
+        """Compare results on the first batch that shares prompts. Raises ValueError if the difference is too large."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
@@ -66,7 +68,7 @@ class SharedPromptCheck:
                 )
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the mismatch of the first batch in the first call after its check, else {}."""
+        """Return the difference measured on the first batch as a metric. {} in later calls."""
         metrics, self._unreported = self._unreported, {}
         return metrics
 
@@ -77,10 +79,10 @@ class SharedPromptCheck:
         )
 
     @torch.no_grad()
-    def _measure_mismatch(self, rows: Rows, positions: Sequence[int]) -> float:
-        """Compute the mean |difference| between both layouts, in standard deviations."""
+    def _measure_mismatch(self, rows: Rows, row_indices: Sequence[int]) -> float:
+        """Compute the mean absolute difference with and without shared prompts, in standard deviations."""
         shared, plain = (
-            self.compute(self.builder.build(layout, positions)).float()
+            self.compute(self.builder.build(layout, row_indices)).float()
             for layout in (rows, replace(rows, prefixes=None))
         )
         reshard(self.root)
@@ -88,8 +90,8 @@ class SharedPromptCheck:
         return float((shared - plain).abs().mean() / deviation)
 
 
-def _make_example_rows(vocabulary: int) -> Rows:
-    """Make two rows, with prompts of six and five tokens that share the first five tokens."""
+def _make_example_rows(vocabulary_size: int) -> Rows:
+    """Make two token sequences, with prompts of six and five tokens that share the first five tokens."""
     prompt = np.arange(5) * 37 + 11
-    texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary, np.append(prompt, [5, 9, 2]) % vocabulary]
+    texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary_size, np.append(prompt, [5, 9, 2]) % vocabulary_size]
     return make_rows(texts, [6, 5], SharedPrefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))

@@ -1,4 +1,4 @@
-"""Teacher for distillation: a frozen model on the policy's ranks that scores the policy's samples."""
+"""Teacher for on-policy distillation: a frozen model on the policy's ranks, applied to the policy's samples."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class FrozenTeacher:
-    """One rank of the teacher. All methods are collectives and run within the policy's phase.
+    """One rank of the teacher model. All methods are collectives, called while the policy uses the GPU.
 
     Args:
-        model: resolved model configuration, with the teacher's path and the policy's dtype and attention.
+        model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
         temperature: temperature of the rollouts.
-        vocabulary: number of tokens of the policy's head, at most as many as the teacher's head has.
+        vocabulary_size: output size of the policy's head, which must not exceed that of the teacher's head.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class FrozenTeacher:
         mesh: DeviceMesh,
         builder: MicroBatchBuilder,
         temperature: float,
-        vocabulary: int,
+        vocabulary_size: int,
     ):
-        self.builder, self.temperature, self.vocabulary = builder, temperature, vocabulary
+        self.builder, self.temperature, self.vocabulary = builder, temperature, vocabulary_size
         dtype: torch.dtype = getattr(torch, model.dtype)
         self.model = load_policy(model, mesh, dtype, fsdp.offload_policy)
         check_logprobs(self.model, builder, dtype)
@@ -48,20 +48,20 @@ class FrozenTeacher:
         self.offload()
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute log-probs of the response tokens, then offload the teacher. float32 [sum responses]"""
-        self.begin_phase(batch)
+        """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
+        self.reload_for(batch)
         column = compute_token_column(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 
-    def begin_phase(self, batch: RankBatch) -> None:
-        """Reload the parameters and check the batch, before scoring or an update with `make_divergence_target`."""
+    def reload_for(self, batch: RankBatch) -> None:
+        """Reload the parameters, and check that the teacher supports the shared prompts of the batch."""
         self.parameters.reload()
         self.sharing.check_batch(batch)
 
     @torch.no_grad()
     def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
-        """Return the teacher's next-token distributions, with which `compute_token_stats` compares the policy's."""
+        """Return the teacher's next-token distributions, to compute the divergence of the policy's distributions."""
         hidden: HeadInput = self.model.compute_head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
@@ -69,7 +69,7 @@ class FrozenTeacher:
         return DivergenceTarget(HeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
 
     def offload(self) -> None:
-        """End a phase: reshard the model and offload the configured tensors."""
+        """Free GPU memory: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
 
@@ -80,7 +80,10 @@ class FrozenTeacher:
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
-    """Sum distillation metrics over action tokens (mask [n]); {} without full-vocabulary distillation."""
+    """Sum divergences etc. over sampled tokens. {} if the teacher's distributions are not used.
+
+    mask: [n], 1 for sampled tokens.
+    """
     if stats.reverse_kl is None:
         return {}
     names = ("divergence", "reverse_kl", "forward_kl", "agreement")

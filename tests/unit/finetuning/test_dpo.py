@@ -10,6 +10,7 @@ from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
 from alphaapollo.finetuning import dpo
+from alphaapollo.utils.user_module import load_user_module
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
 
@@ -20,11 +21,11 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
         ({"loss": "dpo"}, "preference.loss: unknown preference loss 'dpo'"),
         (
             {"loss": "robust", "label_smoothing": 0.5},
-            "preference.loss: label_smoothing=0.5 must be in [0, 0.5) for robust DPO.",
+            "preference.loss: label_smoothing=0.5 must be below 0.5 for robust DPO.",
         ),
         (
             {"loss": "exo_pair", "label_smoothing": 0},
-            "preference.loss: label_smoothing=0.0 must be in (0, 1) for EXO.",
+            "preference.loss: label_smoothing=0.0 must be above 0 and below 1 for EXO.",
         ),
     ],
 )
@@ -62,7 +63,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_user_defined_loss(example: str, tmp_path: Path):
     given = {"loss": "margin_to", "custom_module": example, "simpo_gamma": 0.5}
-    dpo.load_losses(Preference(**given))
+    load_user_module(example, "preference.custom_module")
     config = DpoConfig(preference=given)
     assert not list(dpo.list_loss_errors(config))
     assert describe_ineffective_keys(config, dpo.list_ineffective_keys(config)) == [
@@ -85,9 +86,9 @@ def test_faulty_user_loss_is_refused_before_the_start(example: str, body: str, s
     code = re.sub(r"return .*", f"return {body}", Path(example).read_text())
     Path(example).write_text(code.replace("margin_to", "wrong"))
     given = {"loss": "wrong", "custom_module": example}
-    dpo.load_losses(Preference(**given))
+    load_user_module(example, "preference.custom_module")
     (problem,) = dpo.list_loss_errors(DpoConfig(preference=given))
-    assert says in problem and "own_loss.py: wrong (the preference loss 'wrong'), called on toy inputs" in problem
+    assert says in problem and "own_loss.py: the preference loss 'wrong' failed a test call on toy inputs" in problem
 
 
 def test_docs_page_lists_every_loss():

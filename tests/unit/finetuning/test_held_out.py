@@ -117,7 +117,7 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     ("data", "says"),
     [
         ({"prompt_key": "question"}, "question"),
-        ({"max_response_length": 1000}, "128 positions"),
+        ({"max_response_length": 1000}, "128 tokens"),
     ],
 )
 def test_prompts_that_cannot_be_rendered_are_refused(tmp_path: Path, data: dict[str, Any], says: str) -> None:

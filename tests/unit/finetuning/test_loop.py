@@ -16,7 +16,7 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_example_stream
 from alphaapollo.finetuning.task import FinetuningRun, Progress
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
 
@@ -86,7 +86,7 @@ def run(
     worker, log = Trainer(), Log()
     settings = config.trainer
     checkpoints = CheckpointFolder(folder, settings.max_ckpt_to_keep, settings.keep_best)
-    saving = BackgroundCheckpoint[Progress](checkpoints, {"model": worker}, print)
+    saving = BackgroundCheckpointWriter[Progress](checkpoints, {"model": worker}, print)
 
     async def main() -> None:
         async with saving.finish_on_exit():

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from alphaapollo.config.schema import Critic, Model, SftConfig
 from alphaapollo.models import sharding
-from alphaapollo.models.lora import is_adapter
+from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.critic import CriticWorker
@@ -44,7 +44,7 @@ class Recorder:
 def train_by_hand(model: nn.Module) -> None:
     """Set nonzero adapters that do not depend on the number of ranks: drawn by the parameter's name."""
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_adapter_parameter(name):
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             value = torch.randn(parameter.shape, generator=generator) * 0.2
             assert isinstance(parameter, DTensor)
@@ -59,7 +59,7 @@ def worker_of(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", 
 
 
 def adapters(model: nn.Module) -> dict[str, np.ndarray]:
-    return {n: full_tensor(p.detach()).numpy().copy() for n, p in model.named_parameters() if is_adapter(n)}
+    return {n: full_tensor(p.detach()).numpy().copy() for n, p in model.named_parameters() if is_adapter_parameter(n)}
 
 
 def plain(folder: str) -> Any:
@@ -158,7 +158,7 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
     (gradients, weights, _), *others = gradients_and_weights(
         0, 1, free_address(), [case, replace(case, checkpointing=True, min_unit=10**9)], [free_address()]
     )
-    assert all(is_adapter(name) for name in gradients)
+    assert all(is_adapter_parameter(name) for name in gradients)
     assert max(np.abs(gradient).max() for gradient in gradients.values()) > 1e-3
     many = [replace(case, max_tokens=40, checkpointing=True), replace(case, min_unit=10**9)]
     for rank in run_ranks(gradients_and_weights, 3, many, [free_address()], timeout=200):
@@ -225,7 +225,7 @@ def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(model_folde
 
     kept = FileSystemReader(tmp_path / "saved" / "model").read_metadata().state_dict_metadata
     tensors = [name for name in kept if not name.startswith("optimizer.param_groups")]
-    assert tensors and all(is_adapter(f"{name}.") for name in tensors), tensors
+    assert tensors and all(is_adapter_parameter(f"{name}.") for name in tensors), tensors
 
     resumed = make_worker(case, 0, 1, free_address(), seed=5)
     resumed.load(str(tmp_path / "saved"))
@@ -266,8 +266,8 @@ def test_the_base_has_the_dtype_of_forward_and_backward(model_folder):
     case = Case(str(model_folder("llama")), FULL, dtype="bfloat16", lora_rank=4, needs_reference=True)
     worker = make_worker(case, 0, 1, free_address())
     for name, parameter in worker.policy.named_parameters():
-        assert parameter.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
-        assert parameter.requires_grad == is_adapter(name)
+        assert parameter.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
+        assert parameter.requires_grad == is_adapter_parameter(name)
     states = worker.state.optimizer.state
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
@@ -275,7 +275,7 @@ def test_the_base_has_the_dtype_of_forward_and_backward(model_folder):
     worker.update(make_columns(case, batch, 0))
     assert np.abs(worker.compute_log_probs() - before).max() > 1e-2
     assert {state["exp_avg"].dtype for state in states.values()} == {torch.float32}
-    assert len(states) == sum(is_adapter(name) for name, _ in worker.policy.named_parameters())
+    assert len(states) == sum(is_adapter_parameter(name) for name, _ in worker.policy.named_parameters())
     worker.close()
 
 
@@ -293,7 +293,7 @@ def test_the_critic_trains_its_adapter_and_its_head(model_folder, tmp_path: Path
     for _ in range(2):  # at the first step B is 0, and so is A's gradient
         worker.update(make_columns(case, batch, 0))
     for name, parameter in worker.model.named_parameters():
-        trained = is_adapter(name) or "value_head" in name
+        trained = is_adapter_parameter(name) or "value_head" in name
         assert parameter.dtype == (torch.float32 if trained else torch.bfloat16)
         assert torch.equal(start[name], local_tensor(parameter)) != trained, name
     values = worker.compute_values()

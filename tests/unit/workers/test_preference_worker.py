@@ -144,7 +144,7 @@ def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
             ref = torch.stack([logp(reference, row) for row in one.rows])
         own = torch.stack([logp(policy, row) for row in one.rows])
         lengths = torch.tensor([sum(row.action_mask) for row in one.rows])
-        answers = AnswerBatch(own, lengths, torch.tensor(one.good), ref, kl)
+        answers = AnswerBatch(own, lengths, torch.tensor(one.is_good), ref, kl)
         losses.append(get_preference_loss(config.loss)(answers, config).losses)
     mean = torch.cat(losses).mean()
     mean.backward()
