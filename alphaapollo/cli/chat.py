@@ -1,4 +1,4 @@
-"""`alphaapollo chat RUN`: chat with a model through the engine, environment and tools of its run, or with a server.
+"""`alphaapollo chat RUN`: chat with a run's model in the run's environment, or with an OpenAI-compatible server.
 
 line -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
 """
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
 
 USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
-KEY = "OPENAI_API_KEY"
+API_KEY_VARIABLE = "OPENAI_API_KEY"
 Answer = Callable[[list[Message]], str | None]
-"""Function that prints and returns the model's answer to a chat; None = no answer, so the last message is dropped."""
+"""Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a chat. Returns 0 at its end, 1 if it failed, 2 if it was refused before the start."""
-    options = _parse(argv)
+    """Run a chat. Returns exit code 0 at its end, 1 if it failed, 2 for invalid arguments or settings."""
+    options = _parse_arguments(argv)
     if options.url:
         try:
             chat_with_server(options.url, options.name)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_chat(answer: Answer) -> None:
-    """Read messages and answer them until the user exits."""
+    """Read the user's messages from stdin and answer each, until the user exits."""
     past: list[Message] = []
     while True:
         try:
@@ -91,20 +91,20 @@ def run_chat(answer: Answer) -> None:
 
 
 class EngineChat:
-    """Chat with its own engine, in the run's environment. A model without chat template continues each line as text.
+    """Chat in a run's environment, with an engine that this process starts. A base model continues each line as text.
 
-    Raises ValueError for an unusable environment, tool, template or model.
+    Raises ValueError if the environment, a tool, the chat template or the model cannot be used.
     """
 
     def __init__(self, config: GenerationConfig, terminal: Terminal):
         from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
         from alphaapollo.controller.placement import detect_machine
-        from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
-        from alphaapollo.models.folder_check import check_weights
+        from alphaapollo.launch.input_checks import check_context_length, find_environment_spec, make_renderer
+        from alphaapollo.models.folder_check import check_weight_files
 
-        find_environment(config.env)
-        check_weights(config.model, "model.path")
-        check_lengths(config.model, config.rollout, config.data)
+        find_environment_spec(config.env)
+        check_weight_files(config.model, "model.path")
+        check_context_length(config.model, config.rollout, config.data)
         renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
         self._is_chat_model = bool(renderer.tokenizer.chat_template)
         machine, trainer = detect_machine(), config.trainer
@@ -112,24 +112,25 @@ class EngineChat:
         self._rollout = resolve_inference_rollout(
             config.rollout, config.model, self._device, trainer.num_gpus, machine.num_cores
         )
-        self._config = config.model_copy(update={"env": print_turns(config.env, terminal)})
-        self._terminal, self._number = terminal, 0
+        self._config = config.model_copy(update={"env": select_printing_environment(config.env, terminal)})
+        self._terminal, self._num_prompts = terminal, 0
 
     def run(self) -> None:
         """Chat until the user exits. The event loop does not run between messages, so that input() works normally."""
-        from alphaapollo.evaluation.generation import launch
+        from alphaapollo.evaluation.generation import launch_engines
 
         folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @command
         with asyncio.Runner() as runner:
             with self._terminal.status("starting the engine ..."):
-                workers = runner.run(launch(self._config, self._rollout, self._device, folder))
+                workers = runner.run(launch_engines(self._config, self._rollout, self._device, folder))
             try:
-                run_chat(lambda chat: self._answer(runner, workers, chat))
+                run_chat(lambda messages: self._answer_chat(messages, workers, runner))
             finally:
                 runner.run(workers.close())
 
-    def _answer(self, runner: asyncio.Runner, workers: WorkerGroups, chat: list[Message]) -> str | None:
-        trajectory = runner.run(self._generate(workers, chat if self._is_chat_model else chat[-1]["content"]))
+    def _answer_chat(self, messages: list[Message], workers: WorkerGroups, runner: asyncio.Runner) -> str | None:
+        content = messages if self._is_chat_model else messages[-1]["content"]
+        trajectory = runner.run(self._generate_trajectory(content, workers))
         if trajectory.score.outcome.failed:
             self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
             return None
@@ -137,18 +138,18 @@ class EngineChat:
             self._terminal.print(f"(ended by the {trajectory.end.replace('_', ' ')})", style="yellow")
         return trajectory.turns[-1].text
 
-    async def _generate(self, workers: WorkerGroups, content: list[Message] | str) -> Trajectory:
+    async def _generate_trajectory(self, content: list[Message] | str, workers: WorkerGroups) -> Trajectory:
         from alphaapollo.evaluation.generation import make_sampling
 
-        self._number += 1
-        prompt = Prompt(self._number, "chat", content)
-        request = GroupRequest(prompt, 1, make_sampling(self._config), draw=self._number, validate=True)
+        self._num_prompts += 1
+        prompt = Prompt(self._num_prompts, "chat", content)
+        request = GroupRequest(prompt, 1, make_sampling(self._config), draw=self._num_prompts, validate=True)
         groups = [group async for _, group in workers.engines.generate([request])]
         return groups[0].trajectories[0]
 
 
 class EnvironmentPrinter:
-    """Environment wrapper that prints the model's turns and the environment's replies."""
+    """Environment wrapper that prints each action of the model and the environment's reply."""
 
     def __init__(self, inner: Environment, terminal: Terminal):
         self._inner, self._terminal = inner, terminal
@@ -168,31 +169,31 @@ class EnvironmentPrinter:
         return result
 
 
-def print_turns(env: Env, terminal: Terminal) -> Env:
-    """Register a printing wrapper of the environment in this process, and return a section that selects it."""
+def select_printing_environment(env: Env, terminal: Terminal) -> Env:
+    """Register the environment, wrapped in an EnvironmentPrinter, and return settings that select the wrapper."""
     known = get_environment_spec(env.env_name)
 
-    async def skip_grading(prompt: Prompt, text: str) -> Score:
+    async def skip_scoring(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
-    def factory(services: Services) -> Any:
-        return EnvironmentPrinter(known.factory(replace(services, score=skip_grading, config=env)), terminal)
+    def make_environment(services: Services) -> Any:
+        return EnvironmentPrinter(known.factory(replace(services, score=skip_scoring, config=env)), terminal)
 
     name = f"printed {env.env_name}"
-    register_environment(name, tools=known.tools)(factory)
+    register_environment(name, tools=known.tools)(make_environment)
     return env.model_copy(update={"env_name": name})
 
 
-def chat_with_server(url: str, name: str | None) -> None:
+def chat_with_server(url: str, model_name: str | None) -> None:
     """Chat with an OpenAI-compatible server until the user exits. Raises ValueError if the server cannot be used."""
-    connection = make_connection_options("chat --url", url, KEY)
+    connection = make_connection_options("chat --url", url, API_KEY_VARIABLE)
     from openai import OpenAI, OpenAIError
 
     client: Any = OpenAI(**connection)
 
-    def answer(chat: list[Message]) -> str:
+    def stream_answer(messages: list[Message]) -> str:
         parts = []
-        for chunk in client.chat.completions.create(model=model, messages=chat, stream=True):
+        for chunk in client.chat.completions.create(model=model, messages=messages, stream=True):
             part = chunk.choices[0].delta.content if chunk.choices else None
             if part:
                 parts.append(part)
@@ -201,18 +202,19 @@ def chat_with_server(url: str, name: str | None) -> None:
         return "".join(parts)
 
     try:
-        model = name or next((entry.id for entry in client.models.list()), None)
+        model = model_name or next((entry.id for entry in client.models.list()), None)
         if model is None:
             raise ValueError(f"--url {url}: the server lists no model. Set --name MODEL.")
         print(f"{model} at {url}. {USAGE}")
-        run_chat(answer)
+        run_chat(stream_answer)
     except OpenAIError as error:
         raise ValueError(
-            f"--url {url}: the server failed: {error}. Check that it runs and that {KEY} is its API key."
+            f"--url {url}: the request failed ({error}). Check that the server runs and that {API_KEY_VARIABLE} is its "
+            "API key."
         ) from error
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo chat",
         usage="alphaapollo chat RUN [KEY=VALUE ...] | alphaapollo chat --url URL [--name MODEL]",

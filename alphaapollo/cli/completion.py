@@ -41,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=sorted(USAGE))
-    print(build_script(parser.parse_args(argv).shell), end="")
+    print(build_completion_script(parser.parse_args(argv).shell), end="")
     return 0
 
 
-def build_script(shell: str) -> str:
-    """Build the completion script for bash, zsh (with bashcompinit) or fish."""
+def build_completion_script(shell: str) -> str:
+    """Build the tab-completion script for bash, zsh (with bashcompinit) or fish."""
     if shell == "fish":
         complete = "complete -c alphaapollo -n"
         lines = [f"{complete} __fish_use_subcommand -f"]
@@ -56,16 +56,18 @@ def build_script(shell: str) -> str:
         ]
         lines += [
             f"{complete} '__fish_seen_subcommand_from {name}' -a {shlex.quote(' '.join(words))}"
-            for name, words in _list_words().items()
+            for name, words in _list_completion_words().items()
         ]
         return "\n".join([*lines, ""])
-    cases = "\n".join(f'        {name}) words="{" ".join(words)}" ;;' for name, words in _list_words().items())
+    cases = "\n".join(
+        f'        {name}) words="{" ".join(words)}" ;;' for name, words in _list_completion_words().items()
+    )
     bash = BASH.format(subcommands=" ".join(SUBCOMMANDS), cases=cases)
     return f"autoload -Uz bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 
-def _list_words() -> dict[str, list[str]]:
-    """Return the completion words of each subcommand: options and KEY=, or all key names for `explain`."""
+def _list_completion_words() -> dict[str, list[str]]:
+    """Return the words that may follow each subcommand: options and `KEY=`; for `explain`, all keys."""
     from alphaapollo.config.keys import COMMANDS, list_keys
 
     found = {

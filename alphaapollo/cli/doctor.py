@@ -1,4 +1,4 @@
-"""`alphaapollo doctor`: check whether this machine can run a training, without changing it."""
+"""`alphaapollo doctor`: check whether this machine can run training, without changing the machine."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ class CheckResult:
     fix: str = ""  # suggested fix; empty if ok
 
 
-def compare_size(name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
-    """Return fail, warn or ok for a size, by two limits."""
+def grade_size(
+    check_name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str
+) -> CheckResult:
+    """Compare a size, e.g. free bytes, with two limits: ok, warn or fail. `found` describes the size for the user."""
     if size >= warns_below:
-        return CheckResult(name, found)
-    return CheckResult(name, found, "fail" if size < fails_below else "warn", fix)
+        return CheckResult(check_name, found)
+    return CheckResult(check_name, found, "fail" if size < fails_below else "warn", fix)
 
 
 def check_system() -> Iterator[CheckResult]:
@@ -64,14 +66,13 @@ def check_system() -> Iterator[CheckResult]:
 
 
 def check_python() -> Iterator[CheckResult]:
-    """Check for a supported Python version."""
     good = sys.version_info[:2] in PYTHONS
     todo = "" if good else "use Python 3.11 or 3.12: PYTHON=python3.12 make setup"
     yield CheckResult("python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail", todo)
 
 
 def check_packages() -> Iterator[CheckResult]:
-    """Check installed packages against the declared dependencies."""
+    """Check that installed packages satisfy the declared requirements, and that vLLM's CPU build finds libnuma."""
     from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
     requirements = read_requirements()
@@ -93,11 +94,11 @@ def check_packages() -> Iterator[CheckResult]:
 
 
 def check_processors() -> Iterator[CheckResult]:
-    """Check cores and memory, including limits of the container."""
+    """Check that there is enough memory, and whether the container has a lower limit than the machine."""
     from alphaapollo.controller.placement import detect_machine
 
     machine = detect_machine()
-    units = f", {machine.bfloat16}" if machine.bfloat16 else ""
+    units = f", {machine.bfloat16_instructions}" if machine.bfloat16_instructions else ""
     found = f"{machine.num_cores} core(s){units}, {_format_size(machine.memory)} memory"
     if (allowed := read_cgroup_limit("memory.max")) < machine.memory:
         todo = "the memory plan uses the machine's memory, so check that its total is below this limit"
@@ -106,18 +107,18 @@ def check_processors() -> Iterator[CheckResult]:
         )
         return
     todo = "close other programs or use a larger machine: the quickstart needs about 4 GiB"
-    yield compare_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
+    yield grade_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
 
 
-def read_cgroup_limit(name: str) -> float:
-    """Return a limit of the container; infinite if the container has none."""
-    file = CGROUP / name
+def read_cgroup_limit(limit_name: str) -> float:
+    """Return a limit of this container, e.g. of `memory.max`; infinity if there is none."""
+    file = CGROUP / limit_name
     text = file.read_text().strip() if file.is_file() else "max"
     return float(text) if text.isdigit() else math.inf
 
 
 def check_gpus() -> Iterator[CheckResult]:
-    """Check that the driver lists GPUs and that torch computes on them."""
+    """Check that torch finds the GPUs that the driver lists, and that a matrix product on a GPU is correct."""
     listed = _describe_gpus()
     if listed is None:
         yield CheckResult("gpu", "none: runs train and generate on the CPU (trainer.device=auto)")
@@ -142,7 +143,7 @@ def check_gpus() -> Iterator[CheckResult]:
 
 
 def _describe_gpus() -> str | None:
-    """Return number, name, memory and driver of the GPUs; None without driver or GPU."""
+    """Return e.g. `8 x NVIDIA H100, 81559 MiB, 580.65` (model, memory, driver); None without driver or GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -153,17 +154,17 @@ def _describe_gpus() -> str | None:
 
 
 def check_shared_memory() -> Iterator[CheckResult]:
-    """Check shared memory, used by weight sync on a CPU and by Ray's object store."""
+    """Check the free shared memory. Weight sync on a CPU and Ray's object store use it."""
     if not SHARED_MEMORY.is_dir():
         yield CheckResult("shared memory", f"{SHARED_MEMORY} does not exist", "fail", "mount a tmpfs there")
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
     todo = "increase it: docker run --shm-size=8g (it must hold a full copy of the weights)"
-    yield compare_size("shared memory", f"{_format_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
+    yield grade_size("shared memory", f"{_format_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
 
 
 def check_disks() -> Iterator[CheckResult]:
-    """Check the disks of runs, models and Ray's session."""
+    """Check free space and write permission in the folders of runs, models and Ray's session."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     folders = {
         "disk (here)": (Path.cwd(), "set trainer.output_dir: a checkpoint takes 12 bytes per parameter"),
@@ -175,7 +176,7 @@ def check_disks() -> Iterator[CheckResult]:
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if os.access(folder, os.W_OK):
-            yield compare_size(
+            yield grade_size(
                 name, f"{_format_size(free)} free in {folder}", free, GIB, 10 * GIB, f"free space or {fix}"
             )
         else:
@@ -184,20 +185,20 @@ def check_disks() -> Iterator[CheckResult]:
 
 
 def check_limits() -> Iterator[CheckResult]:
-    """Check limits of open files and processes."""
+    """Check how many files and processes may be open at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     allowed = math.inf if soft == resource.RLIM_INFINITY else soft
     todo = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before a run (docker run --ulimit nofile=65536)"
-    yield compare_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
+    yield grade_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
     processes = read_cgroup_limit("pids.max")
     if processes < OPEN_FILES:
         todo = "increase it: docker run --pids-limit=-1 (Ray, vLLM and torch start hundreds of threads)"
-        yield compare_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
+        yield grade_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
 
 
 def check_ports() -> Iterator[CheckResult]:
-    """Check that processes of this machine can connect to each other, as workers do."""
+    """Check that processes on this machine can connect to each other over TCP, as workers do."""
     port = reserve_port("")
     try:
         loopback_error = find_connection_error("127.0.0.1", port)
@@ -218,7 +219,7 @@ def check_ports() -> Iterator[CheckResult]:
 
 
 def check_ray() -> Iterator[CheckResult]:
-    """Check the cluster of RAY_ADDRESS; without it a run starts its own Ray."""
+    """Check that the Ray cluster in RAY_ADDRESS can be reached, if the variable is set."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
         yield CheckResult("ray", "RAY_ADDRESS is not set: a run starts and stops its own Ray")
@@ -235,7 +236,7 @@ def check_ray() -> Iterator[CheckResult]:
 
 
 def find_connection_error(host: str, port: int) -> str:
-    """Return the reason why a connection fails; empty if it succeeds."""
+    """Return why a TCP connection to the address fails; empty if it succeeds."""
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
@@ -244,7 +245,7 @@ def find_connection_error(host: str, port: int) -> str:
 
 
 def check_sandbox() -> Iterator[CheckResult]:
-    """Check the layers of the code sandbox (docs/sandbox.md) by running it."""
+    """Check that the code sandbox starts, and which of its isolation layers are missing (docs/sandbox.md)."""
     from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
 
     logging.getLogger("alphaapollo.tools.sandbox").setLevel(logging.ERROR)  # its warnings are reported below
@@ -267,8 +268,8 @@ def check_sandbox() -> Iterator[CheckResult]:
         )
 
 
-def _format_size(count: float) -> str:
-    return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.0f} MiB"
+def _format_size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:,.0f} MiB"
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
@@ -287,7 +288,7 @@ CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one line per check, with a fix. Returns 1 if a check fails."""
+    """Run all checks and print their results with suggested fixes. Returns exit code 1 if a check fails."""
     argparse.ArgumentParser(
         prog="alphaapollo doctor",
         description="Machine, versions, GPU, shared memory, disk, limits, ports, Ray and sandbox: ok, warn or fail, "

@@ -1,4 +1,4 @@
-"""`alphaapollo export RUN [OUT]`: wraps main_export with positional paths."""
+"""`alphaapollo export RUN [OUT]`: run main_export with `checkpoint=RUN output=OUT`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from alphaapollo.config.keys import format_override
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run main_export with positional paths. Returns its exit code."""
-    options = _parse(argv)
-    words = [format_override("checkpoint", options.run)]
-    if options.out:
-        words.append(format_override("output", options.out))
-    if options.push:
-        words.append(format_override("push_to", options.push))
+    """Translate the arguments to keys of main_export, run it, and return its exit code."""
+    options = _parse_arguments(argv)
+    values = {"checkpoint": options.run, "output": options.out, "push_to": options.push}
+    overrides = [format_override(key, value) for key, value in values.items() if value]
     export_main = importlib.import_module("alphaapollo.trainer.main_export").main
-    return export_main([*words, *options.keys])
+    return export_main([*overrides, *options.keys])
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
         usage="alphaapollo export RUN [OUT] [--push OWNER/NAME] [KEY=VALUE ...]",

@@ -1,4 +1,4 @@
-"""`alphaapollo SUBCOMMAND ...`: dispatch to the `main` of the subcommand's module."""
+"""`alphaapollo SUBCOMMAND ...`: call `main(argv)` of the subcommand's module."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ All {count} keys: docs/config.md, or alphaapollo explain KEY. All options and pr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 invalid arguments or settings, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in HELP:
-        print(format_overview(), end="")
+        width = max(map(len, SUBCOMMANDS))
+        lines = [f"  {subcommand.name:<{width}}  {subcommand.summary}" for subcommand in SUBCOMMANDS.values()]
+        print(OVERVIEW.format(subcommands="\n".join(lines)), end="")
         return 0 if words else REFUSED
     if words[0] == "--version":
         print(__version__)
@@ -61,15 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(subcommand.make_arguments(rest))
 
 
-def format_overview() -> str:
-    """Format the list of subcommands."""
-    width = max(map(len, SUBCOMMANDS))
-    lines = "\n".join(f"  {subcommand.name:<{width}}  {subcommand.summary}" for subcommand in SUBCOMMANDS.values())
-    return OVERVIEW.format(subcommands=lines)
-
-
 def format_subcommand_help(subcommand: Subcommand) -> str:
-    """Format the help of a subcommand, with its most important keys, their meaning and default."""
+    """Format the --help text of a subcommand, with meaning and default of its most important keys."""
     from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 
     known = list_keys(COMMANDS[subcommand.command])

@@ -1,10 +1,10 @@
-"""Write the functions and classes of a Python API call to files that every process of the run loads.
+"""Write the functions and classes passed to a Python API call to files that every process of the run loads.
 
     rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward.py and objects.py, each with a pickle
-                             ->  custom_reward_function.path, env.custom_module, ...: the keys of user modules
+                             ->  overrides that set custom_reward_function.path, env.custom_module, ... to these files
 
-Grader processes, Ray workers and a resumed run load them like any user module. Objects are pickled by value unless they
-belong to installed packages, so notebook cells, scripts and neighboring modules need not be importable.
+Grader processes, Ray workers and a resumed run load the files like any user module. Code of the user is pickled by
+value, so functions from a notebook, a script or a neighboring module need not be importable in these processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pickle
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -36,25 +36,28 @@ compute_score = load_objects(Path(__file__).with_suffix(".pkl"))
 
 @dataclass(frozen=True)
 class PythonObjects:
-    """Functions and classes that an API call passes to a run."""
+    """Functions and classes passed to a Python API call."""
 
     reward: Callable[..., Any] | None = None  # (prompt, completion) or (prompt, trajectory)
     environment: type | None = None  # implements environments/base.py
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
-    roles: Mapping[str, type[Role]] = field(default_factory=dict)  # by slot: classes as in evolving/roles.py
-    graded: bool = False  # the environment is graded by a reward function
+    roles: Mapping[str, type[Role]] = field(default_factory=dict)  # role name -> class as in evolving/roles.py
+    graded: bool = False  # whether a reward function scores the episodes of `environment`
 
-    def write(self, folder: Path) -> list[str]:
-        """Write the files and return overrides with their paths. Raises ValueError if an object cannot be pickled."""
+    def write_files(self, folder: Path) -> list[str]:
+        """Write the objects to files. Returns overrides such as `env.custom_module=.../objects.py` that load the files.
+
+        Raises ValueError if an object cannot be pickled.
+        """
         words: list[str] = []
         if self.reward is not None:  # graders load only this file
-            path = _write_objects(folder / "reward.py", PythonObjects(self.reward))
+            path = _pickle_objects(PythonObjects(self.reward), folder / "reward.py")
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
         others = replace(self, reward=None, graded=self.reward is not None)
         if not (self.environment or self.tools or self.estimator or self.roles):
             return words
-        path = _write_objects(folder / "objects.py", others)
+        path = _pickle_objects(others, folder / "objects.py")
         if self.environment is not None or self.tools:
             words.append(format_override("env.custom_module", path))
         if self.environment is not None:
@@ -71,8 +74,11 @@ class PythonObjects:
         return words
 
 
-def _write_objects(file: Path, objects: PythonObjects) -> str:
-    """Write a pickle, with user modules by value, and its loader. Raises ValueError if an object cannot be pickled."""
+def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
+    """Write the objects to a pickle, and beside it a Python file that loads the pickle. Returns the Python file's path.
+
+    Raises ValueError if an object cannot be pickled.
+    """
     import cloudpickle  # type: ignore[import-untyped]
 
     parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]
@@ -84,20 +90,20 @@ def _write_objects(file: Path, objects: PythonObjects) -> str:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {file.stem} of the call cannot be pickled for the processes of the run ({error}). Open files, locks "
-            "and connections inside the function."
+            f"the {loader_file.stem} passed to the call cannot be pickled for the processes of the run ({error}). Open "
+            "files, locks and connections inside the function."
         ) from error
     finally:
         for module in user_modules:
             cloudpickle.unregister_pickle_by_value(module)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.with_suffix(".pkl").write_bytes(pickled)
-    file.write_text(LOADER, encoding="utf-8")
-    return str(file)
+    loader_file.parent.mkdir(parents=True, exist_ok=True)
+    loader_file.with_suffix(".pkl").write_bytes(pickled)
+    loader_file.write_text(LOADER, encoding="utf-8")
+    return str(loader_file)
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Return whether a module is user code that must be pickled by value. False for __main__, which always is."""
+    """Return whether cloudpickle must be told to pickle a module by value; False for __main__, which it always does."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ in ("__main__", "builtins") or module.__name__.startswith("alphaapollo."):
         return False
@@ -105,9 +111,9 @@ def is_user_module(module: ModuleType) -> bool:
     return not any(Path(file).resolve().is_relative_to(folder.resolve()) for folder in installed)
 
 
-def load_objects(file: Path) -> Any:
-    """Register the pickled objects by their names in this process, and return the reward function."""
-    objects: PythonObjects = pickle.loads(file.read_bytes())
+def load_objects(pickle_file: Path) -> Any:
+    """Load the objects of an API call, register them by name in this process, and return the reward function."""
+    objects: PythonObjects = pickle.loads(pickle_file.read_bytes())
     if objects.environment is not None or objects.tools:
         from alphaapollo.environments.base import register_environment
         from alphaapollo.tools.base import tools as known
@@ -123,9 +129,8 @@ def load_objects(file: Path) -> Any:
 
         estimator = objects.estimator
         declared = estimator if isinstance(estimator, Estimator) else Estimator(estimator.__name__, estimator)
-        names = [option.name for option in fields(declared) if option.name not in ("name", "fn")]
-        options = {name: getattr(declared, name) for name in names}
-        register_estimator(declared.name, **options)(declared.fn)
+        declarations = {name: value for name, value in vars(declared).items() if name not in ("name", "fn")}
+        register_estimator(declared.name, **declarations)(declared.fn)
     if objects.roles:
         from alphaapollo.evolving.roles import register_role
 

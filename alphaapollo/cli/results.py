@@ -19,13 +19,13 @@ ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accur
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """Result of a run with a metrics.jsonl."""
+    """Result of a run that writes metrics.jsonl."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Metrics with one row per iteration or round (index: step) and one column per metric; NaN: no value."""
+        """Contents of metrics.jsonl: one row per iteration or round (index: step), one column per metric."""
         import pandas as pd
 
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -40,25 +40,25 @@ class TrainedRun(LoggedRun):
 
     @property
     def model(self) -> Path:
-        """Folder of the newest model, for transformers and vLLM. A newer checkpoint is exported first.
+        """Folder with the run's newest model, for transformers and vLLM; exported first if a checkpoint is newer.
 
         Raises ValueError if there is neither a model nor a checkpoint.
         """
-        from alphaapollo.launch.run_model import export_newest, find_newest
+        from alphaapollo.launch.run_model import export_newest_model, find_newest_model
 
-        newest = find_newest(self.folder)
-        export_newest(newest)
+        newest = find_newest_model(self.folder)
+        export_newest_model(newest)
         return newest.folder
 
     def plot(self, *names: str) -> Figure:
-        """Plot metrics; by default reward, accuracy and loss.
+        """Plot the metrics with these names; by default reward, accuracy and loss.
 
         Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
-        from alphaapollo.observability.curve import make_figure, read_curves
+        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
         chosen = names or tuple(name for name in DEFAULT_CURVES if name in self.metrics)
-        return make_figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
+        return plot_curves_as_figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,31 @@ class Evaluation:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Rows of summary.csv: data_source, figure, value, low, high (95 % interval), problems (docs/evaluation.md)."""
+        """Contents of summary.csv, one row per data source and metric such as pass@8 (docs/evaluation.md).
+
+        Columns: data_source, figure (name of the metric), value, low and high (95 % interval), problems (their number).
+        """
         import pandas as pd
 
         return pd.read_csv(self.folder / "summary.csv", keep_default_na=False, na_values=["nan"])
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """Rows of results.jsonl: samples with prompt, turns, rewards and stop reason."""
+        """Lines of results.jsonl: one sample each, with prompt, turns, rewards and stop reason."""
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_bytes().splitlines()]
 
     @property
     def model(self) -> str:
-        """Evaluated model: a folder or a hub id."""
+        """Evaluated model: its folder or hub id."""
         return self.config.model.path
 
     def plot(self) -> Figure:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
-        from alphaapollo.observability.curve import plot_intervals
+        from alphaapollo.observability.curve import plot_intervals_as_figure
 
         rows = self.metrics.to_numpy().tolist()
         shares = [(source, name, value, low, high) for source, name, value, low, high, _ in rows if high <= 1]
-        return plot_intervals(shares, str(self.folder))
+        return plot_intervals_as_figure(shares, str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -102,27 +105,27 @@ class EvolvedRun(LoggedRun):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Content of report.json (docs/evolving.md#results); `halted`: reason why the run ended early."""
+        """Contents of report.json (docs/evolving.md#results). `halted` says why the run ended early, if it did."""
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
     @property
     def problems(self) -> list[dict[str, Any]]:
-        """Contents of the files in problems/: the answer and all candidates with their verdicts, per problem."""
+        """Contents of the files in problems/, one per problem: its final answer, and all solutions with their votes."""
         files = sorted((self.folder / "problems").glob("*.json"))
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
     @property
     def pool(self) -> Path:
-        """Path of pool.jsonl with all calls. `python -m alphaapollo.evolving.export` converts it to training data."""
+        """Path of pool.jsonl, the log of all model calls; `alphaapollo.evolving.export` makes training data of it."""
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:
-        """Plot metrics by round with their intervals; by default the accuracies.
+        """Plot the metrics with these names by round, with their intervals; by default the accuracies.
 
         Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
-        from alphaapollo.observability.curve import make_figure, read_curves
+        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
         metrics = self.metrics
         known = tuple(name for name in ACCURACIES if metrics[name].notna().any())
@@ -130,4 +133,4 @@ class EvolvedRun(LoggedRun):
         curves = read_curves(self.folder / "metrics.jsonl", chosen)
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
         bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
-        return make_figure(curves, str(self.folder), "round", bands)
+        return plot_curves_as_figure(curves, str(self.folder), "round", bands)

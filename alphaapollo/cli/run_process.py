@@ -1,6 +1,6 @@
-"""Start a run as a child process, print its output and report each iteration.
+"""Run a command as a child process for the Python API: print its output, and call back after each iteration.
 
-A separate process keeps the event loop, memory and signals of a notebook unaffected.
+In a separate process, the run does not interfere with the event loop, memory and signal handlers of a notebook.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from alphaapollo.rewards.grader_processes.protocol import make_worker_environment
+from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.utils.watchdog import exit_with_process, stop_on_signals
 
 OnIteration = Callable[[int, dict[str, float]], None]
@@ -25,25 +25,27 @@ OnIteration = Callable[[int, dict[str, float]], None]
 
 POLL_SECONDS = 0.2
 END_SECONDS = 60.0  # timeout of an interrupted run, which may write a checkpoint
-KEPT_LINES = 200  # newest lines of output, for the error message
+KEPT_LINES = 200  # number of newest output lines to keep for the error message
 REFUSED, INTERRUPTED = 2, 130
 
 
 class RunFailed(RuntimeError):
-    """Error of a run that failed after its start. The message is the end of its output."""
+    """A run failed after its start. The message is the end of the run's output."""
 
 
-def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: OnIteration | None, show: bool) -> None:
-    """Run `python -m module words` to its end.
+def run_to_end(
+    module: str, arguments: Sequence[str], run_folder: Path, on_iteration: OnIteration | None, show: bool
+) -> None:
+    """Run `python -m module arguments` in a child process and wait for its end; `show` prints its output.
 
     Raises:
-        ValueError: The run was refused before its start. The message is the run's error.
+        ValueError: The configuration or the data is invalid; the run did not start. The message is the run's error.
         RunFailed: The run failed.
         KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as after an exception in
             `on_iteration`.
     """
-    command = [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *words]
-    lines = LineReader(folder / "metrics.jsonl")
+    command = [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *arguments]
+    metrics_lines = NewLineReader(run_folder / "metrics.jsonl")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -51,34 +53,37 @@ def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: On
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=make_worker_environment() | {"PYTHONUNBUFFERED": "1"},
+        env=make_subprocess_environ() | {"PYTHONUNBUFFERED": "1"},
         start_new_session=True,  # this process receives Ctrl-C and forwards it
     )
     assert process.stdout is not None
-    printed: deque[str] = deque(maxlen=KEPT_LINES)
-    reader = threading.Thread(target=_read_output, args=(process.stdout, printed, show), daemon=True)
+    kept_lines: deque[str] = deque(maxlen=KEPT_LINES)
+    reader = threading.Thread(target=_read_output, args=(process.stdout, kept_lines, show), daemon=True)
     reader.start()
     try:
-        _report_iterations(process, lines, on_iteration)
+        _report_iterations(process, metrics_lines, on_iteration)
     except BaseException:
         _stop_process(process)
         raise
     reader.join()
     if process.returncode == REFUSED:
-        raise ValueError(_extract_error(printed))
+        raise ValueError(_extract_error(kept_lines))
     if process.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if process.returncode:
-        raise RunFailed(_extract_error(printed))
+        raise RunFailed(_extract_error(kept_lines))
 
 
-def _report_iterations(process: subprocess.Popen[str], lines: LineReader, on_iteration: OnIteration | None) -> None:
+def _report_iterations(
+    process: subprocess.Popen[str], metrics_lines: NewLineReader, on_iteration: OnIteration | None
+) -> None:
+    """Call `on_iteration` for each new line of metrics.jsonl until the process has ended."""
     while True:
         try:
             ended = process.wait(POLL_SECONDS) is not None
         except subprocess.TimeoutExpired:
             ended = False
-        for line in lines.read() if on_iteration else ():
+        for line in metrics_lines.read() if on_iteration else ():
             record = json.loads(line)
             on_iteration(int(record.pop("step")), record)  # type: ignore[misc]
         if ended:
@@ -86,7 +91,7 @@ def _report_iterations(process: subprocess.Popen[str], lines: LineReader, on_ite
 
 
 def _stop_process(process: subprocess.Popen[str]) -> None:
-    """Interrupt the run, and kill it after a timeout or a second Ctrl-C. Its child processes end with it."""
+    """Send SIGINT to the run, and kill it after a timeout or a second Ctrl-C. Its child processes end with it."""
     try:
         process.send_signal(signal.SIGINT)
         process.wait(END_SECONDS)
@@ -95,24 +100,22 @@ def _stop_process(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _read_output(pipe: IO[str], printed: deque[str], show: bool) -> None:
+def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
     for line in pipe:
-        printed.append(line.rstrip("\n"))
+        kept_lines.append(line.rstrip("\n"))
         if show:
             print(line, end="", flush=True)
 
 
-def _extract_error(printed: Sequence[str]) -> str:
-    """Return the output from the last line that starts an error, or else the last 20 lines."""
-    texts = list(printed)
-    starts = [
-        index for index, text in enumerate(texts) if text.lstrip("0123456789 ").startswith(("error", "errors in"))
-    ]
-    return "\n".join(texts[starts[-1] :] if starts else texts[-20:]).removeprefix("error: ")
+def _extract_error(output_lines: Sequence[str]) -> str:
+    """Return the lines from the last one that begins with `error` or `3 errors`, or else the last 20 lines."""
+    lines = list(output_lines)
+    starts = [i for i, line in enumerate(lines) if line.lstrip("0123456789 ").startswith("error")]
+    return "\n".join(lines[starts[-1] :] if starts else lines[-20:]).removeprefix("error: ")
 
 
-class LineReader:
-    """Reader of new lines of a metrics.jsonl, which a resume may rewrite with fewer lines."""
+class NewLineReader:
+    """Reader of the lines that a run adds to its metrics.jsonl. A resume may rewrite it with fewer lines."""
 
     def __init__(self, path: Path):
         self._path, self._size, self._known = path, 0, set[str]()

@@ -18,9 +18,9 @@ DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the server. Returns 2 if the start was refused."""
-    options, more = _parse(argv)
-    keys = [word for word in more if _is_key(word)]
+    """Replace this process by the server. Returns exit code 2 if the run, a key or the model cannot be used."""
+    options, more = _parse_arguments(argv)
+    keys = [word for word in more if _is_override(word)]
     with exit_on_config_error():
         newest, config = load_run_model(options.run, keys)
         from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report_error(error, 2)
     name = options.name or newest.run.name
     command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
-    command += [word for word in more if not _is_key(word)]
+    command += [word for word in more if not _is_override(word)]
     print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
     print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
     return os.execve(command[0], command, os.environ | build_server_environment(spec))
 
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
-    """Return the engine settings for this machine. Raises ValueError if the model cannot be read."""
+    """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
     from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
@@ -63,11 +63,12 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     )
 
 
-def _is_key(word: str) -> bool:
+def _is_override(word: str) -> bool:
+    """Return whether a command-line argument is `KEY=VALUE`, not an option."""
     return "=" in word and not word.startswith("-")
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="alphaapollo serve",
         usage="alphaapollo serve RUN [--host HOST] [--port PORT] [--name NAME] [KEY=VALUE ...] [vLLM options]",

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subcommand:
-    """Subcommand of `alphaapollo` that accepts the keys of a `command`, or parses its own arguments."""
+    """Subcommand of `alphaapollo`. With a `command`, it accepts the keys of that command; otherwise it has options."""
 
     name: str
     summary: str
-    command: str = ""  # command whose keys it accepts (config/keys.py)
+    command: str = ""  # command whose keys it accepts, e.g. main_ppo (config/keys.py)
     keys: tuple[str, ...] = ()  # most important keys, for --help
-    example: str = ""
+    example: str = ""  # arguments, for --help
     first_argument: str = ""  # e.g. a preset GROUP=NAME, which is omitted if the user sets a preset of the group
     module: str = ""  # module with main(argv); empty = the default of main_module
 
     @property
     def main_module(self) -> str:
-        """Module with the `main` of the subcommand."""
+        """Name of the module whose `main(argv)` runs the subcommand."""
         default = f"alphaapollo.trainer.{self.command}" if self.command else f"alphaapollo.cli.{self.name}"
         return self.module or default
 
     def make_arguments(self, user_arguments: Sequence[str]) -> list[str]:
-        """Return the arguments of the module's main."""
+        """Return the arguments for the module's `main`: first_argument, unless the user replaces it, and the user's."""
         group = self.first_argument.partition("=")[0]
         is_set = any(word.partition("=")[0] == group for word in user_arguments)
         return [*([self.first_argument] if self.first_argument and not is_set else []), *user_arguments]

@@ -1,4 +1,4 @@
-"""Differences between the configuration of a run and that of its resume, judged by the OnResume rules."""
+"""Compare a run's saved configuration with the one it resumes with, and apply the schema's OnResume rules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.config.effects import resolve_key
-from alphaapollo.config.keys import COMMANDS, Key, format_value, get_field_markers, get_value, list_keys
-from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict, apply_on_resume
+from alphaapollo.config.effects import resolve_marker_key
+from alphaapollo.config.keys import COMMANDS, Key, find_rule, format_value, get_rule_markers, get_value, list_keys
+from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict
 
 
 @dataclass(frozen=True)
 class Change:
-    """Changed key of a resumed run."""
+    """Key whose value differs between the start and the resume of a run, with the verdict of its OnResume rule."""
 
     key: str
     old: Any
@@ -23,57 +23,55 @@ class Change:
     reason: str = ""
 
     def __str__(self) -> str:
-        """`trainer.seed: 0 -> 1: applied`"""
+        """Format the change as `trainer.seed: 0 -> 1: applied`."""
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{reason}"
 
 
-def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
-    """Return the keys whose value in `config` differs from `saved`, the parsed config.yaml of the earlier run.
+def find_changes(saved_values: Mapping[str, Any], config: Section) -> list[Change]:
+    """Return the keys whose value in `config` differs from the parsed config.yaml of the earlier run.
 
-    A key that is missing in `saved` counts as its default. A key that is only in `saved` is ignored, because another
-    version wrote it.
+    A key that is missing in `saved_values` counts as its default. A key that the schema does not have is ignored,
+    because another version of this package wrote it.
     """
     now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
     found = []
     for key in list_keys(type(config)).values():
         rule = find_resume_rule(config, key)
-        new = _look_up(now, key.name, None)
-        old = _look_up(saved, key.name, _look_up(defaults, key.name, None))
-        if rule.verdict != "ignored" and _normalize_paths(key, old) != _normalize_paths(key, new):
+        new = _get_nested_value(now, key.name, None)
+        old = _get_nested_value(saved_values, key.name, _get_nested_value(defaults, key.name, None))
+        if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
             found.append(Change(key.name, old, new, rule.verdict, rule.reason))
     return found
 
 
 def find_resume_rule(config: Section, key: Key) -> OnResume:
-    """Return the rule for a run that resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_field_markers(key, OnResume)):
+    """Return the rule that decides what happens if a run resumes with another value of the key."""
+    if any(rule.verdict == "ignored" for _, rule in get_rule_markers(key, OnResume)):
         return ONLY_AT_START
-    parts = key.name.split(".")
-    for length in range(len(parts), -1, -1):
-        if (rule := config.on_resume.get(".".join(parts[:length]))) is not None:
-            return rule
-    for section, rule in reversed(get_field_markers(key, OnResume)):
-        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_key(section, rule.when.key)))
-        return rule if is_met else apply_on_resume()
-    return apply_on_resume()
+    if (command_rule := find_rule(config.on_resume, key)) is not None:
+        return command_rule
+    for section, rule in reversed(get_rule_markers(key, OnResume)):
+        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_marker_key(section, rule.when.key)))
+        return rule if is_met else OnResume("applied")
+    return OnResume("applied")
 
 
-def find_command(saved: Mapping[str, Any]) -> str | None:
-    """Return the command that wrote a configuration, e.g. `main_sft`; None = its sections match no command."""
-    return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved.keys()), None)
+def identify_command(saved_values: Mapping[str, Any]) -> str | None:
+    """Return the command, e.g. `main_sft`, whose configuration has the same sections as a parsed config.yaml."""
+    return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_values.keys()), None)
 
 
-def _look_up(values: Any, key: str, default: Any) -> Any:
-    for part in key.split("."):
+def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
+    for part in dotted_key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return default
         values = values[part]
     return values
 
 
-def _normalize_paths(key: Key, value: Any) -> Any:
-    """Return the value with absolute paths, so that `./a.parquet` and `[a.parquet]` compare equal."""
-    if not value or not get_field_markers(key, FilePath):
+def _make_paths_absolute(key: Key, value: Any) -> Any:
+    """Return the value of a path key as a list of absolute paths, so that `./a.parquet` equals `[a.parquet]`."""
+    if not value or not get_rule_markers(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(path)) for path in (value if isinstance(value, list) else [value])]

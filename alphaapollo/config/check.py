@@ -1,7 +1,7 @@
-"""Check a configuration against the file system and the machine, without heavy libraries and workers.
+"""Check a configuration against the file system and the machine, without importing torch or starting workers.
 
 The schema checks types, bounds and combinations of values when a configuration is created. Checks that depend on
-registered names are in trainer/setup/combinations.py and launch/input_checks.py.
+registered names (losses, environments, ...) are in trainer/setup/combinations.py and launch/input_checks.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive, find_inactive_keys
+from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive_key, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import get_field_markers, get_value, list_keys, list_sections
+from alphaapollo.config.keys import get_rule_markers, get_value, list_keys, list_sections
 from alphaapollo.config.machine import find_machine_errors, find_machine_warnings
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
@@ -26,28 +26,28 @@ def check_config(
     num_gpus: int = 0,
     num_cores: int = 1,
     user_keys: Set[str] = frozenset(),
-    errors: Iterable[str] = (),
-    ineffective: Iterable[tuple[str, str]] = (),
+    extra_errors: Iterable[str] = (),
+    extra_ineffective_keys: Iterable[tuple[str, str]] = (),
 ) -> list[str]:
-    """Return warnings about keys without effect and about surprising settings.
+    """Check paths and sizes, and return warnings about keys without effect and about likely mistakes.
 
     Args:
         num_gpus: GPUs of one node.
         num_cores: CPU cores of one node.
         user_keys: Keys that the user set. Keys with another meaning in verl cause a warning.
-        errors: Further errors, found by the caller.
-        ineffective: Further (key, reason) pairs of keys without effect.
+        extra_errors: Errors that the caller found, to report together with the errors found here.
+        extra_ineffective_keys: (key, reason) for keys that the caller knows to have no effect.
 
-    Raises ConfigError if Files, folders or sizes are wrong. The error lists all of them.
+    Raises ConfigError with all errors if a file or folder is missing, or a size does not fit the machine.
     """
     trainer = getattr(config, "trainer", None)
     device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)
-    found = [*find_path_errors(config), *errors]
+    found = [*find_path_errors(config), *extra_errors]
     if device is not None:
         found += find_machine_errors(config, device, num_gpus, num_cores)
     if found:
         raise ConfigError(found)
-    lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *ineffective])
+    lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
     lines += collect_section_warnings(config)
     if device is not None:
         lines += find_machine_warnings(config, device, num_cores)
@@ -55,7 +55,7 @@ def check_config(
 
 
 def collect_section_warnings(config: Section) -> Iterator[str]:
-    """Yield `Section.warnings` of the configuration and of its sections, with full keys."""
+    """Yield the warnings of the configuration and of each of its sections, with complete dotted keys."""
     yield from config.warnings()
     for name in list_sections(type(config)):
         section = get_value(config, name)
@@ -66,9 +66,9 @@ def collect_section_warnings(config: Section) -> Iterator[str]:
 def find_path_errors(config: Section) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in list_keys(type(config)).values():
-        for _, path in get_field_markers(key, FilePath):
+        for _, path in get_rule_markers(key, FilePath):
             value = get_value(config, key.name)
-            is_active = explain_inactive(config, key) is None
+            is_active = explain_inactive_key(config, key) is None
             if not value and path.required and is_active:
                 yield f"{key.name} is required, but it is empty. Set {key.name}=..."
             elif is_active or path.kind != "folder":
@@ -88,19 +88,19 @@ def find_path_errors(config: Section) -> Iterator[str]:
         yield from _find_run_folder_errors(trainer)
 
 
-def _find_path_error(kind: str, path: str) -> str:
-    """Return the error for one path; empty = the path is valid."""
+def _find_path_error(path_kind: str, path: str) -> str:
+    """Return what is wrong with a path of a FilePath.kind, e.g. `no such file: a.parquet ...`; empty = it is valid."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
-    if not path or (kind in ("data", "code") and os.path.isfile(local)) or (kind == "folder" and is_folder):
+    if not path or (path_kind in ("data", "code") and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
         return ""
-    if kind == "model" and is_folder:
+    if path_kind == "model" and is_folder:
         is_model = os.path.isfile(os.path.join(local, "config.json"))
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
-    if kind == "tokenizer" or (kind == "model" and not is_local_path(path)):
+    if path_kind == "tokenizer" or (path_kind == "model" and not is_local_path(path)):
         return ""
-    noun = "folder" if kind in ("folder", "model") else "file"
-    fix = "Set another folder, or a hub id OWNER/NAME." if kind == "model" else "Set another path."
+    noun = "folder" if path_kind in ("folder", "model") else "file"
+    fix = "Set another folder, or a hub id OWNER/NAME." if path_kind == "model" else "Set another path."
     return f"no such {noun}: {path} (searched in {Path.cwd()}). {fix}"
 
 

@@ -12,7 +12,7 @@ EXIT_CODE = 2
 
 
 class ConfigError(ValueError):
-    """Errors of a configuration, one line each: key and value, what is wrong, and a fix."""
+    """Errors in a configuration. Each is one line with the key and its value, what is wrong, and a fix."""
 
     def __init__(self, errors: str | Sequence[str]):
         self.errors = [errors] if isinstance(errors, str) else list(errors)
@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def report_error(error: Exception, exit_code: int) -> int:
-    """Print the error that ended a command on stderr, and return `exit_code`."""
+    """Print the error that ended a command on stderr with secrets masked, and return `exit_code`."""
     with suppress(OSError):  # a full disk or a closed pipe
         print(end="", flush=True)  # flush stdout, so that the error is last if both streams go to one file
     print(redact(f"error: {error}"), file=sys.stderr)
@@ -29,7 +29,7 @@ def report_error(error: Exception, exit_code: int) -> int:
 
 @contextmanager
 def exit_on_config_error() -> Iterator[None]:
-    """Context manager that prints a ConfigError of its block on stderr, without a traceback, and exits with 2."""
+    """Context manager: if the block raises ConfigError, print its errors without a traceback, and exit with code 2."""
     try:
         yield
     except ConfigError as error:

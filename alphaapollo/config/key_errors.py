@@ -1,4 +1,4 @@
-"""Format error lines for unknown keys and for values that a key does not accept."""
+"""Format error messages for unknown keys and for values that a key does not accept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_
 
 
 def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
-    """Return the error line for a key that is not in the schema."""
+    """Return the error message for a key that is not in the schema, with similar keys or what to use for verl's key."""
     shown = f"{name} (got {format_value(value)})"
     if verdict := find_verl_verdict(name, schema):
         return f"{shown}: a key of verl, {verdict}."
@@ -26,13 +26,13 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
     return f"{shown}: unknown key.{hint}"
 
 
-def find_similar_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the most similar known keys, best first.
+def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
+    """Return the `count` known keys most similar to a misspelled key, best first.
 
-    Keys with the same last part are first, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. Keys with a similar last
-    part are last.
+    Keys with the same last part come first, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. Keys with a similar last
+    part come last.
     """
-    ends = {key: key.rpartition(".")[2] for key in known}
+    ends = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]
     if same_end := [key for key, end in ends.items() if end == last]:
         return list(dict.fromkeys(find_similar(name, same_end, count) + same_end))[:count]
@@ -43,15 +43,15 @@ def find_similar_keys(name: str, known: Iterable[str], count: int = 3) -> list[s
 
 
 def describe_validation_error(
-    schema: type[BaseModel], detail: Mapping[str, Any], values: dict[str, Any]
+    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield the error lines of one entry of pydantic's `errors()`: key, expected type and value."""
-    parts = [str(part) for part in detail["loc"]]
-    if detail["type"] == "extra_forbidden":
+    """Convert an entry of pydantic's `ValidationError.errors()` to error messages with key, expected type and value."""
+    parts = [str(part) for part in pydantic_error["loc"]]
+    if pydantic_error["type"] == "extra_forbidden":
         yield describe_unknown_key(".".join(parts), schema, reduce(getitem, parts, values))
         return
     keys, groups = list_keys(schema), list_sections(schema)
-    rule = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else ""
+    rule = str(pydantic_error["ctx"]["error"]) if pydantic_error["type"] == "value_error" else ""
     while (
         parts and not (rule and find_containing_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups
     ):

@@ -1,4 +1,4 @@
-"""List the accepted keys with type, default and meaning, read from the schema."""
+"""List the configuration keys that a command accepts, with type, default and meaning, as declared in the schema."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from alphaapollo.config.schema import (
     SftConfig,
 )
 
-C = TypeVar("C", bound=BaseModel)
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
 SchemaClass = type[BaseModel]
 
 VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
-"""verl's name of env.rollout.n. Both names are accepted; a value above the default 1 takes precedence."""
+"""verl's name of env.rollout.n. Both names are accepted. If one of them is 1, the default, the other one counts."""
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -46,7 +46,7 @@ COMMANDS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """Accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of rollouts, ...")`."""
+    """Configuration key, e.g. `Key("trainer.seed", "integer", 0, "Seed of everything random: ...")`."""
 
     name: str
     type: str
@@ -55,12 +55,13 @@ class Key:
     declared_by: SchemaClass = BaseModel
     """Schema class that declares the field: the class of the section, or one of its base classes."""
     markers: tuple[tuple[str, object], ...] = ()
-    """(prefix of the declaring section, marker) of the field and of its enclosing sections, outermost first."""
+    """Markers such as ActiveWhen of the field and of its enclosing sections, outermost first. Each comes with the
+    prefix of the section that declares it, e.g. `algorithm.`"""
 
 
-def get_field_markers(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
-    """Return the (prefix, marker) pairs of the key whose marker has this class."""
-    return [(section, marker) for section, marker in key.markers if isinstance(marker, kind)]
+def get_rule_markers(key: Key, marker_class: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+    """Return the key's markers of one class, e.g. ActiveWhen, each with the prefix of the section that declares it."""
+    return [(section, marker) for section, marker in key.markers if isinstance(marker, marker_class)]
 
 
 @cache
@@ -69,20 +70,32 @@ def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
     return {key.name: key for key in _walk_keys(schema(), "")}
 
 
+def find_rule(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
+    """Return the rule of the key, of its innermost section with a rule, or else of "" (all other keys)."""
+    parts = key.name.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
+    return next((rules[name] for name in names if name in rules), None)
+
+
 @cache
 def list_sections(schema: type[BaseModel]) -> dict[str, list[str]]:
-    """Return every section by its dotted name, with the names of its direct keys and sections."""
-    return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
+    """Return the names of the keys and sections directly in each section: {"teacher": ["divergence", ...], ...}."""
+    children: dict[str, list[str]] = {}
+    for name in list_keys(schema):
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            children.setdefault(".".join(parts[:depth]), []).append(parts[depth])
+    return {section: list(dict.fromkeys(names)) for section, names in children.items()}
 
 
 @cache
 def list_map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return the keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
+    """Return the keys whose value is a map from names chosen by the user: `models`, `reward.components`, ..."""
     return tuple(key.name for key in list_keys(schema).values() if key.type.startswith("map of"))
 
 
 def find_containing_map(name: str, schema: type[BaseModel]) -> str | None:
-    """Return the map key that contains the name: `reward.components` for `reward.components.format`; None = no map."""
+    """Return the map that an entry belongs to: `reward.components` for `reward.components.format`; None = no map."""
     return next((key for key in list_map_keys(schema) if name.startswith(f"{key}.")), None)
 
 
@@ -97,16 +110,8 @@ def _walk_keys(section: BaseModel, prefix: str, inherited: tuple[tuple[str, obje
             yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, owner, markers)
 
 
-def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseModel]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield prefix + name, value
-            yield from _walk_sections(value, f"{prefix}{name}.")
-
-
 def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return a type in words: `integer >= 1`, `a | b`, `text or list of text`."""
+    """Describe the type of a field and its bounds (metadata): `integer >= 1`, `a | b`, `text or list of text`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe_type(args[0], args[1:])
@@ -146,22 +151,22 @@ def get_value(config: BaseModel, key: str) -> object:
     return attrgetter(key)(config)
 
 
-def replace_value(config: C, key: str, value: object) -> C:
+def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:
     """Return a copy of the configuration with another value of a dotted key, without validation."""
     name, _, rest = key.partition(".")
     inner = replace_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: inner})
 
 
-def format_value(value: Any, quote: Callable[[str], str] = str) -> str:
-    """Format a value as on the command line: null, true, [console], ''. quote: function that quotes text."""
+def format_value(value: Any, quote_text: Callable[[str], str] = str) -> str:
+    """Format a value as on the command line: null, true, [console], ''; `quote_text` is applied to each text in it."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(format_value(item, quote) for item in value)}]"
+        return f"[{','.join(format_value(item, quote_text) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{format_value(item, quote)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{format_value(item, quote_text)}' for key, item in value.items())}}}"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return (quote(value) if isinstance(value, str) else str(value)) or "''"
+    return (quote_text(value) if isinstance(value, str) else str(value)) or "''"
 
 
 def format_override(key: str, value: Any) -> str:
@@ -170,18 +175,21 @@ def format_override(key: str, value: Any) -> str:
     >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
     "data.train_files=['a b.parquet','c=1.parquet']"
     """
-    return f"{key}={format_value(value, _quote_text)}"
+    return f"{key}={format_value(value, _quote_for_hydra)}"
 
 
-def _quote_text(text: str) -> str:
-    """Quote a text for Hydra, which treats backslashes literally except before a quote."""
+def _quote_for_hydra(text: str) -> str:
+    """Put a text into single quotes for Hydra, which treats backslashes literally except before a quote."""
     parts = text.split("'")
     doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]
     return "'" + "\\'".join(doubled) + "'"
 
 
-def merge_group_size(values: dict[str, Any]) -> None:
-    """Move the value of VERL_GROUP_SIZE to env.rollout.n. Raises ConfigError for two different values above 1."""
+def move_verl_group_size(values: dict[str, Any]) -> None:
+    """Move a group size under verl's key, actor_rollout_ref.rollout.n, to env.rollout.n. Changes `values`.
+
+    Raises ConfigError if both keys are set to different values above 1.
+    """
     match values:
         case {"actor_rollout_ref": {"rollout": {"n": theirs} as engines}, "env": {"rollout": {"n": ours} as group}}:
             if ours != 1 and theirs not in (1, ours):

@@ -1,4 +1,4 @@
-"""Load a configuration from the command line and YAML into one checked object.
+"""Load the configuration of a command from its arguments and YAML files.
 
 schema defaults -> shipped or user's YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
                                                              |
@@ -33,7 +33,7 @@ from alphaapollo.config.keys import (
     format_value,
     list_keys,
     list_sections,
-    merge_group_size,
+    move_verl_group_size,
 )
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.redaction import find_secret_keys
@@ -45,71 +45,73 @@ USER_FILE = "_own"  # name of the user's YAML file in Hydra
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
-def find_module(name: str) -> str:
-    """Return the module that runs a configuration: `trainer.main_ppo` for `ppo`."""
-    return {"evolving": "evolving.main"}.get(name, f"trainer.main_{name}")
+def find_command_module(config_name: str) -> str:
+    """Return the module of the command that a shipped YAML file configures: `trainer.main_ppo` for `ppo`."""
+    return {"evolving": "evolving.main"}.get(config_name, f"trainer.main_{config_name}")
 
 
-def find_shipped_configs() -> Path:
-    """Return the folder of the shipped YAML files: in an installed package, or at the root of a clone."""
+def find_shipped_config_folder() -> Path:
+    """Return `configs/`, the folder of the shipped YAML files: in the installed package, or at the root of a clone."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Presets and keys set by the user, e.g. `Origin(("algorithm=dapo",), frozenset({"trainer.seed"}))`."""
+class UserSettings:
+    """Presets and keys set by the user, e.g. `UserSettings(("algorithm=dapo",), frozenset({"trainer.seed"}))`."""
 
     presets: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()  # on the command line or in the user's YAML file
+    keys: frozenset[str] = frozenset()  # names of keys set on the command line or in the user's YAML file
 
 
-NO_ORIGIN = Origin()
+NO_USER_SETTINGS = UserSettings()
 
 
 def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
-    """Load a configuration as load_with_origin does, and return only the configuration."""
-    return load_with_origin(schema, config_name, argv)[0]
+    """Load a configuration from command-line arguments; see load_with_user_settings."""
+    return load_with_user_settings(schema, config_name, argv)[0]
 
 
-def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> tuple[SchemaT, Origin]:
-    """Load a configuration, with the presets and keys that the user set. `--help` and `--cfg` print and exit with 0.
+def load_with_user_settings(
+    schema: type[SchemaT], config_name: str, argv: Sequence[str]
+) -> tuple[SchemaT, UserSettings]:
+    """Load a configuration from command-line arguments, and return which presets and keys the user set.
 
-    Args:
-        config_name: Name of the YAML file to start from, unless argv sets --config or --config-name.
-
-    Raises ConfigError if Arguments, files, keys or values are wrong.
+    Starts from the YAML file `config_name` unless argv sets --config or --config-name. `--help` and `--cfg` print and
+    exit with code 0. Raises ConfigError if arguments, files, keys or values are wrong.
     """
-    shipped = find_shipped_configs()
-    options = _parse_options(argv, find_module(config_name), _list_presets([shipped]) if schema is Config else [])
+    shipped = find_shipped_config_folder()
+    options = _parse_options(
+        argv, find_command_module(config_name), _list_presets([shipped]) if schema is Config else []
+    )
     name = (options.config_name or config_name).removesuffix(".yaml")
-    user_values = read_user_file(options.config) if options.config else None
-    folders = [shipped]
+    user_values = read_user_yaml(options.config) if options.config else None
+    config_folders = [shipped]
     if options.config_dir is not None:
-        folders.insert(0, Path(options.config_dir).expanduser().resolve())
-        if not folders[0].is_dir():
+        config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
+        if not config_folders[0].is_dir():
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides)
-    _check_override_keys(overrides, schema, folders)
-    values = _compose(schema, name if user_values is None else USER_FILE, folders, overrides, user_values)
-    _check_secrets(values)
-    config = convert_values(schema, values)
+    _check_override_keys(overrides, schema, config_folders)
+    values = _compose_values(schema, name if user_values is None else USER_FILE, config_folders, overrides, user_values)
+    _check_no_secrets(values)
+    config = build_config(schema, values)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    if user_values is None and options.config_dir and (file := folders[0] / f"{name}.yaml").is_file():
+    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
         user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return config, _make_origin(overrides, folders, user_values or {})
+    return config, _collect_user_settings(overrides, config_folders, user_values or {})
 
 
-def read_user_file(file: str) -> dict[str, Any]:
-    """Read the values of a user's YAML file. Raises ConfigError if it is not readable."""
+def read_user_yaml(file: str) -> dict[str, Any]:
+    """Read the YAML file of --config. Raises ConfigError if it cannot be read or does not contain keys and values."""
     try:
         values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"--config {file}: it cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
+            f"--config {file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
         ) from None
     if not isinstance(values, dict | None):
         got = format_value(values)[:60]
@@ -119,10 +121,13 @@ def read_user_file(file: str) -> dict[str, Any]:
     return {str(key): value for key, value in (values or {}).items()}
 
 
-def convert_values(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """Convert plain values strictly to the schema. May change `values`. Raises ConfigError with all errors."""
+def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
+    """Create a configuration object from nested values, with strict types. May change `values`.
+
+    Raises ConfigError with all unknown keys, wrong types and invalid combinations.
+    """
     if schema is Config:
-        merge_group_size(values)
+        move_verl_group_size(values)
     for key in list_keys(schema).values():
         if key.type.startswith("text"):
             _convert_number_to_text(values, key.name.split("."))
@@ -134,7 +139,7 @@ def convert_values(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
 
 
 def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a saved configuration, without keys that this version does not have."""
+    """Return the values of a saved configuration without keys that the schema does not have (any more)."""
     found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
     for name, value in found.items():
         section = schema.model_fields[name].annotation
@@ -143,33 +148,33 @@ def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dic
     return found
 
 
-def _check_secrets(values: dict[str, Any]) -> None:
-    """Raise ConfigError if a value contains a secret, before values are shown or written to the run folder."""
+def _check_no_secrets(values: dict[str, Any]) -> None:
+    """Raise ConfigError if a value contains a secret, e.g. an API key: values are printed and saved to config.yaml."""
     errors = [
-        f"{key} contains {reason}, but configurations are written to config.yaml. Remove it, and set an environment "
-        "variable instead."
+        f"{key} contains {reason}, but configurations are saved to config.yaml. Remove the secret, and set an "
+        "environment variable instead."
         for key, reason in find_secret_keys(values)
     ]
     if errors:
         raise ConfigError(errors)
 
 
-def check_override(schema: type[BaseModel], word: str) -> None:
-    """Raise ConfigError if `KEY=VALUE` has an unknown key or a value that the key does not accept."""
-    (override,) = _parse_overrides([word])
-    _check_override_keys([override], schema, [])
-    values: Any = override.value()
-    for part in reversed(override.key_or_group.split(".")):
+def check_override(schema: type[BaseModel], override: str) -> None:
+    """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
+    (parsed,) = _parse_overrides([override])
+    _check_override_keys([parsed], schema, [])
+    values: Any = parsed.value()
+    for part in reversed(parsed.key_or_group.split(".")):
         values = {part: values}
-    convert_values(schema, json.loads(json.dumps(values, default=str)))
+    build_config(schema, json.loads(json.dumps(values, default=str)))
 
 
-def _convert_number_to_text(values: Any, path: Sequence[str]) -> None:
-    """Convert numbers of text keys to text: `trainer.experiment_name=7`."""
-    for part in path[:-1]:
+def _convert_number_to_text(values: Any, key_parts: Sequence[str]) -> None:
+    """Replace the value of a text key by text if Hydra read it as a number, as in `trainer.experiment_name=7`."""
+    for part in key_parts[:-1]:
         values = values.get(part) if isinstance(values, dict) else None
-    if isinstance(values, dict) and type(values.get(path[-1])) in (int, float):
-        values[path[-1]] = str(values[path[-1]])
+    if isinstance(values, dict) and type(values.get(key_parts[-1])) in (int, float):
+        values[key_parts[-1]] = str(values[key_parts[-1]])
 
 
 def dump_yaml(config: BaseModel) -> str:
@@ -178,7 +183,7 @@ def dump_yaml(config: BaseModel) -> str:
 
 
 def save_config(config: BaseModel, path: Path) -> None:
-    """Write the resolved configuration atomically."""
+    """Write the complete configuration to a YAML file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(dump_yaml(config), encoding="utf-8")
@@ -209,13 +214,13 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     return options
 
 
-def _list_presets(folders: Sequence[Path]) -> list[str]:
-    """Return the presets of all folders, as GROUP=PRESET."""
-    return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
+def _list_presets(config_folders: Sequence[Path]) -> list[str]:
+    """Return the presets in configuration config_folders: `algorithm/dapo.yaml` is `algorithm=dapo`."""
+    return sorted({f"{file.parent.name}={file.stem}" for folder in config_folders for file in folder.glob("*/*.yaml")})
 
 
 def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested maps to dotted keys."""
+    """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= (
@@ -224,13 +229,16 @@ def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _make_origin(overrides: Sequence[Override], folders: Sequence[Path], user_values: Mapping[str, Any]) -> Origin:
-    """Collect the presets and keys that the user set. user_values: values of the user's YAML file."""
+def _collect_user_settings(
+    overrides: Sequence[Override], config_folders: Sequence[Path], user_yaml: Mapping[str, Any]
+) -> UserSettings:
+    """Collect the presets and keys that the user set on the command line (overrides) or in a YAML file (user_yaml)."""
     named = {override.key_or_group: override.value() for override in overrides}
-    presets = tuple(f"{key}={format_value(value)}" for key, value in named.items() if _is_group(key, folders))
+    groups = [name for name in named if _is_preset_group(name, config_folders)]
+    presets = tuple(f"{group}={format_value(named[group])}" for group in groups)
     inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten_maps(value)]
-    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(user_values)]
-    return Origin(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
+    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(user_yaml)]
+    return UserSettings(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -249,19 +257,21 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
             raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
         if override.is_sweep_override():
             key, _, value = word.partition("=")
-            raise ConfigError(f"{word}: these are several values for one key. Write a list as '{key}=[{value}]'.")
+            raise ConfigError(f"{word}: there are several values for one key. Write a list as '{key}=[{value}]'.")
         overrides.append(override)
     return overrides
 
 
-def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
+def _check_override_keys(
+    overrides: Sequence[Override], schema: type[BaseModel], config_folders: Sequence[Path]
+) -> None:
     known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
     errors = []
     for override in overrides:
         name, got = override.key_or_group, override.value()
-        if _is_group(name, folders):
-            if isinstance(got, str) and f"{name}={got}" not in _list_presets(folders):
-                presets = [preset for preset in _list_presets(folders) if preset.startswith(f"{name}=")]
+        if _is_preset_group(name, config_folders):
+            if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
+                presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]
                 errors.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
         elif name not in known and not find_containing_map(name, schema):
             errors.append(describe_unknown_key(name, schema, got))
@@ -269,53 +279,56 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
         raise ConfigError(errors)
 
 
-def _is_group(name: str, folders: Sequence[Path]) -> bool:
-    return name.isidentifier() and any((folder / name).is_dir() for folder in folders)
+def _is_preset_group(name: str, config_folders: Sequence[Path]) -> bool:
+    """Return whether the name is a folder of presets, such as `algorithm` in `algorithm=dapo`."""
+    return name.isidentifier() and any((folder / name).is_dir() for folder in config_folders)
 
 
-def _compose(
+def _compose_values(
     schema: type[BaseModel],
-    name: str,
-    folders: Sequence[Path],
+    config_name: str,
+    config_folders: Sequence[Path],
     overrides: Sequence[Override],
     user_values: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Compose the values with Hydra. The schema's defaults are the base, so no key needs a `+`."""
-    if user_values is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
-        names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-        where, hint = ", ".join(map(str, folders)), suggest_similar(name, names)
-        raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
+    """Merge defaults, YAML files, presets and overrides with Hydra. Hydra gets all defaults, so no key needs a `+`."""
+    if user_values is None and not any((folder / f"{config_name}.yaml").is_file() for folder in config_folders):
+        names = sorted({file.stem for folder in config_folders for file in folder.glob("*.yaml")})
+        where, hint = ", ".join(map(str, config_folders)), suggest_similar(config_name, names)
+        raise ConfigError(
+            f"--config-name {config_name}: there is no {config_name}.yaml in {where}.{hint} Known: {', '.join(names)}."
+        )
     store = ConfigStore.instance()
     store.store(name="_schema", node=schema().model_dump(mode="json"))
-    store.store(name="_composed", node={"defaults": ["_schema", name, "_self_"]})
-    search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
+    store.store(name="_composed", node={"defaults": ["_schema", config_name, "_self_"]})
+    search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_folders[1:]) + "]"
     try:
         if user_values is not None:
             store.store(name=USER_FILE, node=user_values)
-        with initialize_config_dir(str(folders[0]), version_base="1.3"):
-            chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_format_hydra_override(override, set(chosen), folders) for override in overrides]
+        with initialize_config_dir(str(config_folders[0]), version_base="1.3"):
+            selected = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
+            words = [_format_hydra_override(override, set(selected), config_folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_format_hydra_error(error, name)) from None
+        raise ConfigError(_format_hydra_error(error, config_name)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-def _format_hydra_override(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
-    """Return the override in Hydra's syntax: `+` adds a preset that the YAML does not select, `++` sets a key."""
+def _format_hydra_override(override: Override, selected_groups: set[str], config_folders: Sequence[Path]) -> str:
+    """Format an override for Hydra: `+` adds a preset of a group without a selected preset, `++` sets a key."""
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
     if override.value() == {}:  # Hydra ignores an empty map, so remove the key
         return f"~{override.key_or_group}"
     word = override.input_line.lstrip("+")
-    if _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list):
-        return word if override.key_or_group in chosen else f"+{word}"
+    if _is_preset_group(override.key_or_group, config_folders) and isinstance(override.value(), str | list):
+        return word if override.key_or_group in selected_groups else f"+{word}"
     return f"++{word}"
 
 
-def _format_hydra_error(error: Exception, name: str) -> str:
+def _format_hydra_error(error: Exception, config_name: str) -> str:
     text = str(error).split("Config search path:")[0]
-    where = "the file of --config" if name == USER_FILE else f"{name}.yaml"
+    where = "the file of --config" if config_name == USER_FILE else f"{config_name}.yaml"
     return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{USER_FILE})': ", "", text).split()).rstrip(".") + "."

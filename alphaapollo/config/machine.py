@@ -27,12 +27,12 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
     if device == "cuda" and ranks > num_gpus:
         yield f"trainer.n_gpus_per_node={ranks}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if isinstance(config, Config):
-        yield from _find_core_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
+        yield from _find_engine_core_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
         if device == "cuda":
             yield from _find_gpu_engine_errors(config, num_gpus)
         yield from _find_concurrency_errors(config, device, num_cores)
     elif isinstance(config, GenerationConfig):
-        yield from _find_core_errors("rollout", config.rollout, device, num_cores)
+        yield from _find_engine_core_errors("rollout", config.rollout, device, num_cores)
         yield from _find_generation_errors(config, device)
 
 
@@ -47,7 +47,7 @@ def find_machine_warnings(config: Section, device: Device, num_cores: int) -> It
         yield f"{ranks} on {num_cores} cores: the ranks share the cores and slow each other down."
 
 
-def _find_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
+def _find_engine_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
         yield f"{section}.tensor_model_parallel_size={size} needs as many cores, but there are {num_cores}. Lower it."

@@ -43,7 +43,7 @@ def resolve_model(model: Model, device: Device) -> Model:
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _choose_attention(model.attention, dtype, device)
     chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
-    return model.model_copy(update=chosen | {"use_liger": _choose_liger(model, dtype, device)})
+    return model.model_copy(update=chosen | {"use_liger": _should_use_liger(model, dtype, device)})
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
@@ -134,7 +134,7 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
     return requested
 
 
-def _choose_liger(model: Model, dtype: Dtype, device: Device) -> bool:
+def _should_use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     has_liger, key = importlib.util.find_spec("liger_kernel") is not None, "model.use_liger"
     if model.use_liger == "auto":
         return device == "cuda" and dtype == "bfloat16" and has_liger and not model.use_torch_compile

@@ -30,14 +30,13 @@ def load_verl_tables() -> dict[str, Tables]:
 @cache
 def list_verl_keys() -> dict[str, dict[str, str]]:
     """Return verl's keys that are not accepted: {command: {key or pattern with `*`: verdict}}, e.g. `renamed to ...`"""
-    return {command: _make_verdicts(tables) for command, tables in load_verl_tables().items()}
-
-
-def _make_verdicts(tables: Tables) -> dict[str, str]:
-    renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
-    dropped = {key: f"dropped because {reason}" for reason, keys in tables["dropped"].items() for key in keys}
-    missing = {key: f"not supported ({reason})" for reason, keys in tables["not_supported"].items() for key in keys}
-    return renamed | dropped | missing
+    verdicts = {}
+    for command, tables in load_verl_tables().items():
+        renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
+        dropped = {key: f"dropped because {reason}" for reason, keys in tables["dropped"].items() for key in keys}
+        missing = {key: f"not supported ({reason})" for reason, keys in tables["not_supported"].items() for key in keys}
+        verdicts[command] = renamed | dropped | missing
+    return verdicts
 
 
 def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
@@ -48,19 +47,19 @@ def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
         has_section = name.split(".")[0] in list_sections(schema)
-        for pattern, verdict in list_verl_keys()[_find_command(schema)].items():
+        for pattern, verdict in list_verl_keys()[_get_command_name(schema)].items():
             if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
                 found.append(("*" not in pattern, has_section, len(pattern), verdict))
     return max(found)[3] if found else None
 
 
-def _find_command(schema: type[BaseModel]) -> str:
+def _get_command_name(schema: type[BaseModel]) -> str:
     return next(command for command, known in COMMANDS.items() if known is schema)
 
 
 def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
     """Return the accepted keys with another meaning or default in verl: {key: difference}."""
-    tables = load_verl_tables()[_find_command(schema)]
+    tables = load_verl_tables()[_get_command_name(schema)]
     meanings = tables.get("meaning", {})
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in tables.get("default", {}).items()}
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from alphaapollo.config.load import find_shipped_configs
+from alphaapollo.config.load import find_shipped_config_folder
 
 GROUP = ("data.train_batch_size=32", "env.rollout.n=8")
 ALONE = ("data.train_batch_size=256", "env.rollout.n=1")
@@ -47,7 +47,7 @@ LENGTH_BUDGET = 40  # tokens, for length_budget: answers have 31 to 37
 
 def recipes() -> list[str]:
     """Names in configs/algorithm that can run on the task."""
-    return sorted({path.stem for path in (find_shipped_configs() / "algorithm").glob("*.yaml")} - ELSEWHERE)
+    return sorted({path.stem for path in (find_shipped_config_folder() / "algorithm").glob("*.yaml")} - ELSEWHERE)
 
 
 def num_iterations(recipe: str, iterations: int) -> int:

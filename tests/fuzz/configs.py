@@ -15,7 +15,7 @@ import yaml
 from hypothesis import strategies as st
 
 from alphaapollo.config.keys import Key, list_keys, list_sections
-from alphaapollo.config.load import load_with_origin, save_config
+from alphaapollo.config.load import load_with_user_settings, save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.trainer.lifecycle import prepare
 from tests.fuzz.values import anything, numbers, texts
@@ -130,8 +130,8 @@ def from_words(task: Task, words: Sequence[str]) -> str:
 def up_to_the_workers(argv: list[str]) -> str:
     """A configuration is accepted if it is equal after loading the run's config.yaml."""
     with contextlib.redirect_stdout(io.StringIO()):
-        config, origin = load_with_origin(Config, "ppo", argv)
-        prepared = prepare(config, origin)
+        config, user_settings = load_with_user_settings(Config, "ppo", argv)
+        prepared = prepare(config, user_settings)
     path = Path(prepared.config.trainer.output_dir) / "saved.yaml"
     save_config(config, path)
     again = Config.model_validate_json(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True)

@@ -24,7 +24,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 }
 
 
-def read_script(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
+def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
     """Return the commands that the script would run with only `variables` set, and the messages of bash.
 
     A value that depends on the machine stays as text between the characters 2 and 3: `\\2${HOME}\\3/data`.

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
 from alphaapollo.config.load import check_override, flatten_maps
-from alphaapollo.config.port.script import UNKNOWN, Command, read_script
+from alphaapollo.config.port.script import UNKNOWN, Command, record_commands
 from alphaapollo.config.verl import find_verl_verdict, load_verl_tables
 
 Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
@@ -37,7 +37,7 @@ def port_script(source: str, path: str, words: Iterable[str] = ()) -> str:
     words: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
     """
     pairs = {match[1]: match[2] for word in words if (match := WORD.fullmatch(word))}
-    commands, notes = read_script(source, path, {name: value for name, value in pairs.items() if "." not in name})
+    commands, notes = record_commands(source, path, {name: value for name, value in pairs.items() if "." not in name})
     added = {key: value for key, value in pairs.items() if "." in key}
     ported = "".join(line + "\n" for command in commands for line in _port_command(command, added, Path(path)))
     if not ported:

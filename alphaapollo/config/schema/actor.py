@@ -105,7 +105,7 @@ class Actor(Section):
         return self.clip_ratio_low is None or self.clip_ratio_high is None
 
     @property
-    def full_kl(self) -> bool:
+    def uses_full_kl(self) -> bool:
         """Whether the KL loss compares full distributions in the update, not log-probs of the sampled tokens."""
         return self.use_kl_loss and self.kl_loss_type == "full"
 

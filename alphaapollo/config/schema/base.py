@@ -1,10 +1,10 @@
-"""Base class of all sections, and the types and markers that their fields use.
+"""Base class of the schema's sections, and the types and markers (objects in `Annotated`) of their fields.
 
-A field declares three kinds of rules:
+The schema declares three kinds of rules for a field:
 
 * valid values: the type of the field, and `Section.problems` for combinations of fields of one section;
 * when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
-* whether a resumed run may change it: `Annotated[str, refuse_on_resume("another model")]` (config/changes.py).
+* whether a resumed run may change it: `Annotated[str, OnResume("refused", "another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
 """
@@ -21,18 +21,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
 Verdict = Literal["applied", "kept", "refused", "ignored"]
+"""applied: the new value is used. kept: it has no effect any more. refused: error. ignored: not even reported."""
 
 
 class ActiveWhen:
-    """Marker: the field has an effect only if the field `key` has one of `values`.
+    """Marker in `Annotated`: the field has an effect only if another field, `key`, has one of `values`.
 
     Args:
         key: Field or property of the same section (`enable`) or, with a leading slash, of the complete configuration
             (`/trainer.save_freq`). `@device` is the device of the run. A key that a command does not have is ignored.
         values: Values of `key`; without values, any value except false, null, 0 and empty.
         reason: Reason in the warning; "" = `KEY is VALUE`.
-        shown_key: Key in the reason, if `key` is a property.
-        silent_value: Value of the marked field that switches nothing on, so no warning is needed.
+        shown_key: Key to name in the reason instead of `key`, if `key` is a property, which users cannot set.
+        silent_value: Value of the marked field that turns the feature off, so that no warning is shown for it.
     """
 
     expected = True
@@ -42,12 +43,12 @@ class ActiveWhen:
         self.shown_key, self.silent_value = shown_key or key, silent_value
 
     def is_met(self, value: object) -> bool:
-        """Return whether the field has an effect if `key` has this value."""
+        """Return whether the marked field has an effect if the field `key` has this value."""
         return (value in self.values if self.values else bool(value)) is self.expected
 
 
 class ActiveUnless(ActiveWhen):
-    """Marker: the field has no effect if the field `key` has one of `values`; arguments as in ActiveWhen."""
+    """Marker in `Annotated`: the field has no effect if another field, `key`, has one of `values` (see ActiveWhen)."""
 
     expected = False
 
@@ -58,56 +59,38 @@ CPU_ONLY = ActiveWhen("@device", "cpu", reason="it is for machines without GPUs"
 
 @dataclass(frozen=True)
 class OnResume:
-    """Marker: what happens if a run resumes with another value of the field.
-
-    when: Condition of the rule; if it is not met, the new value is applied. None = no condition.
-    """
+    """Marker in `Annotated`: what happens if a run resumes with another value of the field."""
 
     verdict: Verdict
-    reason: str = ""
-    when: ActiveWhen | None = None
-
-
-def refuse_on_resume(reason: str) -> OnResume:
-    """Return the rule that a resume with another value is refused."""
-    return OnResume("refused", reason)
-
-
-def apply_on_resume(reason: str = "") -> OnResume:
-    """Return the rule that a resume uses the new value. reason: consequence of the change, for the console."""
-    return OnResume("applied", reason)
+    reason: str = ""  # cause of a refusal, or consequence of the change, for the console
+    when: ActiveWhen | None = None  # condition of the rule; if it is not met, the new value is applied
 
 
 ONLY_AT_START = OnResume("ignored")
-ANOTHER_MODEL = refuse_on_resume("another model")
-ANOTHER_ALGORITHM = refuse_on_resume("another algorithm")
-ANOTHER_ENVIRONMENT = refuse_on_resume("another environment")
-OTHER_ADAPTERS = refuse_on_resume("other adapters")
-OTHER_DATA = refuse_on_resume("other data")
-OTHER_CODE = refuse_on_resume("what it registers may be something else under the same name")
-REORDERED = apply_on_resume("the remaining rows of the epoch come in another order")
-OTHER_SELECTION = apply_on_resume(
-    "other rows may be left out for their length, and then the remaining ones come in another order"
-)
-NEW_LENGTH = apply_on_resume("a cosine schedule gets the new length")
-ROUNDING = apply_on_resume("the same batches and draws, but sums round differently")
-THREADS = apply_on_resume("with another number of threads sums may round differently")
-NEW_DRAWS = apply_on_resume("all later draws differ")
-OTHER_REWARDS = apply_on_resume("rewards before and after are not comparable")
-OTHER_VALIDATION = apply_on_resume("validations before and after are not comparable")
-OTHER_TEACHER = apply_on_resume("distances to the teacher before and after are not comparable")
-OTHER_LOSS = apply_on_resume("losses before and after are not comparable")
+ANOTHER_MODEL = OnResume("refused", "another model")
+ANOTHER_ALGORITHM = OnResume("refused", "another algorithm")
+ANOTHER_ENVIRONMENT = OnResume("refused", "another environment")
+OTHER_ADAPTERS = OnResume("refused", "other adapters")
+OTHER_DATA = OnResume("refused", "other data")
+OTHER_CODE = OnResume("refused", "the new file may register different code under the same names")
+REORDERED = OnResume("applied", "the remaining rows of the epoch come in another order")
+OTHER_SELECTION = OnResume("applied", "other rows may be dropped for their length, and then the order of rows changes")
+NEW_LENGTH = OnResume("applied", "a cosine learning-rate schedule gets the new length")
+ROUNDING = OnResume("applied", "batches and random numbers stay the same, but sums round differently")
+THREADS = OnResume("applied", "with another number of threads, sums may round differently")
+NEW_DRAWS = OnResume("applied", "all random numbers differ from here on")
+OTHER_REWARDS = OnResume("applied", "rewards before and after are not comparable")
+OTHER_VALIDATION = OnResume("applied", "validations before and after are not comparable")
+OTHER_TEACHER = OnResume("applied", "distances to the teacher before and after are not comparable")
+OTHER_LOSS = OnResume("applied", "losses before and after are not comparable")
 
 
 @dataclass(frozen=True)
 class FilePath:
-    """Marker: the field is a path of a file or folder; config/check.py checks that it exists.
+    """Marker in `Annotated`: the field is a path; config/check.py checks that the file or folder exists."""
 
-    required: The field must not be empty if it has an effect.
-    """
-
-    kind: Literal["data", "model", "tokenizer", "code", "folder"]
-    required: bool = False
+    kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
+    required: bool = False  # whether an empty path is an error, if the field has an effect
 
 
 CODE = FilePath("code")
@@ -146,8 +129,7 @@ _RESERVED_ARGUMENTS = {  # parameters of transformers' apply_chat_template
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
-Frequency = Annotated[int, Field(ge=-1)]
-TopK = Annotated[int, Field(ge=-1)]
+CountOrMinusOne = Annotated[int, Field(ge=-1)]  # -1 = never, all, or automatic
 RunPath = Annotated[str, AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_path), AfterValidator(_check_folder_name)]
 TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_arguments)]
@@ -159,16 +141,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     unread: ClassVar[Mapping[str, str]] = {}
-    """{key or section: reason} of what a command does not read; set in the configuration class of the command."""
+    """{key or section that the command does not read: reason}; set in the configuration class of a command."""
     on_resume: ClassVar[Mapping[str, OnResume]] = {}
-    """{key or section: rule} that replaces the rules of the fields, "" = all other keys; set by a command."""
+    """{key or section: rule that replaces the OnResume markers of its fields}; "" = all other keys. Set as `unread`."""
 
     def problems(self) -> Iterator[str]:
-        """Yield an error `KEY=VALUE ...` with a fix for each invalid combination of fields; keys are relative."""
+        """Yield an error for each invalid combination of fields, e.g. `low=2 must be below ...`, without prefix."""
         return iter(())
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning, in the form of `problems`, for each combination that works, but perhaps not as intended."""
+        """Yield a warning for each combination of fields that works but is probably wrong; keys as in `problems`."""
         return iter(())
 
     @model_validator(mode="after")

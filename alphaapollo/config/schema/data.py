@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from alphaapollo.config.schema.base import (
     OTHER_DATA,
     OTHER_SELECTION,
     OTHER_VALIDATION,
     REORDERED,
+    CountOrMinusOne,
     FilePath,
     Section,
     TemplateArguments,
 )
-
-MaxSamples = Annotated[int, Field(ge=-1)]
 
 
 class TrainingFiles(Section):
@@ -30,9 +29,9 @@ class TrainingFiles(Section):
     """Shuffle training rows each epoch (a function of data.seed and epoch)."""
     seed: Annotated[int, REORDERED] = 0
     """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
-    train_max_samples: Annotated[MaxSamples, REORDERED] = -1
+    train_max_samples: Annotated[CountOrMinusOne, REORDERED] = -1
     """Maximum training rows, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
-    val_max_samples: Annotated[MaxSamples, OTHER_VALIDATION] = -1
+    val_max_samples: Annotated[CountOrMinusOne, OTHER_VALIDATION] = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""

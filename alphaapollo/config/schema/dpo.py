@@ -71,8 +71,6 @@ class Preference(Section):
 
 
 class DpoConfig(TuningConfig):
-    """Configuration of main_dpo."""
-
     data: PreferenceData = PreferenceData()
     preference: Annotated[Preference, OTHER_LOSS] = Preference()
     optim: Optimizer = Optimizer(lr=5e-7)

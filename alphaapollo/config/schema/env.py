@@ -22,7 +22,7 @@ PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "guessing_game", "grid_
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
-def _require_environment(name: str) -> ActiveWhen:
+def _make_environment_condition(name: str) -> ActiveWhen:
     """Return the marker of a section that only this environment reads; a user's environment may read all sections."""
     return ActiveWhen("section_read", name, None, shown_key="env_name")
 
@@ -139,12 +139,12 @@ class Env(Section):
     tool_limits: ToolLimits = ToolLimits()
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
-    informal_math: Annotated[InformalMath, _require_environment("informal_math")] = InformalMath()
-    guessing_game: Annotated[GuessingGame, _require_environment("guessing_game")] = GuessingGame()
-    grid_world: Annotated[GridWorld, _require_environment("grid_world")] = GridWorld()
-    reasoning_gym: Annotated[ReasoningGym, _require_environment("reasoning_gym")] = ReasoningGym()
-    verifiers: Annotated[Verifiers, _require_environment("verifiers")] = Verifiers()
-    openenv: Annotated[OpenEnv, _require_environment("openenv")] = OpenEnv()
+    informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
+    guessing_game: Annotated[GuessingGame, _make_environment_condition("guessing_game")] = GuessingGame()
+    grid_world: Annotated[GridWorld, _make_environment_condition("grid_world")] = GridWorld()
+    reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
+    verifiers: Annotated[Verifiers, _make_environment_condition("verifiers")] = Verifiers()
+    openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
 
     @property
     def section_read(self) -> str | None:

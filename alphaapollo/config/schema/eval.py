@@ -19,8 +19,6 @@ class EvalData(Section):
 
 
 class EvalConfig(Section):
-    """Configuration of main_eval."""
-
     data: EvalData = EvalData()
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()

@@ -12,18 +12,17 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
+    OnResume,
     PositiveRatio,
     Section,
-    apply_on_resume,
-    refuse_on_resume,
 )
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import WatchedRun
 
-REQUEST_IDENTITY = refuse_on_resume("it determines what is requested, and from which model")
-NEW_CHOICE = apply_on_resume("the choice is made again")
+REQUEST_IDENTITY = OnResume("refused", "it determines what is requested, and from which model")
+NEW_CHOICE = OnResume("applied", "the choice is made again")
 
 
 class EvolvingData(GenerationData):
@@ -154,8 +153,6 @@ class EvolvingEnv(Env):
 
 
 class EvolvingConfig(Section):
-    """Configuration of evolving.main."""
-
     unread = {
         **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
         **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
@@ -166,15 +163,15 @@ class EvolvingConfig(Section):
     }
     on_resume = {
         "": REQUEST_IDENTITY,
-        **dict.fromkeys(("budget", "rollout", "trainer"), apply_on_resume()),
+        **dict.fromkeys(("budget", "rollout", "trainer"), OnResume("applied")),
         **dict.fromkeys(
             ("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUEST_IDENTITY
         ),
-        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), apply_on_resume()),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), apply_on_resume()),
-        "evolving.rounds": apply_on_resume("the new total"),
+        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), OnResume("applied")),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), OnResume("applied")),
+        "evolving.rounds": OnResume("applied", "the new total"),
         **dict.fromkeys(("evolving.select", "evolving.finalists"), NEW_CHOICE),
-        "models": apply_on_resume("existing replies are reused; the new model answers the remaining requests"),
+        "models": OnResume("applied", "existing replies are reused; the new model answers the remaining requests"),
     }
 
     data: EvolvingData = EvolvingData()

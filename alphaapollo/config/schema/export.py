@@ -9,8 +9,6 @@ from alphaapollo.config.schema.model import LoraForm
 
 
 class ExportConfig(Section):
-    """Configuration of main_export."""
-
     checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
     """Checkpoint folder, or a run folder for its newest checkpoint (required)."""
     output: str = ""

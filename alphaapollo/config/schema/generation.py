@@ -12,10 +12,9 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
+    OnResume,
     PositiveRatio,
     Section,
-    apply_on_resume,
-    refuse_on_resume,
 )
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.config.schema.env import Env
@@ -35,7 +34,7 @@ UNREAD_MODEL_KEYS = dict.fromkeys(
     ),
     "it is about training",
 )
-SAMPLE_IDENTITY = refuse_on_resume("it determines what is sampled")
+SAMPLE_IDENTITY = OnResume("refused", "it determines what is sampled")
 
 
 class GenerationData(PromptData):
@@ -76,8 +75,6 @@ class GenerationTrainer(WatchedRun):
 
 
 class GenerationConfig(Section):
-    """Configuration of main_generation."""
-
     unread = {
         **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
         **{f"model.{name}": why for name, why in UNREAD_MODEL_KEYS.items()},
@@ -86,10 +83,10 @@ class GenerationConfig(Section):
     on_resume = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
         **dict.fromkeys(
-            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), apply_on_resume()
+            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), OnResume("applied")
         ),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), apply_on_resume()),
-        **{f"reward.judge.{name}": apply_on_resume() for name in ("base_url", "api_key_env", "timeout")},
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), OnResume("applied")),
+        **{f"reward.judge.{name}": OnResume("applied") for name in ("base_url", "api_key_env", "timeout")},
         **{f"rollout.{name}": SAMPLE_IDENTITY for name in ("name", "temperature", "top_p", "top_k", "dtype")},
         **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
     }

@@ -14,11 +14,12 @@ from alphaapollo.config.schema.base import (
     ROUNDING,
     ActiveUnless,
     ActiveWhen,
+    CountOrMinusOne,
     DecayRate,
     FilePath,
+    OnResume,
     Ratio,
     Section,
-    refuse_on_resume,
 )
 
 LoraForm = Literal["merged", "adapter"]
@@ -58,7 +59,7 @@ class Lora(Section):
 class Model(Lora):
     path: Annotated[str, ANOTHER_MODEL, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
-    tokenizer_path: Annotated[str, refuse_on_resume("another tokenizer"), FilePath("tokenizer")] = ""
+    tokenizer_path: Annotated[str, OnResume("refused", "another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
@@ -94,7 +95,7 @@ class Optimizer(Section):
     """AdamW betas."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of matrices; norms and biases have none."""
-    lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
+    lr_warmup_steps: CountOrMinusOne = -1
     """Linear warmup in optimizer steps; -1 = use lr_warmup_steps_ratio."""
     lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1)] = 0.0
     """Linear warmup as a share of all optimizer steps."""
@@ -105,7 +106,7 @@ class Optimizer(Section):
 
 
 class Fsdp(Section):
-    fsdp_size: Annotated[int, Field(ge=-1), ROUNDING] = -1
+    fsdp_size: Annotated[CountOrMinusOne, ROUNDING] = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True

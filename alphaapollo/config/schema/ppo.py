@@ -73,13 +73,13 @@ class Config(Section):
     def needs_ref_columns(self) -> bool:
         """Whether a KL needs the reference's log-probs of the sampled tokens."""
         actor = self.actor_rollout_ref.actor
-        return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.full_kl)
+        return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.uses_full_kl)
 
-    def policy_steps(self, iterations: int) -> int:
+    def count_policy_steps(self, iterations: int) -> int:
         """Return the policy's optimizer steps in a number of iterations, without the critic warmup."""
         return max(0, iterations - self.trainer.critic_warmup) * self.optimizer_steps
 
-    def critic_steps(self, iterations: int) -> int:
+    def count_critic_steps(self, iterations: int) -> int:
         """Return the critic's optimizer steps in a number of iterations."""
         return iterations * self.mini_batches * self.critic.ppo_epochs
 
@@ -113,7 +113,7 @@ class Config(Section):
         cache, longest = algorithm.overlong_penalty.cache, self.data.max_response_length
         if algorithm.overlong_penalty.enable and cache is not None and cache > longest:
             yield f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}. Lower it."
-        if self.teacher.full_vocabulary and actor.full_kl:
+        if self.teacher.uses_full_vocabulary and actor.uses_full_kl:
             teacher = f"teacher.divergence={self.teacher.divergence}"
             yield f"{teacher} does not work with {ACTOR}.kl_loss_type=full. Set kl_loss_type=low_var_kl+."
         if reset.every is None and reset.patience is None:

@@ -30,8 +30,6 @@ class RmTrainer(TuningTrainer):
 
 
 class RmConfig(TuningConfig):
-    """Configuration of main_rm."""
-
     data: RewardData = RewardData()
     bradley_terry: BradleyTerry = BradleyTerry()
     trainer: RmTrainer = RmTrainer()

@@ -14,10 +14,10 @@ from alphaapollo.config.schema.base import (
     ROUNDING,
     THREADS,
     ActiveWhen,
+    CountOrMinusOne,
     PositiveRatio,
     Scalar,
     Section,
-    TopK,
 )
 from alphaapollo.config.schema.model import LoraForm
 
@@ -31,7 +31,7 @@ class ValSampling(Section):
     """Temperature of validation; 0 = greedy."""
     top_p: PositiveRatio = 1.0
     """Nucleus sampling of validation."""
-    top_k: TopK = -1
+    top_k: CountOrMinusOne = -1
     """Top-k sampling of validation; -1 or 0 = all tokens."""
     greedy: bool = False
     """Also validate once greedily: val/accuracy_greedy."""
@@ -49,7 +49,7 @@ class Rollout(Section):
     """Sampling temperature of training rollouts; the trainer's log-probs use the same."""
     top_p: PositiveRatio = 1.0
     """Nucleus sampling."""
-    top_k: TopK = -1
+    top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
     tensor_model_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""

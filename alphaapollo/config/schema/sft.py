@@ -47,8 +47,6 @@ class SftRollout(Section):
 
 
 class SftConfig(TuningConfig):
-    """Configuration of main_sft."""
-
     unread = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
     on_resume = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
 

@@ -34,12 +34,12 @@ class Teacher(Section):
     model: Annotated[TeacherModel, WHEN_TEACHER] = TeacherModel()
 
     @property
-    def sampled(self) -> bool:
+    def uses_sampled_tokens(self) -> bool:
         """Whether the loss needs only the log-probs of the sampled tokens."""
         return self.divergence == "sampled"
 
     @property
-    def full_vocabulary(self) -> bool:
+    def uses_full_vocabulary(self) -> bool:
         """Whether the update compares distributions over the full vocabulary."""
         return self.divergence not in (None, "sampled")
 

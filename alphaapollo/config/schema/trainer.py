@@ -17,9 +17,9 @@ from alphaapollo.config.schema.base import (
     THREADS,
     ActiveUnless,
     ActiveWhen,
+    CountOrMinusOne,
     FilePath,
     FolderName,
-    Frequency,
     OnResume,
     RunPath,
     Section,
@@ -60,7 +60,7 @@ class WatchedRun(RunFolder):
     """Check the configuration, print the plan, and stop."""
 
     @property
-    def stall_notice(self) -> float:
+    def stall_notice_seconds(self) -> float:
         """Seconds without progress after which the console reports it: a tenth of stall_timeout, at most 60."""
         return min(60.0, (self.stall_timeout or math.inf) / 10)
 
@@ -128,10 +128,10 @@ class Training(WatchedRun):
 
 
 class Trainer(Training):
-    save_freq: Frequency = 20
+    save_freq: CountOrMinusOne = 20
     """Write a checkpoint every so many iterations, and at the end; -1 = never."""
     test_freq: Annotated[
-        Frequency, ActiveWhen("/data.val_files", reason="data.val_files is empty", silent_value=-1)
+        CountOrMinusOne, ActiveWhen("/data.val_files", reason="data.val_files is empty", silent_value=-1)
     ] = 20
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, OnResume("kept", "the run has begun")] = True

@@ -11,7 +11,7 @@ from alphaapollo.config.schema.base import (
     OTHER_SELECTION,
     REORDERED,
     ROUNDING,
-    Frequency,
+    CountOrMinusOne,
     Section,
 )
 from alphaapollo.config.schema.data import TrainingFiles
@@ -40,9 +40,9 @@ class TuningData(TrainingFiles):
 
 
 class TuningTrainer(Training):
-    save_freq: Frequency = -1
+    save_freq: CountOrMinusOne = -1
     """Write a checkpoint every so many steps, and at the end; -1 = never."""
-    test_freq: Frequency = -1
+    test_freq: CountOrMinusOne = -1
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10
     """Write metrics every so many steps."""

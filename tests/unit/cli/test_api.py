@@ -85,7 +85,7 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
     assert run.config.custom_reward_function.path == str(beside)  # type: ignore[union-attr]
     assert beside.is_file()
     with pytest.raises(
-        ConfigError, match=r"custom_reward_function\.path=mine\.py, but the call also has a Python object for it"
+        ConfigError, match=r"custom_reward_function\.path=mine\.py, but the call also passes a Python object for this key"
     ):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
@@ -109,7 +109,7 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
     assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
     assert run.config.models["policy"].path == "m"
     with pytest.raises(
-        ConfigError, match=r"roles\.verifier\.plugin=mine, but the call also has a Python object for it"
+        ConfigError, match=r"roles\.verifier\.plugin=mine, but the call also passes a Python object for this key"
     ):
         api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
     with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean 'roles\.verifier"):

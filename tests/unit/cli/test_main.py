@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.cli.completion import build_script
+from alphaapollo.cli.completion import build_completion_script
 from alphaapollo.cli.main import main
-from alphaapollo.cli.quickstart import find_source_tree
+from alphaapollo.cli import quickstart
 from alphaapollo.cli.subcommands import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, list_keys
 
@@ -99,15 +99,22 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 2
 
 
-def test_quickstart_needs_the_source_tree(tmp_path: Path) -> None:
-    assert find_source_tree(tmp_path, ROOT) == ROOT
-    with pytest.raises(ValueError, match=r"quickstart needs .*Run it in a clone"):
-        find_source_tree(tmp_path)
+def test_quickstart_needs_the_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(quickstart.os, "execvpe", lambda _file, command, _environment: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    quickstart.main([])
+    assert commands[0][1] == str(ROOT / "examples/quickstart/run.sh")  # found beside the package
+    monkeypatch.setattr(quickstart, "SCRIPT", Path("gone.sh"))
+    assert quickstart.main([]) == 2
+    assert "quickstart needs gone.sh" in (said := capsys.readouterr().err) and "Run it in a clone" in said
 
 
 def completed(words: list[str]) -> list[str]:
     """Completions that bash offers for the last word."""
-    text = build_script("bash") + (
+    text = build_completion_script("bash") + (
         'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; _alphaapollo; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
@@ -130,7 +137,7 @@ def test_bash_completes_verbs_keys_and_options() -> None:
 
 
 def test_other_shells() -> None:
-    assert build_script("zsh").startswith("autoload")
-    fish = build_script("fish")
+    assert build_completion_script("zsh").startswith("autoload")
+    fish = build_completion_script("fish")
     assert "-a quickstart -d 'train a small model" in fish
     assert """-a serve -d 'vLLM'"'"'s OpenAI""" in fish

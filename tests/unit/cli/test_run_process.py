@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.cli import run_process
-from alphaapollo.cli.run_process import LineReader, RunFailed, run_to_end
+from alphaapollo.cli.run_process import NewLineReader, RunFailed, run_to_end
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -129,7 +129,7 @@ def test_run_dies_with_its_parent_program(tmp_path: Path) -> None:
 def test_new_lines_of_a_file_that_a_resume_replaces(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("one\ntwo\n")
-    lines = LineReader(file)
+    lines = NewLineReader(file)
     part = tmp_path / "part"
     part.write_text("one\n")
     part.replace(file)

@@ -31,7 +31,7 @@ def test_run_without_a_model_is_an_error(verb: str, tmp_path: Path, capsys: pyte
         main([verb, str(tmp_path)])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "has no model and no complete checkpoint yet" in error and "Run its command again" in error
+    assert "has no model and no complete checkpoint yet" in error and "Resume this run" in error
 
 
 def test_serve_executes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     newest = run_model.RunModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
     monkeypatch.setattr(run_model.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
     with pytest.raises(ValueError, match="could not be exported"):
-        run_model.export_newest(newest)
+        run_model.export_newest_model(newest)
 
 
 class Counting:
@@ -94,7 +94,7 @@ def test_turns_are_printed_as_they_happen() -> None:
 
 
 def test_chat_environment_is_not_graded() -> None:
-    env = chat.print_turns(Env(env_name="informal_math"), Terminal(file=io.StringIO()))
+    env = chat.select_printing_environment(Env(env_name="informal_math"), Terminal(file=io.StringIO()))
     registered = get_environment_spec(env.env_name)
     assert not registered.graded
 
@@ -120,13 +120,13 @@ def test_chat_with_the_model_of_a_run(
     save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
     lines, played = iter(["1+1=", "and now", "/new", "", "again", "/quit"]), []
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    generate = chat.EngineChat._generate
+    generate = chat.EngineChat._generate_trajectory
 
-    async def noted(self: chat.EngineChat, workers: Any, content: Any) -> object:
+    async def noted(self: chat.EngineChat, content: Any, workers: Any) -> object:
         played.append(content)
         return await generate(self, workers, content)
 
-    monkeypatch.setattr(chat.EngineChat, "_generate", noted)
+    monkeypatch.setattr(chat.EngineChat, "_generate_trajectory", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
     assert f"{tmp_path}/model, in single_turn" in capsys.readouterr().out
     assert [[message["role"] for message in content] for content in played] == [
@@ -147,4 +147,4 @@ def test_chat_needs_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> Non
 def test_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("openai")
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
-    assert "--url http://127.0.0.1:9/v1: the server" in capsys.readouterr().err
+    assert "--url http://127.0.0.1:9/v1: the request failed (" in capsys.readouterr().err

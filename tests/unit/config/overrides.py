@@ -7,7 +7,7 @@ from typing import TypeVar
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from alphaapollo.config.load import convert_values
+from alphaapollo.config.load import build_config
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -17,4 +17,4 @@ def from_overrides(schema: type[SchemaT], *overrides: str) -> SchemaT:
     defaults = OmegaConf.create(schema().model_dump(mode="json"))
     values = OmegaConf.to_container(OmegaConf.merge(defaults, OmegaConf.from_dotlist(list(overrides))))
     assert isinstance(values, dict)
-    return convert_values(schema, {str(key): value for key, value in values.items()})
+    return build_config(schema, {str(key): value for key, value in values.items()})

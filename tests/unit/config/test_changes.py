@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.changes import find_changes, find_command, find_resume_rule
+from alphaapollo.config.changes import find_changes, identify_command, find_resume_rule
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import Section, Verdict
@@ -81,7 +81,7 @@ def test_tables_of_whole_configurations_name_keys_that_exist() -> None:
 @pytest.mark.parametrize(
     ("key", "old", "new", "line"),
     [
-        ("trainer.seed", 0, 1, "applied (all later draws differ)"),
+        ("trainer.seed", 0, 1, "applied (all random numbers differ from here on)"),
         ("trainer.val_before_train", "true", "false", "kept (the run has begun)"),
         ("data.seed", 0, 1, "applied (the remaining rows of the epoch come in another order)"),
         ("env.rollout.n", 1, 2, "applied"),
@@ -129,5 +129,5 @@ def test_a_file_of_another_version_has_defaults_for_new_keys_and_may_have_old_on
 def test_the_command_is_known_by_its_sections() -> None:
     commands = {"main_ppo": Config, "main_sft": SftConfig, "main_generation": GenerationConfig, "main_eval": EvalConfig}
     for command, schema in commands.items():
-        assert find_command(schema().model_dump(mode="json")) == command
-    assert find_command({"data": {}}) is None
+        assert identify_command(schema().model_dump(mode="json")) == command
+    assert identify_command({"data": {}}) is None

@@ -9,17 +9,17 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError, exit_on_config_error
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import (
-    Origin,
-    convert_values,
-    find_shipped_configs,
+    UserSettings,
+    build_config,
+    find_shipped_config_folder,
     load_config,
-    load_with_origin,
+    load_with_user_settings,
     save_config,
 )
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.launch.resume import read_saved
+from alphaapollo.launch.resume import read_saved_config
 
-SHIPPED = find_shipped_configs()
+SHIPPED = find_shipped_config_folder()
 
 
 def load(*argv: str) -> Config:
@@ -177,7 +177,7 @@ def test_keys_of_verl_are_answered():
         ("data.train_files=a,b", "Write a list as 'data.train_files=[a,b]'."),
         ("data.train_files=${nothing}", "'nothing' not found"),
         ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=bypass"),
-        ("--config-name=nothing", "--config-name nothing: no nothing.yaml in"),
+        ("--config-name=nothing", "--config-name nothing: there is no nothing.yaml in"),
         ("--config-dir=/nothing/here", "--config-dir /nothing/here: no such folder"),
         ("--config-nam=ppo", "unknown option --config-nam=ppo."),
     ],
@@ -198,16 +198,16 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
     (tmp_path / "data" / "notes.yaml").write_text("a: [\n")
     file = tmp_path / "my first run.yml"
     file.write_text("defaults:\n  - algorithm: dapo\n  - _self_\ntrainer: {seed: 5, nnodes: 2}\n")
-    config, origin = load_with_origin(Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"])
+    config, user_settings = load_with_user_settings(Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"])
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 3, True)
-    assert origin.keys == {"trainer.seed", "trainer.nnodes", "algorithm.lam"}
+    assert user_settings.keys == {"trainer.seed", "trainer.nnodes", "algorithm.lam"}
     assert load("--config", str(file), "algorithm=rloo").algorithm.adv_estimator == "rloo"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("data: [a\n", "it cannot be read (while parsing"),
+        ("data: [a\n", "the file cannot be read (while parsing"),
         ("- a\n", "expected KEY: VALUE lines, got [a]"),
         ("7\n", "expected KEY: VALUE lines, got 7"),
         ("defaults: [{algorithm: dapoo}]\n", "the file of --config: Could not find 'algorithm/dapoo'"),
@@ -223,7 +223,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
 
 
 def test_missing_file_and_two_files(tmp_path: Path):
-    assert "it cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
+    assert "the file cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
     assert "exclude each other" in problem("--config", "a.yaml", "--config-name", "ppo")
 
 
@@ -241,7 +241,7 @@ def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
 def test_a_saved_config_loads_again(tmp_path: Path):
     config = load("algorithm=dapo", "actor_rollout_ref.actor.optim.lr=3e-7", "data.train_files=[a,'ü b']")
     save_config(config, tmp_path / "run" / "config.yaml")
-    assert convert_values(Config, read_saved(tmp_path / "run")) == config
+    assert build_config(Config, read_saved_config(tmp_path / "run")) == config
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
     again = load("--config-dir", str(tmp_path / "run"), "--config-name", "config")
     assert again == config
@@ -256,7 +256,7 @@ def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[s
 
 def test_convert_reports_every_problem():
     with pytest.raises(ConfigError) as caught:
-        convert_values(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
+        build_config(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
     assert len(caught.value.errors) == 2
 
 
@@ -272,11 +272,11 @@ def test_config_imports_nothing_heavy():
 def test_origin_is_the_user_value(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\ndata:\n  seed: 3\n")
     argv = ["--config-dir", str(tmp_path), "--config-name", "mine", "algorithm=dapo", "trainer.seed=1"]
-    config, origin = load_with_origin(Config, "ppo", argv)
+    config, user_settings = load_with_user_settings(Config, "ppo", argv)
     assert config.algorithm.filter_groups.enable
-    assert origin == Origin(("algorithm=dapo",), frozenset({"trainer.seed", "data.seed"}))
-    assert load_with_origin(Config, "ppo", ["algorithm=dapo"])[1] == Origin(("algorithm=dapo",))
-    assert load_with_origin(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
+    assert user_settings == UserSettings(("algorithm=dapo",), frozenset({"trainer.seed", "data.seed"}))
+    assert load_with_user_settings(Config, "ppo", ["algorithm=dapo"])[1] == UserSettings(("algorithm=dapo",))
+    assert load_with_user_settings(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
         "reward.components",
         "reward.components.format",
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.load import convert_values, load_config
+from alphaapollo.config.load import build_config, load_config
 from alphaapollo.config.schema import (
     Config,
     DpoConfig,
@@ -171,12 +171,12 @@ def test_one_problem_of_other_commands(command: str, overrides: list[str], says:
 
 def test_every_problem_is_named_at_once():
     with pytest.raises(ConfigError) as caught:
-        convert_values(Config, {"actor_rollout_ref": {"rollout": {"top_p": 0.0}, "actor": {"clip_ratio_c": 0.5}}})
+        build_config(Config, {"actor_rollout_ref": {"rollout": {"top_p": 0.0}, "actor": {"clip_ratio_c": 0.5}}})
     assert len(caught.value.errors) == 2
     wrong = {"trainer": {"n_gpus_per_node": 4}, "critic": {"fsdp_config": {"fsdp_size": 3}}}
     wrong["algorithm"] = {"filter_groups": {"enable": True}}
     with pytest.raises(ConfigError) as caught:
-        convert_values(Config, wrong)
+        build_config(Config, wrong)
     assert len(caught.value.errors) == 2
 
 
@@ -244,12 +244,12 @@ def test_a_map_on_the_command_line():
 )
 def test_names_of_run_folders(keys: dict[str, Any], says: str):
     with pytest.raises(ConfigError) as caught:
-        convert_values(SftConfig, {"trainer": keys})
+        build_config(SftConfig, {"trainer": keys})
     assert says in str(caught.value)
 
 
 def test_stall_is_reported_before_its_timeout():
     assert RunFolder(experiment_name="a").folder.name == "a"
     for timeout, notice in ((600.0, 60.0), (3600.0, 60.0), (None, 60.0), (100.0, 10.0)):
-        trainer = convert_values(SftConfig, {"trainer": {"stall_timeout": timeout}}).trainer
-        assert trainer.stall_notice == notice
+        trainer = build_config(SftConfig, {"trainer": {"stall_timeout": timeout}}).trainer
+        assert trainer.stall_notice_seconds == notice

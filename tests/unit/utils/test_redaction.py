@@ -41,7 +41,7 @@ def test_configuration_with_a_secret_is_refused_without_showing_it(
     with pytest.raises(SystemExit), exit_on_config_error():
         load_config(Config, "ppo", [word])
     said = capsys.readouterr().err
-    assert word.split("=")[0] in said and "configurations are written to config.yaml" in said
+    assert word.split("=")[0] in said and "configurations are saved to config.yaml" in said
     assert CANARY not in said and "something" not in said
 
 
