@@ -13,7 +13,7 @@ CHUNK = 2**22  # number of problems drawn per numpy call; bounds memory
 
 
 def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) -> np.ndarray:
-    """Estimate pass@k: the probability that at least one of k samples is correct. Unbiased for n >= k samples.
+    """Estimate pass@k of each problem without bias: the probability that at least one of k samples is correct.
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - product over j < k of (n - c - j) / (n - j)      (arXiv 2107.03374, Eq. 1)
 
@@ -31,11 +31,10 @@ def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) 
 
 
 def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]) -> float:
-    """Compute the accuracy of the most frequent answer of one problem (majority vote).
+    """Compute the accuracy of the most frequent answer of one problem (majority vote), in [0, 1].
 
-    A tie gives the mean over the tied answers, which is the expectation of a random choice. A sample without an answer
-    (None) does not vote. Without votes the result is 0. If samples with the same answer differ in accuracy, their mean
-    is used.
+    A tie gives the mean over the tied answers, which is the expected accuracy of a random choice. A sample without an
+    answer (None) does not vote; without votes the result is 0.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -51,7 +50,7 @@ def bootstrap_interval(
 ) -> np.ndarray:
     """Compute percentile bootstrap intervals of the mean over problems.
 
-    Problems are resampled, their samples are not. The result does not depend on the order of the problems, because the
+    Only problems are resampled, not their samples. The result does not depend on the order of the problems, because the
     values of each metric are sorted first.
 
     Args:

@@ -57,10 +57,7 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
 
 
 def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Sum a per-token loss over the tokens in the mask, with one weight per row. Empty masks give 0.
-
-    loss, mask [B, L], weights [B] -> scalar.
-    """
+    """Sum the loss over all tokens in the mask, with one weight per row. loss, mask [B, L], weights [B] -> scalar."""
     return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
 
 

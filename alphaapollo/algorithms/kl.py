@@ -27,16 +27,24 @@ ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
-    """Estimate KL(pi||ref) at each sampled token, in nats. [B, L] each -> [B, L], unmasked.
+    """Estimate KL(pi||ref) at each sampled token, in nats. Any equal shapes.
 
-    kind: key of ESTIMATORS. With a trailing +, the result has the value of that estimator and the gradient of k2.
+    kind: key of ESTIMATORS. With a trailing +, the result has the value of that estimator and the gradient of k2. k3
+    clamps the log-ratio from below at -MAX_LOG_RATIO, so that exp stays finite.
     """
     log_ratio = logp - ref_logp
-    value = estimate_kl(log_ratio, kind.removesuffix("+"))
-    if not kind.endswith("+"):
-        return value
     k2 = 0.5 * log_ratio**2
-    return k2 - k2.detach() + value.detach()
+    match ESTIMATORS[kind.removesuffix("+")]:
+        case "k1":
+            value = log_ratio
+        case "abs":
+            value = log_ratio.abs()
+        case "k2":
+            value = k2
+        case _:
+            clamped = log_ratio.clamp(min=-MAX_LOG_RATIO)
+            value = torch.expm1(-clamped) + clamped
+    return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,7 @@ class KLShapedRewards:
 def subtract_kl(
     token_rewards: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, coef: float, kind: str = "kl"
 ) -> KLShapedRewards:
-    """Subtract coef times the KL estimate `kind` from the rewards of action tokens (arXiv 1909.08593, Eq. 2).
-
-    All tensors: [B, L].
-    """
+    """Subtract coef * kl_penalty from the reward of each action token (arXiv 1909.08593, Eq. 2). [B, L] each."""
     kl = apply_mask(kl_penalty(old_logp, ref_logp, kind), mask)
     lengths = mask.sum(dim=1)
     num_rows = (lengths > 0).sum().clamp(min=1)
@@ -66,23 +71,6 @@ def subtract_kl(
         kl_per_sequence=sums.sum() / num_rows,
         kl_per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
     )
-
-
-def estimate_kl(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Estimate KL(pi||ref) from log-ratios log pi - log ref of sampled tokens. Any shape.
-
-    estimator: key of ESTIMATORS. k3 clamps the log-ratio from below at -MAX_LOG_RATIO, so that exp stays finite.
-    """
-    match ESTIMATORS[estimator]:
-        case "k1":
-            return log_ratio
-        case "abs":
-            return log_ratio.abs()
-        case "k2":
-            return 0.5 * log_ratio**2
-        case _:
-            clamped = log_ratio.clamp(min=-MAX_LOG_RATIO)
-            return torch.expm1(-clamped) + clamped
 
 
 def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:

@@ -4,8 +4,8 @@
 def mine(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     return -logsigmoid(beta * answers.margin)
 
-In the formulas, u and v are the log-ratios log pi/ref of the chosen and the rejected answer, and h = u - v is the
-margin. The implicit rewards are beta u and beta v.
+The log-ratio of an answer is log pi - log ref, and beta times the log-ratio is its implicit reward. The margin of a
+pair is the log-ratio of the chosen answer minus that of the rejected answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AnswerBatch:
 
     @property
     def margin(self) -> Tensor:
-        """Margin h = u - v of each pair: log-ratio of the chosen minus log-ratio of the rejected answer. [P]"""
+        """Margin of each pair: log-ratio of the chosen minus log-ratio of the rejected answer. [P]"""
         return chosen(self.log_ratio) - rejected(self.log_ratio)
 
 
@@ -161,10 +161,7 @@ def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn
 
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))
 def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """DPO (arXiv 2305.18290, Eq. 7), or cDPO with label_smoothing e > 0, for margins h = answers.margin.
-
-    -(1-e) logsigmoid(beta h) - e logsigmoid(-beta h)
-    """
+    """DPO: -(1-e) logsigmoid(beta margin) - e logsigmoid(-beta margin), e = label_smoothing (arXiv 2305.18290)."""
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     return -(1.0 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z)
 
@@ -173,7 +170,7 @@ def dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """Robust DPO for labels that are flipped with probability label_smoothing = e < 1/2 (arXiv 2403.00409).
 
-    [-(1-e) logsigmoid(beta h) + e logsigmoid(-beta h)] / (1 - 2e) for margins h = answers.margin.
+    [-(1-e) logsigmoid(beta margin) + e logsigmoid(-beta margin)] / (1 - 2e)
     """
     z, smoothing = beta * answers.margin, config.label_smoothing or 0.0
     if smoothing >= 0.5:
@@ -185,20 +182,20 @@ def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("ipo", reads=("beta", "sft_coef"))
 def ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO on summed log-ratios: (margin - 1/(2 beta))^2 (arXiv 2310.12036, Eq. 17)."""
+    """IPO: (margin - 1/(2 beta))^2 with summed log-ratios (arXiv 2310.12036, Eq. 17)."""
     return (answers.margin - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("ipo_mean", reads=("beta", "sft_coef"), uses_token_means=True)
 def ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO on mean log-ratios per token: (margin - 1/(2 beta))^2."""
+    """IPO with mean log-ratios per token: (margin - 1/(2 beta))^2."""
     means = answers.log_ratio / answers.lengths
     return (chosen(means) - rejected(means) - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("hinge", reads=("beta", "sft_coef"))
 def hinge(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """Hinge loss of RSO: max(0, 1 - beta margin) (arXiv 2309.06657)."""
+    """RSO's hinge loss max(0, 1 - beta margin) (arXiv 2309.06657)."""
     return torch.relu(1.0 - beta * answers.margin)
 
 
@@ -241,29 +238,20 @@ def nca_pair(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("sppo_hard", beta=1e-3, reads=("beta", "sft_coef"))
 def sppo_hard(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SPPO with hard labels, for log-ratios u of the chosen and v of the rejected answer (arXiv 2405.00675).
-
-    (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2
-    """
+    """SPPO: (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2 for log-ratios u (chosen), v (rejected) (arXiv 2405.00675)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (u - 0.5 / beta) ** 2 + (v + 0.5 / beta) ** 2
 
 
 @register_preference_loss("apo_zero", reads=("beta", "sft_coef"))
 def apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """APO-zero, which raises the chosen and lowers the rejected answer's log-ratio (arXiv 2408.06266).
-
-    1 - sigmoid(beta u) + sigmoid(beta v) for log-ratios u of the chosen and v of the rejected answer.
-    """
+    """APO-zero: 1 - sigmoid(beta u) + sigmoid(beta v), log-ratios u (chosen), v (rejected) (arXiv 2408.06266)."""
     return (-beta * chosen(answers.log_ratio)).sigmoid() + (beta * rejected(answers.log_ratio)).sigmoid()
 
 
 @register_preference_loss("apo_down", reads=("beta", "sft_coef"))
 def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """APO-down, which lowers both answers' log-ratios, the rejected answer's more (arXiv 2408.06266).
-
-    sigmoid(beta u) + 1 - sigmoid(beta (u - v)) for log-ratios u of the chosen and v of the rejected answer.
-    """
+    """APO-down: sigmoid(beta u) + 1 - sigmoid(beta margin), with the chosen log-ratio u (arXiv 2408.06266)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 
@@ -296,10 +284,7 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
 def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SimPO, without a reference: -logsigmoid(beta (logp_w - logp_l) - simpo_gamma) (arXiv 2405.14734, Eq. 6).
-
-    logp_w, logp_l: mean log-probs per token of the chosen and the rejected answer.
-    """
+    """SimPO: -logsigmoid(beta * (difference of the mean log-probs per token) - simpo_gamma) (arXiv 2405.14734)."""
     return -logsigmoid(beta * (chosen(answers.mean_logp) - rejected(answers.mean_logp)) - config.simpo_gamma)
 
 

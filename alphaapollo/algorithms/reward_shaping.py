@@ -36,24 +36,18 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
 
 
 def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
-    """Set the loss mask of truncated responses to 0 (arXiv 2503.14476, section 3.4). mask [B, L], truncated [B].
-
-    Their rewards still count in the group statistics.
-    """
+    """Set the loss mask [B, L] of truncated [B] responses to 0 (DAPO, arXiv 2503.14476, section 3.4)."""
     return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 
 def length_budget_exact(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:
-    """Reward responses of exactly the budgeted length: reward - coef |budget - length| (L1-Exact, arXiv 2503.04697).
-
-    All [N]; lengths and budgets in tokens.
-    """
+    """Compute reward - coef |budget - length|, with lengths in tokens (L1-Exact, arXiv 2503.04697). All [N]."""
     return rewards - coef * (budgets - lengths).abs()
 
 
 def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
-    """Reduce rewards of responses near or above their budget: reward * clip(coef (budget - length) + slack, 0, 1).
+    """Compute reward * clip(coef (budget - length) + slack, 0, 1), with lengths in tokens. All [N].
 
-    L1-Max of arXiv 2503.04697. All [N]; lengths and budgets in tokens. Rewards of wrong answers must be 0.
+    This is L1-Max of arXiv 2503.04697, which expects a reward of 0 for wrong answers.
     """
     return rewards * (coef * (budgets - lengths) + slack).clamp(0.0, 1.0)

@@ -1,6 +1,6 @@
-"""Sample completions from a model in this process: left-padded rows, one token per step.
+"""Sample completions from a transformers model in this process, one token per forward pass of a left-padded batch.
 
-A slow reference for comparison with vLLM. Also used to sample from a model during training.
+The hf engine uses it as a slow reference for vLLM, and SFT uses it to sample from the model during training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 class PendingCompletion:
     """A completion that is being generated."""
 
-    token_ids: list[int]  # prompt
+    prompt_ids: list[int]  # tokens of the prompt
     sampling: Sampling
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)  # tokens of the completion so far
+    logprobs: list[float] = field(default_factory=list)  # log-probs of the sampled tokens
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.sampling.seed)
@@ -40,16 +40,17 @@ class PendingCompletion:
         return self.is_stopped or len(self.sampled) == self.sampling.max_tokens
 
     def to_completion(self, version: int, earlier_versions: tuple[tuple[int, int], ...] = ()) -> Completion:
+        """Create the finished completion. version, earlier_versions: see Completion."""
         reason = StopReason.STOP if self.is_stopped else StopReason.LENGTH
         return Completion(self.sampled, self.logprobs, reason, version, earlier_versions=earlier_versions)
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
-"""next_logits bound to one model: (tokens, mask, positions, cache) -> (logits, cache)."""
+"""next_logits of one model: (tokens, mask, positions, cache) -> (logits, cache)."""
 
 
 def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-    """Return the logits [B, V] (float32) of the token after `tokens`, and the updated cache.
+    """Compute the logits [B, V] (float32) of the next token, and the updated KV cache.
 
     Args:
         tokens: [B, t] tokens that are not in the cache yet.
@@ -61,17 +62,17 @@ def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cac
     return output.logits[:, -1].float(), output.past_key_values
 
 
-def decode(
+def decode_batch(
     forward: Forward, pending: Sequence[PendingCompletion], device: torch.device, should_stop: Callable[[bool], bool]
 ) -> None:
-    """Extend the pending completions token by token until `should_stop` returns True.
+    """Extend the pending completions, in place and one token at a time, until `should_stop` returns True.
 
-    should_stop: called after each token with True if all completions are done.
+    should_stop: called after each token; its argument is True if all completions are done.
     """
-    contexts = [draw.token_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
+    contexts = [draw.prompt_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
     longest = max(map(len, contexts))
     padding = torch.tensor([longest - len(context) for context in contexts], device=device)
-    last = torch.tensor([len(draw.token_ids) + draw.sampling.max_tokens - 1 for draw in pending], device=device)
+    last = torch.tensor([len(draw.prompt_ids) + draw.sampling.max_tokens - 1 for draw in pending], device=device)
     tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
     cache = None
     for length in itertools.count(longest):
@@ -93,7 +94,7 @@ def decode(
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """Sample a token from logits [V] (float32). Return the token and its log-prob before top-p and top-k."""
+    """Sample a token from float32 logits [V]. Returns the token and its log-prob, before top-p and top-k."""
     if sampling.temperature == 0:
         token = int(logits.argmax())
         return token, float(logits.log_softmax(dim=-1)[token])

@@ -1,7 +1,6 @@
-"""Checks of user-defined estimators and losses, which call each function once on toy inputs before a run starts.
+"""Call user-defined estimators and losses on toy inputs before a run starts, and check their results.
 
-Without these checks an invalid result would be detected only after the models are loaded. Built-in functions are
-skipped.
+Without these checks an invalid result would be detected only after the models are loaded.
 """
 
 from __future__ import annotations
@@ -27,50 +26,55 @@ from alphaapollo.utils.user_module import format_error
 GROUPS, LENGTH = 2, 3
 
 
-def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
-    """Check an estimator on two prompts with `group_size` responses of up to three tokens, in float64.
+def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, reward_names: Iterable[str]) -> None:
+    """Call an estimator on toy inputs, unless it is built-in, and check its result.
 
     Raises ValueError if the estimator raises, or does not return Advantages of finite floats shaped like the mask.
     """
     if _is_builtin(estimator.fn):
         return
     undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
-    inputs = replace(make_toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **undeclared)
-    with _convert_errors(estimator.fn, str(estimator)):
+    inputs = replace(make_toy_advantage_inputs(group_size, [*reward_names, *config.gdpo_rewards]), **undeclared)
+    with _explain_errors(estimator.fn, str(estimator)):
         estimator(inputs, config)
 
 
 def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
-    """Check a policy loss on toy inputs with float32 log-probs.
+    """Call a policy loss on toy inputs, unless it is built-in, and check its result.
 
     Raises ValueError if the function raises, or its loss has the wrong shape, is not finite, or has no gradient.
     """
     if _is_builtin(policy_loss.fn):
         return
-    with _convert_errors(policy_loss.fn, str(policy_loss)):
+    with _explain_errors(policy_loss.fn, str(policy_loss)):
         inputs = make_toy_loss_inputs(policy_loss, config)
         result = policy_loss(inputs, config)
-        _check_trainable(result.loss[inputs.mask.bool()] if policy_loss.level == "token" else result.loss)
+        _check_trainable_loss(result.loss[inputs.mask.bool()] if policy_loss.level == "token" else result.loss)
         for name, value in result.metrics.items():
             check_floats(f"the metric {name!r} of {policy_loss}", value, ())
 
 
 def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
-    """Check a preference loss on two pairs or four single answers.
-
-    A built-in loss is called too, because it raises ValueError for invalid values of its config keys.
+    """Call a preference loss on two pairs or four single answers, and check its result.
 
     Raises ValueError if the function raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
-    answers = make_toy_answer_batch(loss)
+    logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
+    answers = AnswerBatch(
+        logp,
+        lengths=torch.tensor([2, 3, 2, 1]),
+        good=torch.tensor([True, False, True, False]),
+        ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
+        kl=None if loss.is_pairwise else torch.tensor(0.1),
+    )
     if _is_builtin(loss.fn):
-        loss(answers, config)
+        loss(answers, config)  # raises ValueError for invalid values of config keys
         return
-    with _convert_errors(loss.fn, str(loss)):
-        _check_trainable(loss(answers, config).losses)
+    with _explain_errors(loss.fn, str(loss)):
+        _check_trainable_loss(loss(answers, config).losses)
 
 
-def _check_trainable(losses: Tensor) -> None:
+def _check_trainable_loss(losses: Tensor) -> None:
     """Raise InvalidResultError unless the losses are finite and have a gradient."""
     require(bool(losses.isfinite().all()), f"its loss must be finite, but is {losses.tolist()}.")
     require(losses.requires_grad, "its loss has no gradient, because it does not depend on the log-probs.")
@@ -78,13 +82,13 @@ def _check_trainable(losses: Tensor) -> None:
 
 
 def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
-    """Return whether the loss has a gradient on toy inputs with zero advantages, e.g. from a penalty of its own.
+    """Return whether the policy loss has a gradient on toy inputs with advantages 0, e.g. from a KL penalty.
 
-    Raises ValueError if the function raises.
+    Raises ValueError if the loss raises.
     """
     inputs = make_toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
-    with _convert_errors(policy_loss.fn, str(policy_loss)):
+    with _explain_errors(policy_loss.fn, str(policy_loss)):
         result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
         if not result.loss.requires_grad:
             return False
@@ -92,8 +96,8 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
         return bool(gradient.nan_to_num(nan=1.0).any())
 
 
-def make_toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
-    """Create two groups of responses of one, two and three tokens; every second response is correct."""
+def make_toy_advantage_inputs(group_size: int, reward_names: Iterable[str]) -> AdvantageInputs:
+    """Create two groups of responses of one, two and three tokens; every second response has reward 1, the rest 0."""
     rows = GROUPS * group_size
     lengths = torch.arange(rows) % LENGTH + 1
     mask = (torch.arange(LENGTH) < lengths[:, None]).double()
@@ -109,14 +113,14 @@ def make_toy_advantage_inputs(group_size: int, components: Iterable[str]) -> Adv
         trajectory_ids=ids,
         values=0.5 * mask,
         greedy_rewards=torch.ones_like(scores),
-        components={name: scores.clone() for name in ("accuracy", "task", *components)},
+        components={name: scores.clone() for name in ("accuracy", "task", *reward_names)},
         turns=Turns(torch.where(mask.bool(), ids[:, None], -1), ids, ids // group_size),
         mini_batches=ids // group_size,
     )
 
 
 def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
-    """Create two rows of three and two tokens, with `chosen` if the loss selects tokens."""
+    """Create inputs of two responses with three and two tokens, including `chosen` if the loss selects tokens."""
     logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
@@ -129,32 +133,23 @@ def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossIn
     return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
 
 
-def make_toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
-    """Create two pairs (or four single answers), with the inputs that the loss declares."""
-    logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
-    return AnswerBatch(
-        logp,
-        lengths=torch.tensor([2, 3, 2, 1]),
-        good=torch.tensor([True, False, True, False]),
-        ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
-        kl=None if loss.is_pairwise else torch.tensor(0.1),
-    )
-
-
 def _is_builtin(function: Callable[..., object]) -> bool:
     return function.__module__.startswith("alphaapollo.")
 
 
 @contextmanager
-def _convert_errors(function: Callable[..., object], label: str) -> Iterator[None]:
-    """Context manager: convert errors to a one-line ValueError that names the function and its file."""
+def _explain_errors(function: Callable[..., object], label: str) -> Iterator[None]:
+    """Context manager: convert any error to a one-line ValueError that names the user's function and its file.
+
+    label: e.g. "the policy loss 'mine'".
+    """
     file = Path(inspect.getsourcefile(function) or "?")
     try:
         yield
     except InvalidResultError as error:
-        reason = f": {error}"
+        reason = str(error)
     except Exception as error:  # noqa: BLE001 the user's code may raise anything
-        reason = f", raised {format_error(error, file)}."
+        reason = f"it raised {format_error(error, file)}."
     else:
         return
-    raise ValueError(f"{file}: {function.__name__} ({label}), called on toy inputs{reason} Fix the function.")
+    raise ValueError(f"{file}: {label} failed a test call on toy inputs: {reason} Fix {function.__name__}.")

@@ -1,1 +1,1 @@
-"""Generation, scoring, and the metrics shared with validation."""
+"""Evaluation: generate responses (main_generation), grade existing ones (main_eval), and validate during training."""

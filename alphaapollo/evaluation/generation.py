@@ -1,7 +1,7 @@
-"""Generate and score samples without training (main_generation).
+"""Generate and grade responses without training (main_generation).
 
 prepare: read and check the inputs, print the plan
-run: generate unfinished prompts, append each group to results.jsonl, report the metrics (summary.json, summary.csv)
+run: generate responses, append them to results.jsonl, and write the metrics to summary.json and summary.csv
 """
 
 from __future__ import annotations
@@ -52,22 +52,18 @@ RESULTS = "results.jsonl"
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """Plan of a generation that has passed all checks."""
+    """Inputs of a main_generation run, which have passed all checks."""
 
     config: GenerationConfig
     device: Device
     rollout: Rollout  # settings with resolved dtype and number of engines
     prompts: list[Prompt]
-    finished: FinishedResults
-    start: StartPoint
-
-    @property
-    def folder(self) -> Path:
-        return self.config.trainer.folder
+    finished: FinishedResults  # results that an interrupted run wrote
+    start: StartPoint  # start from scratch, or resume
 
     @property
     def requests(self) -> list[GroupRequest]:
-        """Requests of unfinished prompts. Their random draws equal those of a validation with the same seed."""
+        """Sampling requests of the prompts without results, which a validation with the same seed samples equally."""
         done, sampling = self.finished.prompt_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
@@ -77,14 +73,16 @@ class GenerationPlan:
 
 
 def make_sampling(config: GenerationConfig) -> Sampling:
-    rollout = config.rollout
-    return Sampling(
-        config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
-    )
+    """Create the sampling parameters of main_generation from its config."""
+    rollout, max_tokens = config.rollout, config.data.max_response_length
+    return Sampling(max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed)
 
 
 def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
-    """Check everything that needs no engine, read finished results, and print the plan. Raises ValueError."""
+    """Check the inputs without starting an engine, read earlier results, and print the plan.
+
+    Raises ValueError for invalid settings or data.
+    """
     machine = detect_node(config.trainer)
     notices = check_config(config, machine.num_gpus, machine.num_cores)
     environment = find_environment_spec(config.env)
@@ -112,13 +110,17 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
 
 
 async def run(generation: GenerationPlan, terminal: Terminal) -> None:
-    """Generate unfinished prompts, then report all results. Raises ValueError if all samples failed."""
-    config, folder, trainer = generation.config, generation.folder, generation.config.trainer
+    """Generate responses to the prompts without results, then report all results.
+
+    Raises ValueError if all samples failed.
+    """
+    config, trainer = generation.config, generation.config.trainer
+    folder = trainer.folder
     if moved := generation.start.prepare_folder(config):
         terminal.note(f"the previous run of this name was moved to {moved}")
     results = [*generation.finished.results]
     if generation.requests:
-        workers = await launch(config, generation.rollout, generation.device, folder)
+        workers = await launch_engines(config, generation.rollout, generation.device, folder)
         hint = f"stopped; run the same command to resume where {folder} ends"
         try:
             async with StallMonitor(workers.ranks, trainer, generation.device, terminal.note, lambda: hint):
@@ -128,8 +130,11 @@ async def run(generation: GenerationPlan, terminal: Terminal) -> None:
     write_report(results, generation.prompts, folder, terminal)
 
 
-async def launch(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
-    """Start the engines, in this process or with Ray (trainer.controller). `rollout` has resolved settings."""
+async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
+    """Start only rollout workers, in this process or with Ray (trainer.controller).
+
+    rollout: config.rollout with resolved settings. folder: the run's folder, for logs.
+    """
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     parallel = rollout.tensor_model_parallel_size
@@ -157,10 +162,10 @@ async def launch(config: GenerationConfig, rollout: Rollout, device: Device, fol
 
 
 async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
-    """Generate all requests and return their results. Each group is written when it ends."""
+    """Generate and grade all requests. Writes the results of each prompt to results.jsonl when it is complete."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
-    path, done = generation.folder / RESULTS, len(generation.finished.prompt_ids)
+    path, done = generation.config.trainer.folder / RESULTS, len(generation.finished.prompt_ids)
     with (
         SPANS("generate"),
         open_results(path, generation.finished) as write,
@@ -187,7 +192,7 @@ def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Te
     tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
     threads = f" of {generation.rollout.cpu_threads} thread(s)" if generation.device == "cpu" else ""
     lines = [
-        f"{generation.folder}",
+        f"{config.trainer.folder}",
         f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
         f"  finished   {len(finished.prompt_ids)} prompts{dropped}",
         f"  model      {config.model.path}",

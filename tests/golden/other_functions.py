@@ -55,10 +55,10 @@ def kl_per_token(
         return clamped(kl_full(logp, ref_logp)["value"], value_clamp)
     held = logp.detach() if logp_sg is None else logp_sg
     d = (held if kind.endswith("+") else logp) - ref_logp
-    value = clamped(kl.estimate_kl(clamped(d, log_clamp), kind.removesuffix("+")), value_clamp)
+    value = clamped(kl.kl_penalty(clamped(d, log_clamp), torch.zeros_like(d), kind.removesuffix("+")), value_clamp)
     if not kind.endswith("+"):
         return value
-    return kl.estimate_kl(logp - ref_logp, "k2") - kl.estimate_kl(held - ref_logp, "k2") + value
+    return kl.kl_penalty(logp, ref_logp, "k2") - kl.kl_penalty(held, ref_logp, "k2") + value
 
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:

@@ -36,9 +36,6 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
-    """Compute the discounted return R_t = r_t + gamma R_{t+1} of each turn (arXiv 2505.10978, Eq. 5). [M] each -> [M].
-
-    rewards: reward of each turn, in the order of the turns within a trajectory.
-    """
+    """Compute each turn's discounted return R_t = r_t + gamma R_{t+1} (arXiv 2505.10978, Eq. 5). [M turns] -> [M]."""
     joined = JoinedTrajectories.from_mask(torch.ones_like(rewards)[:, None], trajectory_ids)
     return joined.split(reward_to_go(joined.join(rewards[:, None]), joined.mask, gamma))[:, 0]

@@ -11,13 +11,9 @@ from alphaapollo.config.schema import Algorithm
 
 
 def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Subtract the greedy rollout's reward from each reward-to-go (arXiv 2310.10505, Algorithm 1).
+    """Subtract the reward of the prompt's greedy rollout from each reward-to-go (arXiv 2310.10505, Algorithm 1).
 
-    Args:
-        token_rewards, mask: [B, L].
-        baselines: [B] reward of a greedy rollout of the same prompt.
-
-    Returns (advantages, rewards-to-go) [B, L], 0 outside the mask.
+    Returns (advantages, rewards-to-go), 0 outside the mask. Matrices: [B, L]. baselines: [B], the greedy rewards.
     """
     returns = reward_to_go(token_rewards, mask, gamma)
     return apply_mask(returns - baselines.unsqueeze(1), mask), returns

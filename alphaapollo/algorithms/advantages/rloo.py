@@ -10,10 +10,7 @@ from alphaapollo.config.schema import Algorithm
 
 
 def rloo(scores: Tensor, groups: Groups) -> Tensor:
-    """Subtract from each score the mean of the other scores in its group (arXiv 2402.14740). [N] -> [N].
-
-    In a group of k samples this equals k/(k-1) (score - mean).
-    """
+    """Subtract from each score the mean of the other scores in its group (arXiv 2402.14740). [N] -> [N]."""
     sizes = groups.sizes.to(scores.dtype)
     factor = sizes / (sizes - 1).clamp(min=1)
     return factor[groups.group_index] * center_in_groups(scores, groups)

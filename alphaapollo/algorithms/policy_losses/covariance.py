@@ -23,10 +23,7 @@ from alphaapollo.config.schema import Actor
 
 
 def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Compute each token's share of the covariance of advantage A and log-prob. [B, L] each -> [B, L].
-
-    (A - mean A)(log pi - mean log pi), without gradient; 0 outside the mask.
-    """
+    """Compute each token's term of the covariance of advantage and log-prob; 0 outside the mask. [B, L] -> [B, L]."""
     logp = logp.detach()
     return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
 
@@ -58,15 +55,11 @@ def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float)
 
 
 def _count_tokens(ratio: float, mask: Tensor) -> int:
-    """Return the share `ratio` of the number of tokens in the mask, at least 1."""
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
 def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Draw the tokens whose loss Clip-Cov sets to 0. [n] each -> bool [n].
-
-    The tokens are in random order (TokenSelector), so the first candidates are a uniform draw.
-    """
+    """Draw the tokens whose loss Clip-Cov sets to 0: the first candidates, as the tokens are in random order. [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
         token_covariance(logp, advantages, mask),

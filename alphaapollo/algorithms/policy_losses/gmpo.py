@@ -33,10 +33,7 @@ def gmpo_ratio(
 
 @register_policy_loss("gmpo", level="sequence", reads=CLIP)
 def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the GMPO loss of each sequence: minus its mean advantage times its clipped geometric mean ratio.
-
-    clip_ratio* are bounds of log-ratios.
-    """
+    """Compute the GMPO loss of each sequence: -(mean advantage) * gmpo_ratio. clip_ratio* are bounds of log-ratios."""
     low, high = clip_range(config, 0.4, 0.4)
     advantages = row_mean(inputs.advantages, inputs.mask)
     ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)

@@ -20,15 +20,12 @@ PAPER_CLIP = (3e-4, 4e-4)
 
 
 def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """Compute each row's geometric mean of the token ratios pi/old (arXiv 2507.18071, Eq. 7). [B, L] each -> [B].
-
-    An empty row has the ratio 1.
-    """
+    """Compute each row's geometric mean of the ratios pi/old (arXiv 2507.18071, Eq. 7). [B, L] -> [B], empty rows 1."""
     return clamp_log_ratio(row_mean(logp - old_logp, mask)).exp()
 
 
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """Compute each row's product of the token ratios pi/old; 1 for an empty row. [B, L] each -> [B]."""
+    """Compute each row's product of the ratios pi/old of its tokens. [B, L] each -> [B], empty rows 1."""
     return clamp_log_ratio(apply_mask(logp - old_logp, mask).sum(dim=1)).exp()
 
 

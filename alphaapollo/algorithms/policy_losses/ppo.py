@@ -48,9 +48,6 @@ def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLossOutput:
-    """Compute PPO's clipped loss and the clip fractions.
-
-    ratio and advantages are [B, L], or [B] for a sequence-level loss. mask [B, L].
-    """
+    """Compute PPO's clipped loss and the clip fractions. ratio, advantages: [B, L], or [B] per row; mask: [B, L]."""
     metrics = clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)

@@ -68,7 +68,7 @@ def test_faulty_estimator_is_reported_with_its_file(tmp_path: Path, body: str, s
     name, path = registered(tmp_path, ESTIMATOR, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_estimator(get_estimator(name), Algorithm(), 2, [])
-    start = f"{path}: mine (the advantage estimator {name!r}), called on toy inputs"
+    start = f"{path}: the advantage estimator {name!r} failed a test call on toy inputs: "
     assert str(error.value).startswith(start) and "\n" not in str(error.value)
 
 
@@ -90,7 +90,7 @@ def test_faulty_loss_is_reported_with_its_file(tmp_path: Path, body: str, says: 
     name, path = registered(tmp_path, LOSS, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_policy_loss(get_policy_loss(name), Actor())
-    assert str(error.value).startswith(f"{path}: mine (the policy loss {name!r}), called on toy inputs")
+    assert str(error.value).startswith(f"{path}: the policy loss {name!r} failed a test call on toy inputs: ")
 
 
 def test_loss_with_its_own_penalty_has_a_gradient_without_advantage(tmp_path: Path) -> None:
