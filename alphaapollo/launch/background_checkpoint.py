@@ -1,14 +1,14 @@
-"""Checkpoints that are written in the background. The trainers copy their state while the loop waits, and write the
-copy during the next iteration.
+"""Write checkpoints in the background. The worker groups (policy, critic) copy their state while the loop waits, and
+write the copy during the next iteration.
 
-    save              wait for the previous checkpoint, then let each trainer copy its state
-    (background)      the trainers write their copies, the driver writes its state, and the folder is renamed
-    metrics           called at the end of each iteration: return the result of the last checkpoint
+    save              wait for the previous checkpoint, then let each worker group copy its state
+    (background)      the worker groups write their copies, the driver writes its state, and the folder is renamed
+    metrics           called at the end of each iteration: return the writing time, or raise the error of the write
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
-The loop calls `begin_update` before it changes the trainers' state and `end_update` after the iteration. If the copies
-do not fit into memory (launch/memory), the trainers write during `save`. save_on_signal.py saves the last iteration of
-an interrupted run.
+The loop calls `begin_update` before it changes the models and `end_update` after the iteration. If the copies do not
+fit into memory (launch/memory), the worker groups write during `save`. save_on_signal.py saves the last iteration of an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -28,35 +28,39 @@ FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, be
 
 
 class SavableGroup(Protocol):
-    """Interface of a trained worker group (controller/handles.py)."""
+    """Interface of a worker group with state to save, such as the policy (controller/handles.py)."""
 
-    async def save(self, folder: str) -> None: ...
+    async def save(self, folder: str) -> None:
+        """Copy the state into host memory, and start to write it to the folder."""
 
-    async def offload(self) -> None: ...
+    async def offload(self) -> None:
+        """Move the state to host memory, so that another worker group can use the GPUs."""
 
-    async def wait_for_save(self) -> float: ...
+    async def wait_for_save(self) -> float:
+        """Wait until the copy is on disk. Returns the seconds of writing."""
+        ...
 
 
 P = TypeVar("P", bound=RunProgress)
 
 
-class BackgroundCheckpoint(Generic[P]):
-    """Writer of checkpoints, one at a time.
+class BackgroundCheckpointWriter(Generic[P]):
+    """Writer of a run's checkpoints, one at a time.
 
     Args:
-        trainers: folder name in a checkpoint -> worker group.
+        groups: folder name in a checkpoint -> worker group.
         notice: prints a line about a checkpoint that is still being written when the run ends.
-        copy_phase: context manager in which the trainers may use the GPUs to copy their state.
+        copy_phase: returns a context manager in which the worker groups may use the GPUs to copy their state.
     """
 
     def __init__(
         self,
         checkpoints: CheckpointFolder,
-        trainers: Mapping[str, SavableGroup],
+        groups: Mapping[str, SavableGroup],
         notice: Callable[[str], None],
         copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ):
-        self.checkpoints, self.trainers, self.notice, self._copy_phase = checkpoints, trainers, notice, copy_phase
+        self.checkpoints, self.groups, self.notice, self._copy_phase = checkpoints, groups, notice, copy_phase
         self._writing: asyncio.Task[float] | None = None
         self._step = 0  # iteration of the last checkpoint
         self._seconds: float | None = None  # writing time of a checkpoint completed since the last `metrics` call
@@ -64,88 +68,92 @@ class BackgroundCheckpoint(Generic[P]):
         self._consistent: P | None = None  # progress at the last `end_update`
 
     async def save(self, progress: P) -> None:
-        """Start a checkpoint after a complete iteration. Raises the error of the previous checkpoint if it failed."""
-        await self._wait_for_previous()
+        """Copy the state after a complete iteration, and start to write it. Raises the error of the previous
+        checkpoint if that one failed."""
+        await self._wait_for_previous_checkpoint()
         self.begin_update()
         self._step = progress.step
-        folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
+        folder, now = self.checkpoints.begin_checkpoint(progress.step), deepcopy(progress)
         async with self._copy_phase():
-            await self._copy(folder)
-        self._writing = asyncio.create_task(self._finish(folder, now))
+            await self._copy_states(folder)
+        self._writing = asyncio.create_task(self._complete_checkpoint(folder, now))
         self.end_update(progress)
 
     async def save_and_wait(self, folder: Path) -> None:
-        """Write the trainers' part of a checkpoint and wait until it is on disk. Raises the error of the previous
-        checkpoint if it failed."""
-        await self._wait_for_previous()
-        await self._copy(folder)
-        await self._wait_for_save()
+        """Write the state of all worker groups to the folder, and wait until it is on disk. Raises the error of the
+        previous checkpoint if that one failed."""
+        await self._wait_for_previous_checkpoint()
+        await self._copy_states(folder)
+        await self._wait_for_groups()
 
     def begin_update(self) -> None:
-        """Mark the trainers' state as inconsistent, because it is being changed or copied."""
+        """Mark the models as inconsistent, because an update has begun. A signal then waits for `end_update`."""
         self.in_update = True
 
     def end_update(self, progress: P) -> None:
-        """Mark the trainers' state as consistent after an iteration. Raises CancelledError if the run is stopping."""
+        """Mark the models as consistent after an iteration. Raises CancelledError if the run is stopping."""
         self.in_update, self._consistent = False, deepcopy(progress)
         if self.is_stopping:
             raise asyncio.CancelledError
 
     @property
-    def unsaved(self) -> P | None:
+    def unsaved_progress(self) -> P | None:
         """Progress of the last complete iteration, or None if a checkpoint of that iteration exists."""
         return self._consistent if self._consistent and self._consistent.step != self._step else None
 
     async def metrics(self) -> dict[str, float]:
-        """Return the metrics of a checkpoint completed since the last call. Raises its error if it failed."""
+        """Return `checkpoint/write_seconds` if a checkpoint was completed since the last call, else no metrics. Raises
+        the error of a failed checkpoint."""
         if self._writing and self._writing.done():
-            await self._wait_for_previous()
+            await self._wait_for_previous_checkpoint()
         seconds, self._seconds = self._seconds, None
         return {} if seconds is None else {"checkpoint/write_seconds": seconds}
 
     @asynccontextmanager
     async def finish_on_exit(self) -> AsyncIterator[None]:
-        """Context manager that finishes the last checkpoint at the end of its block and raises its error. If the block
-        failed or was interrupted, the checkpoint's error is only printed as a notice."""
+        """Context manager that waits at its end for the checkpoint that is being written, and raises the error of a
+        failed write. If the block itself failed or was interrupted, the write's error is only printed as a notice."""
         try:
             yield
         except BaseException as error:
-            await self._finish_or_report(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
+            await self._wait_after_failure(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
             raise
-        await self._wait_for_previous()
+        await self._wait_for_previous_checkpoint()
 
-    async def _copy(self, folder: Path) -> None:
-        """Let every trainer copy its state and start writing."""
-        for name, trainer in self.trainers.items():
-            await trainer.save(str(folder / name))
-            await trainer.offload()
+    async def _copy_states(self, folder: Path) -> None:
+        """Let every worker group copy its state and start to write the copy."""
+        for name, group in self.groups.items():
+            await group.save(str(folder / name))
+            await group.offload()
 
-    async def _wait_for_save(self) -> float:
-        """Wait until every trainer has written its copy. Returns the seconds of the slowest trainer."""
-        return max(await asyncio.gather(*(trainer.wait_for_save() for trainer in self.trainers.values())))
+    async def _wait_for_groups(self) -> float:
+        """Wait until every worker group has written its copy. Returns the seconds of the slowest one."""
+        return max(await asyncio.gather(*(group.wait_for_save() for group in self.groups.values())))
 
-    async def _wait_for_previous(self) -> None:
+    async def _wait_for_previous_checkpoint(self) -> None:
         if self._writing:
             await asyncio.wait([self._writing])  # an interrupt does not cancel the write
             writing, self._writing = self._writing, None
             self._seconds = writing.result()
 
-    async def _finish_or_report(self, timeout: float | None) -> None:
+    async def _wait_after_failure(self, timeout: float | None) -> None:
+        """Wait at most `timeout` seconds for the checkpoint that is being written, because the run has failed."""
         if self._writing is None:
             return
-        name = f"the checkpoint of iteration {self._step}"
-        self.notice(f"{name} is being written")
+        self.notice(f"waiting until the checkpoint of iteration {self._step} is written")
         await asyncio.wait([self._writing], timeout=timeout)
         if not self._writing.done():
-            self.notice(f"{name} was not complete after {timeout:.0f} s and is dropped")
+            self.notice(
+                f"the checkpoint of iteration {self._step} was not complete after {timeout:.0f} s; it is dropped"
+            )
         elif error := self._writing.exception():
-            self.notice(f"{name} could not be written: {error}")
+            self.notice(f"the checkpoint of iteration {self._step} could not be written: {error}")
 
-    async def _finish(self, folder: Path, progress: P) -> float:
-        """Complete a checkpoint after the trainers have copied their state. Returns the seconds of writing."""
-        seconds = await self._wait_for_save()
+    async def _complete_checkpoint(self, folder: Path, progress: P) -> float:
+        """Complete a checkpoint after all worker groups have copied their state. Returns the seconds of writing."""
+        seconds = await self._wait_for_groups()
         started = time.perf_counter()
         with explain_write_errors("the checkpoint", folder):
             progress.write(folder)
-            await asyncio.to_thread(self.checkpoints.finish, folder)
+            await asyncio.to_thread(self.checkpoints.complete_checkpoint, folder)
         return seconds + time.perf_counter() - started

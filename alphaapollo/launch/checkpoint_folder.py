@@ -1,4 +1,4 @@
-"""Checkpoints of a run on disk. Writing is atomic: a checkpoint is complete or does not exist.
+"""Write, list, verify and remove the checkpoints of a run. A checkpoint is complete or does not exist.
 
 checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
@@ -36,7 +36,7 @@ def write_progress(folder: Path, fields: dict[str, Any]) -> None:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Read the fields that write_progress wrote. Raises ValueError if the file is damaged."""
+    """Read the driver's state in a checkpoint, progress.json. Raises ValueError if the file is damaged."""
     try:
         fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
@@ -48,7 +48,7 @@ def read_progress(folder: Path) -> dict[str, Any]:
 
 @dataclass
 class RunProgress:
-    """Base of the driver's state in a checkpoint, after `step` complete iterations."""
+    """Base class of the driver's state in a checkpoint. `step`: number of complete iterations."""
 
     step: int = 0
 
@@ -79,26 +79,29 @@ class CheckpointFolder:
         self.folder, self.keep, self.keep_best = folder, keep, keep_best
         self._is_checked = False
 
-    def begin(self, step: int) -> Path:
-        """Create an empty folder for the checkpoint of `step`. The remains of an interrupted save are removed."""
+    def begin_checkpoint(self, step: int) -> Path:
+        """Create the empty folder `.writing_step_...` for the checkpoint of iteration `step`."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
-    def remove_remains(self) -> None:
-        """Remove the remains of interrupted saves and removals."""
+    def remove_incomplete(self) -> None:
+        """Remove the folders of saves and removals that were interrupted."""
         for pattern in (".writing_*", ".removing_*"):
             for folder in self.folder.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def finish(self, folder: Path) -> Path:
-        """Complete a checkpoint: write its manifest, sync it to disk, rename it, and remove old checkpoints."""
+    def complete_checkpoint(self, folder: Path) -> Path:
+        """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints.
+
+        folder: result of begin_checkpoint. Returns the final path of the checkpoint.
+        """
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
         _remove_folder(completed)  # may exist after a resume from an older checkpoint
         folder.rename(completed)
-        _sync(self.folder)
+        _sync_to_disk(self.folder)
         if self.keep is not None:
             best = self.find_best()
             for old in self.list_completed()[: -self.keep]:
@@ -107,7 +110,8 @@ class CheckpointFolder:
         return completed
 
     def find_best(self) -> Path | None:
-        """Return the checkpoint with the best value of `keep_best`, the newest among equals; None: none has a value."""
+        """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint has a value.
+        Of several equally good checkpoints, return the newest."""
         scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
@@ -129,7 +133,8 @@ class CheckpointFolder:
         self._is_checked = True
 
     def _read_score(self, checkpoint: Path) -> float | None:
-        """Return the value of `keep_best` in a checkpoint, signed so that higher is better; None: not validated."""
+        """Return the checkpoint's value of the metric `keep_best`, negated if lower is better. Returns None if the
+        checkpoint's iteration was not validated."""
         try:
             value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
         except ValueError:  # damaged
@@ -143,19 +148,25 @@ class CheckpointFolder:
         """Return the path of the checkpoint after iteration `step`."""
         return self.folder / f"step_{step:06d}"
 
-    def move_later_aside(self, after: int) -> None:
-        """Rename the checkpoints of iterations after `after` to `aside_step_000040`, or `aside_step_000040.1` if that
-        exists, and so on."""
+    def move_later_aside(self, step: int) -> None:
+        """Rename the checkpoints of iterations later than `step`: `step_000040` becomes `aside_step_000040`, or
+        `aside_step_000040.1` if that name is taken."""
         for path in self.list_completed():
-            if parse_step(path) > after:
+            if parse_step(path) > step:
                 aside = path.with_name(f"aside_{path.name}")
                 path.rename(_find_free_path(aside) if aside.exists() else aside)
 
     def list_completed(self) -> list[Path]:
-        """Return the completed checkpoints, oldest first. They may be damaged (`find_damage`)."""
+        """Return the completed checkpoints, oldest first. Their files are not verified (see find_damage)."""
         return sorted(
             (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
         )
+
+
+def list_checkpoints(path: Path) -> list[Path]:
+    """Return the completed checkpoints of the run in folder `path`, oldest first. If `path` is a checkpoint itself,
+    return only this one."""
+    return [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
 
 
 def parse_step(checkpoint: Path) -> int:
@@ -164,13 +175,13 @@ def parse_step(checkpoint: Path) -> int:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write size and digest of all files in the folder to its manifest, and sync the folder to disk."""
-    names = _list_files(folder)
+    """Write the size and SHA-256 of every file in the folder to manifest.json, and sync the folder to disk."""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     with ThreadPoolExecutor(READERS) as pool:
-        written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
+        written = dict(zip(names, pool.map(lambda name: _hash_file(folder / name), names), strict=True))
     (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
     for file in [*sorted(folder.rglob("*")), folder]:
-        _sync(file)
+        _sync_to_disk(file)
         HEARTBEAT.tick()
 
 
@@ -186,34 +197,30 @@ def find_damage(checkpoint: Path) -> list[str]:
     if not written:
         return [f"{MANIFEST} is empty"]
 
-    def describe_damage(name: str) -> str:
+    def describe_damage(file_name: str) -> str:
         try:
-            found = _read_file(checkpoint / name)
+            found = _hash_file(checkpoint / file_name)
         except FileNotFoundError:
-            return f"{name} is missing"
+            return f"{file_name} is missing"
         except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-        size, digest = written[name]
+            return f"{file_name} cannot be read ({error.strerror})"
+        size, digest = written[file_name]
         if found[0] != size:
-            return f"{name} has {found[0]} bytes of {size}"
-        return "" if found[1] == digest else f"{name} has changed"
+            return f"{file_name} has {found[0]} bytes of {size}"
+        return "" if found[1] == digest else f"{file_name} has changed"
 
     with ThreadPoolExecutor(READERS) as pool:
         return [message for message in pool.map(describe_damage, written) if message]
 
 
 def find_step_mismatch(checkpoint: Path) -> list[str]:
-    """Return a message if the checkpoint's name has another iteration than its content, after a rename or copy."""
+    """Return a message if the folder was renamed, so that its name has another iteration than its progress.json."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step
     return [f"it is of iteration {step}"] if wrong else []
 
 
-def _list_files(folder: Path) -> list[str]:
-    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-
-
-def _read_file(path: Path) -> tuple[int, str]:
+def _hash_file(path: Path) -> tuple[int, str]:
     """Return (size in bytes, SHA-256) of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -222,7 +229,8 @@ def _read_file(path: Path) -> tuple[int, str]:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Rename a folder and remove it. After a kill, its remains do not look like a checkpoint."""
+    """Remove a checkpoint, if it exists. The folder is renamed first: if the removal is interrupted, what is left has
+    not the name of a checkpoint."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)
@@ -231,7 +239,8 @@ def _remove_folder(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename `<folder>` to `<folder>.1`, `.2`, ... and return the new path; None: there is no such folder."""
+    """Rename `<folder>` to `<folder>.1`, or to `<folder>.2` if that name is taken. Returns the new path, or None if the
+    folder does not exist."""
     if not folder.exists():
         return None
     aside = _find_free_path(folder)
@@ -247,7 +256,7 @@ def _find_free_path(path: Path) -> Path:
     return free
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error
-from alphaapollo.config.load import load_config, load_with_origin
+from alphaapollo.config.load import load_config, load_with_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.observability.terminal import Terminal
 
@@ -19,8 +19,8 @@ def run_inference(
     module_name: str,
     argv: Sequence[str] | None,
 ) -> int:
-    """Load the configuration of main_generation or evolving.main, check it and run it. Returns the exit code
-    (run_in_folder).
+    """Run main_generation or evolving.main: load the configuration, check it, and run the command in its folder.
+    Returns the exit code (see run_in_folder).
 
     Args:
         config_name: name of the YAML file with the defaults.
@@ -44,16 +44,16 @@ def run_inference(
 def run_training(
     schema: type[Config] | type[TuningConfig], config_name: str, module_name: str, argv: Sequence[str] | None
 ) -> int:
-    """Load the configuration, check it and train, with up to trainer.max_restarts restarts. Returns the exit code
-    (run_in_folder).
+    """Run a training command: load the configuration, check it, and train, with up to trainer.max_restarts restarts.
+    Returns the exit code (see run_in_folder).
 
     Args:
         config_name: name of the YAML file with the defaults.
-        module_name: module with `prepare(config, origin)`, whose result is a RestartableRun, and
+        module_name: module with `prepare(config, user_settings)`, whose result is a RestartableRun, and
             `run(prepared, progress)`.
     """
     with exit_on_config_error():
-        config, origin = load_with_origin(schema, config_name, sys.argv[1:] if argv is None else argv)
+        config, user_settings = load_with_user_settings(schema, config_name, sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(module_name)
     from alphaapollo.launch.restarts import run_with_restarts
     from alphaapollo.launch.resume import completed_message, interrupted_message
@@ -68,5 +68,5 @@ def run_training(
             run_with_restarts(prepared, module.run)
 
     return run_in_folder(
-        config.trainer, lambda: module.prepare(config, origin), train, lambda: interrupted_message(folder)
+        config.trainer, lambda: module.prepare(config, user_settings), train, lambda: interrupted_message(folder)
     )

@@ -1,9 +1,9 @@
-"""Numbers of CPU threads, chosen before anything starts.
+"""Choose the number of CPU threads per training rank and per engine, before a run starts.
 
 Trainers and engines alternate, so each of them gets all cores, divided among its processes. With
 trainer.async_mode=separate they have separate cores. The number of threads affects rounding, because libraries split
 sums among threads: oneDNN from eight threads (weight gradients), MKL from two (products of few rows). A run therefore
-saves its numbers of threads in config.yaml and uses them again when it resumes on another machine.
+saves its thread counts in config.yaml and uses them again when it resumes on another machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
-from alphaapollo.controller.placement import Machine, rank_threads
+from alphaapollo.controller.placement import Machine, count_rank_threads
 from alphaapollo.launch.resume import read_earlier_config
 
 C = TypeVar("C", bound=Config | TuningConfig)
@@ -27,13 +27,14 @@ PROCESSES = (
     "actor_rollout_ref.rollout.num_engines",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
-"""Keys that determine the number of processes. If one has changed, saved numbers of threads are not reused."""
+"""Keys that determine the number of processes. If one of them has changed, saved thread counts are not reused."""
 
 
-def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
-    """Set the numbers of threads: as configured, else those of the run to resume, else from this machine's cores.
+def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
+    """Set the keys of CPU threads that the user has not set: to the values of the run to resume, if there is one, else
+    from this machine's cores.
 
-    Returns the configuration, unchanged on GPUs, and notices. Raises ValueError as find_start does.
+    Returns the configuration (unchanged for training on GPUs) and notices. Raises ValueError as find_start_point does.
     """
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
@@ -45,21 +46,21 @@ def choose_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
         saved = earlier.get(key) if has_same_processes else None
         if saved not in (None, default):
             notices.append(
-                f"{key}={saved} as at the earlier start of the run, so results stay bit-identical. This machine's "
-                f"cores allow {key}={default}, which may round differently."
+                f"{key}={saved} is taken from the earlier start of the run, so results stay bit-identical. The default "
+                f"for this machine's cores, {default}, may round differently."
             )
         config = replace_value(config, key, default if saved is None else saved)
     return config, notices
 
 
 def _default_threads(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
-    """Return key -> number of threads for this machine."""
+    """Return {configuration key: number of threads} for this machine's cores."""
     trainer = config.trainer
     if isinstance(config, TuningConfig):
         return {TRAINER: max(1, machine.num_cores // trainer.n_gpus_per_node)}
     rollout = config.actor_rollout_ref.rollout
     rollout = rollout.model_copy(update={"num_engines": count_engines(rollout, "cpu", trainer.num_ranks)})
-    threads = {TRAINER: rank_threads(config.trainer, rollout, machine)}
+    threads = {TRAINER: count_rank_threads(config.trainer, rollout, machine)}
     if rollout.name != "vllm":
         return threads
     has_own_cores = config.trainer.async_mode == "separate"

@@ -1,7 +1,7 @@
-"""Export of a checkpoint as a Hugging Face folder, in one process without GPU.
+"""Export a checkpoint as a Hugging Face folder, in one process without GPU.
 
-prepare    find the checkpoint, its run and its model
-write      load the parameters into the model, save it, verify it with plain transformers, and write a model card
+prepare_export    find the checkpoint, its run and its model
+write_export      load the parameters into the model, save it, verify it with plain transformers, write a model card
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.config.check import check_config
-from alphaapollo.config.load import convert_values, drop_unknown_keys
+from alphaapollo.config.load import build_config, drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
-from alphaapollo.launch.builders import make_critic_model
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
+from alphaapollo.launch.builders import make_critic_model_section
+from alphaapollo.launch.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.launch.model_card import format_model_card
-from alphaapollo.launch.push_to_hub import check_push
-from alphaapollo.launch.resume import read_saved
+from alphaapollo.launch.push_to_hub import check_push_target
+from alphaapollo.launch.resume import read_saved_config
 
 if TYPE_CHECKING:
     from alphaapollo.models.export.verification import Kind
@@ -29,29 +29,29 @@ class ExportPlan:
     """Checked settings of an export that has not started."""
 
     checkpoint: Path
-    weights: Path  # folder with the model's weights in the checkpoint
+    weights_folder: Path  # folder with the model's weights in the checkpoint
     kind: Kind
     model: Model  # model section with the base model of the run
-    saved: dict[str, Any]  # configuration of the run
+    run_config: dict[str, Any]  # saved configuration of the run, as plain values
     dtype: Literal["float32", "bfloat16"]
     output: Path
-    form: LoraForm
+    export_lora: LoraForm
     push_to: str  # hub repository; "": no upload
 
 
-def prepare(config: ExportConfig) -> ExportPlan:
+def prepare_export(config: ExportConfig) -> ExportPlan:
     """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config
 
     check_config(config)
     if config.push_to:
-        check_push(config.push_to)
+        check_push_target(config.push_to)
     checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
     run = checkpoint.parents[1]
-    saved = read_saved(run)
-    model = _read_model(saved, run, config)
+    saved = read_saved_config(run)
+    model = _read_model_section(saved, run, config)
     kind: Kind = "reward model" if "bradley_terry" in saved else config.role
-    weights = _find_weights(checkpoint, kind)
+    weights = _find_weights_folder(checkpoint, kind)
     stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
@@ -70,9 +70,9 @@ def prepare(config: ExportConfig) -> ExportPlan:
     return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
 
 
-def write(export: ExportPlan) -> str:
-    """Write the folder and verify that plain transformers computes the same outputs with it; then rename the folder to
-    its final name. Returns the result of the comparison as a sentence.
+def write_export(export: ExportPlan) -> str:
+    """Write the Hugging Face folder and verify that plain transformers computes the same outputs with it. Then give the
+    folder its final name. Returns the result of the comparison as a sentence.
 
     Raises ValueError if the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
     Raises OSError if the folder cannot be written.
@@ -87,13 +87,15 @@ def write(export: ExportPlan) -> str:
     shutil.rmtree(unverified, ignore_errors=True)
     dtype: torch.dtype = getattr(torch, export.dtype)
     try:
-        gap = export_checkpoint(str(export.weights), export.model, dtype, str(unverified), export.form, export.kind)
+        gap = export_checkpoint(
+            str(export.weights_folder), export.model, dtype, str(unverified), export.export_lora, export.kind
+        )
         proof = (
             f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the "
             f"checkpoint's by {gap:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
-        card = format_model_card(export.saved, run, step, export.kind, export.model.path, proof)
+        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof)
         (unverified / "README.md").write_text(card, encoding="utf-8")
         unverified.rename(export.output)
     finally:
@@ -101,25 +103,24 @@ def write(export: ExportPlan) -> str:
     return proof
 
 
-def _find_weights(checkpoint: Path, kind: Kind) -> Path:
+def _find_weights_folder(checkpoint: Path, kind: Kind) -> Path:
     names = ("critic",) if kind == "critic" else ("policy", "model")
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
         raise ValueError(
-            f"role=critic: {checkpoint} has no critic, because its algorithm needs no values. Remove role=critic."
+            f"role=critic: {checkpoint} has no critic, because the run's algorithm needs no values. Remove role=critic."
         )
     if found is None:
         raise ValueError(
-            f"{checkpoint} has no policy and no model. Set checkpoint to one of main_ppo or of a fine-tuning run."
+            f"checkpoint={checkpoint} has neither a folder `policy` nor a folder `model`. Set it to a checkpoint of "
+            "main_ppo or of a fine-tuning run."
         )
     return found
 
 
 def _find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at `path`, or the newest checkpoint of the run at `path`."""
-    written = (
-        [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
-    )
+    """Return `path` if it is a checkpoint, or the newest checkpoint if `path` is the folder of a run."""
+    written = list_checkpoints(path)
     if not written:
         raise ValueError(
             f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run with a checkpoint. "
@@ -130,14 +131,15 @@ def _find_checkpoint(path: Path) -> Path:
     return written[-1]
 
 
-def _read_model(saved: dict[str, Any], run: Path, config: ExportConfig) -> Model:
-    """Return the model section of the exported role from the run's configuration, which may be of an older version."""
+def _read_model_section(saved: dict[str, Any], run: Path, config: ExportConfig) -> Model:
+    """Return the `model` section of the exported model from the run's saved configuration, which may be of an older
+    version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
         raise ValueError(
-            f"{run} has no config.yaml of main_ppo or of a fine-tuning run, which names its model. Export another run."
+            f"{run} has no config.yaml of main_ppo or of a fine-tuning command. Export a run of these commands."
         )
-    model = convert_values(Model, drop_unknown_keys(Model, role["model"]))
+    model = build_config(Model, drop_unknown_keys(Model, role["model"]))
     if config.role == "critic" and isinstance(saved.get("critic"), dict):
-        model = make_critic_model(model, convert_values(Critic, drop_unknown_keys(Critic, saved["critic"])))
+        model = make_critic_model_section(model, build_config(Critic, drop_unknown_keys(Critic, saved["critic"])))
     return model.model_copy(update={"path": config.model_path}) if config.model_path else model

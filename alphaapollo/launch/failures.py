@@ -1,4 +1,4 @@
-"""Expected errors of a run with workers."""
+"""Expected errors of a run with workers, which are reported without a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alphaapollo.weight_sync.verification import WeightSyncError
 
 
 class RestartRefused(RuntimeError):
-    """A worker died and the run was not restarted. The message has the reason."""
+    """Error of a run that was not restarted after the death of a worker. The message says why."""
 
 
 FAILURES = (

@@ -1,4 +1,4 @@
-"""Checks of the inputs of commands that generate or grade, before anything starts."""
+"""Check the inputs of commands that generate or grade, before workers start."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.launch.try_environment import try_reward
-from alphaapollo.launch.try_template import run_with_time_limit, try_template
+from alphaapollo.launch.try_environment import try_reward_function
+from alphaapollo.launch.try_template import render_with_time_limit, try_template
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.registry import check_gradable, is_judged
+from alphaapollo.rewards.registry import check_gradable, is_graded_by_judge
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
-def find_machine(trainer: AnyTrainer) -> Machine:
-    """Return the resources of this machine. If RAY_ADDRESS is set, join that cluster and return those of a node."""
+def detect_node(trainer: AnyTrainer) -> Machine:
+    """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return those
+    of one of its nodes."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
-        from alphaapollo.controller.ray_cluster import connect
+        from alphaapollo.controller.ray_cluster import join_cluster
 
-        return connect(trainer)
+        return join_cluster(trainer)
     return detect_machine()
 
 
 def explain_missing_cluster(trainer: Training) -> str:
-    """Return why the run lacks a cluster, or "" if RAY_ADDRESS is set or one node is enough."""
+    """Return an error message if trainer.nnodes is above 1 but RAY_ADDRESS is not set, else ""."""
     if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
     return (
@@ -63,25 +64,27 @@ def explain_missing_cluster(trainer: Training) -> str:
 
 
 def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
-    """Return key -> local path that workers read and every node needs. Only the driver reads data files."""
+    """Return {configuration key: path} of the local files and folders that every node needs, because workers read them.
+    Data files are left out, because only the driver reads them."""
     found: dict[str, str] = {}
 
-    def visit(key: str, value: object) -> None:
+    def collect_paths(key: str, value: object) -> None:
         if isinstance(value, dict):
             for name, inner in value.items():
-                visit(f"{key}.{name}".lstrip("."), inner)
+                collect_paths(f"{key}.{name}".lstrip("."), inner)
         elif isinstance(value, list):
             for inner in value:
-                visit(key, inner)
+                collect_paths(key, inner)
         elif isinstance(value, str) and ("/" in value or value.endswith(".py")) and Path(value).exists():
             found[key] = value
 
-    visit("", config.model_dump(exclude={"data", "trainer"}))
+    collect_paths("", config.model_dump(exclude={"data", "trainer"}))
     return found
 
 
-def find_environment(env: Env) -> EnvironmentSpec:
-    """Return the environment of `env.env_name`. Raises ValueError if it is unknown or its settings are invalid."""
+def find_environment_spec(env: Env) -> EnvironmentSpec:
+    """Return the specification of the environment `env.env_name`. Raises ValueError if the environment is unknown or
+    its settings are invalid."""
     if env.custom_module:
         load_user_module(env.custom_module, "env.custom_module")
     return check_environment(env)
@@ -90,7 +93,7 @@ def find_environment(env: Env) -> EnvironmentSpec:
 def collect_environment_notices(
     config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec
 ) -> list[str]:
-    """Return a notice for each reward or tool key that this environment does not use."""
+    """Return a notice for each key of rewards or tools that the user has set but this environment does not use."""
     env, unused = config.env, []
     if not environment.graded and not environment.own_prompts:
         keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
@@ -110,18 +113,18 @@ def collect_environment_notices(
 def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
     """Return the prompt renderer that the rollout workers will use.
 
-    Raises ValueError if the tokenizer, a tool, an index or a server is missing, or if env.action_format does not work
-    with the chat template or the parser.
+    Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
+    not work with the chat template or the tool-call parser.
     """
     from alphaapollo.models.folder_check import check_vocabulary  # imports torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
     check_vocabulary(model, tokenizer, "model.path")
-    schemas = asyncio.run(_list_tools(env))
+    schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
         renderer = Renderer(tokenizer, template_arguments)
-        _check_history(env, renderer)
+        _check_template_keeps_history(env, renderer)
         return renderer
     if not schemas:
         raise ValueError(
@@ -129,12 +132,12 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
         )
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
     renderer.check_template(in_append_context=env.context == "append")
-    _check_history(env, renderer)
+    _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
 
 
-async def _list_tools(env: Env) -> list[dict[str, Any]]:
+async def _list_tool_schemas(env: Env) -> list[dict[str, Any]]:
     tools = await open_toolbox(env)
     if tools is None:
         return []
@@ -142,11 +145,11 @@ async def _list_tools(env: Env) -> list[dict[str, Any]]:
     return tools.schemas()
 
 
-def _check_history(env: Env, renderer: Renderer) -> None:
+def _check_template_keeps_history(env: Env, renderer: Renderer) -> None:
     """Raise ValueError if env.context=append is combined with a chat template that rewrites earlier turns."""
     if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
         return
-    if run_with_time_limit(lambda: renderer.rewrites_history):
+    if render_with_time_limit(lambda: renderer.rewrites_history):
         raise ValueError(
             "the chat template changes earlier answers (e.g. it drops their reasoning), so the model would be trained "
             "on chats that it never sees. Set env.context=memory (a new prompt every turn), or use a chat_template "
@@ -154,8 +157,13 @@ def _check_history(env: Env, renderer: Renderer) -> None:
         )
 
 
-def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
-    """Raise ValueError if keys of `section` about experts are set for a model without supported experts."""
+def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> None:
+    """Raise ValueError if keys for mixtures of experts are set for another kind of model.
+
+    Args:
+        section: key of the model section, e.g. actor_rollout_ref.model, for the message.
+        router_replay: value of rollout.router_replay.
+    """
     if model.router_aux_loss_coef or router_replay:
         from alphaapollo.models.moe_routing import check_routers  # imports torch
 
@@ -164,11 +172,11 @@ def check_experts(model: Model, section: str, router_replay: bool = False) -> No
             keys.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
         if router_replay:
             keys.append(f"{section.removesuffix('model')}rollout.router_replay=true")
-        check_routers(model, " and ".join(keys), balance=bool(model.router_aux_loss_coef))
+        check_routers(model, " and ".join(keys), needs_balancing=bool(model.router_aux_loss_coef))
 
 
-def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """Raise ValueError if prompt and response together exceed the model's positions, because vLLM rejects this."""
+def check_context_length(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
+    """Raise ValueError if prompt and response together can exceed the model's context length, which vLLM rejects."""
     if rollout.name != "vllm":
         return
     from alphaapollo.models.load import load_config  # imports torch
@@ -180,14 +188,14 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
     if positions is not None and not scaled and total > positions:
         raise ValueError(
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{total} exceeds the {positions} positions of {model.path}. Lower one of them."
+            f"{total} exceeds the context length of {model.path}, {positions} tokens. Lower one of the two keys."
         )
 
 
-def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
-    """Raise ValueError if an engine's processes cannot share the attention heads equally.
+def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
+    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads.
 
-    section: e.g. actor_rollout_ref.rollout.
+    section: key of the rollout section, e.g. actor_rollout_ref.rollout, for the message.
     """
     from alphaapollo.models.load import load_config  # imports torch
 
@@ -201,10 +209,10 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
         )
 
 
-def choose_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
-    """Disable Liger kernels in the resolved section if they were not tested on its architecture.
+def choose_liger_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
+    """Return the resolved model section, with Liger kernels disabled if they are not tested on the architecture.
 
-    use_liger: configured value. Raises ValueError if it is true and the architecture was not tested.
+    use_liger: value that the user configured. Raises ValueError if it is true and the architecture is not tested.
     """
     from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
 
@@ -214,14 +222,19 @@ def choose_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
     if use_liger is True and kind not in LIGER_ARCHITECTURES:
         raise ValueError(
             f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
-            f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same "
-            "operations."
+            f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto. To fuse the same operations, set "
+            "model.use_torch_compile=true."
         )
     return model.model_copy(update={"use_liger": kind in LIGER_ARCHITECTURES})
 
 
-def check_sequence_parallel(size: int, key: str, models: Mapping[str, Model]) -> None:
-    """Raise ValueError if `size` ranks, as set by `key`, cannot share sequences of a model. models: key -> model."""
+def check_sequence_parallel_size(size: int, key: str, models: Mapping[str, Model]) -> None:
+    """Raise ValueError if a model does not support sequence parallelism over `size` ranks.
+
+    Args:
+        key: configuration key of `size`, for the message.
+        models: configuration key of a model's path -> model section.
+    """
     from alphaapollo.models.load import load_config  # imports torch
     from alphaapollo.models.ulysses import check_ulysses_support
 
@@ -237,42 +250,45 @@ def read_prompts(
     files_key: str,
     renderer: Renderer,
     data: Data | GenerationData,
-    choose: Callable[[list[Prompt]], list[Prompt]] = list,
+    select: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """Read the prompts of `files` within the length limit. Returns prompts, and notices about longer prompts.
+    """Read the prompts of data files, and drop or truncate those above data.max_prompt_length. Returns prompts and
+    notices.
 
-    files_key: key that sets `files`. choose: selects prompts before they are rendered.
+    Args:
+        files_key: configuration key of `files`, for the notice.
+        select: function that selects prompts before they are rendered.
     """
-    chosen = choose(load_prompts(files, data.prompt_key))
+    chosen = select(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)
-    prompts, lengths = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
-    if not lengths.too_long:
+    prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
+    if not num_long:
         return prompts, []
     treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
     return prompts, [
-        f"{files_key}: {lengths.too_long} of {lengths.total} prompts exceed data.max_prompt_length and are {treatment}."
+        f"{files_key}: {num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}."
     ]
 
 
 def check_rewards(
-    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
 ) -> tuple[list[str], list[Score]]:
-    """Check the reward functions. Returns notices, and trial scores if the user has a custom reward function.
+    """Check the reward functions. Returns notices, and the scores of a trial if the user has a custom reward function.
 
-    graded: whether every row needs a reward function.
+    needs_grading: whether every prompt needs a reward function; False if the environment scores itself.
 
-    Raises ValueError if a reward function or component is missing or fails, or no grader can grade some prompts.
+    Raises ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
     if custom.path or reward.custom_module:
         check_reward_function(reward, custom)
     else:
         check_components(reward.components, reward.required)
-    if graded and not custom.path:
+    if needs_grading and not custom.path:
         check_gradable(prompts, reward)
-    is_custom = graded and bool(custom.path or reward.custom_module)
-    tried = asyncio.run(try_reward(prompts[0], reward, custom)) if is_custom else []
-    if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
+    is_custom = needs_grading and bool(custom.path or reward.custom_module)
+    tried = asyncio.run(try_reward_function(prompts[0], reward, custom)) if is_custom else []
+    if reward.judge.model and (custom.path or not any(is_graded_by_judge(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
         )

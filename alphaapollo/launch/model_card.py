@@ -1,6 +1,6 @@
-"""README.md of an exported model, with data, algorithm, changed keys, metrics and versions.
+"""Write the model card (README.md) of an exported model: data, algorithm, changed keys, metrics and versions.
 
-The card has no secrets and only the last two parts of local paths, so it can be published.
+The model card has no secrets and only the last two parts of local paths, so it can be published.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from alphaapollo.config.changes import find_command
+from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.utils.hub import is_local_path
@@ -31,40 +31,46 @@ KINDS = {
 }
 
 
-def format_model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
-    """Return the model card as Markdown.
+def format_model_card(
+    saved: Mapping[str, Any], run: Path, step: int, role: str, base_model: str, comparison: str
+) -> str:
+    """Return the model card of an exported model as Markdown.
 
     Args:
-        saved: the run's configuration as plain values.
-        base: base model of the run.
-        proof: result of the comparison with plain transformers, as a sentence.
+        saved: the run's saved configuration as plain values.
+        run: folder of the run.
+        step: iteration of the exported checkpoint.
+        role: exported model: policy, critic or reward model.
+        base_model: path or hub id of the model that the run started from.
+        comparison: result of the comparison with plain transformers, as a sentence.
     """
-    command = find_command(saved) or "main_ppo"
+    command = identify_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
-    known_base = [] if is_local_path(base) else [base]
     head = {"library_name": "transformers", "tags": ["alphaapollo", kind.replace(" ", "-")]}
-    head |= {"base_model": known_base[0]} if known_base else {}
+    head |= {} if is_local_path(base_model) else {"base_model": base_model}
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.name}",
-        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}. It began with {shorten_path(base)}.",
-        "## Data and algorithm\n\n" + "\n".join(_training_summary(saved, command)),
-        "## Keys that differ from the defaults\n\n" + _table(("key", "value"), list_changed_keys(saved, command)),
-        "## Metrics\n\n" + _table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
+        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}.",
+        f"It was trained from {shorten_path(base_model)}.",
+        "## Data and algorithm\n\n" + "\n".join(_describe_training(saved, command)),
+        "## Keys that differ from the defaults\n\n"
+        + _format_table(("key", "value"), list_changed_keys(saved, command)),
+        "## Metrics\n\n" + _format_table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
         "## Versions\n\n"
-        + _table(("package", "version"), [*list_versions(PACKAGES), ("python", platform.python_version())]),
-        f"## Proof\n\n{proof}",
+        + _format_table(("package", "version"), [*list_versions(PACKAGES), ("python", platform.python_version())]),
+        f"## Proof\n\n{comparison}",
     ]
     return redact("\n\n".join(parts) + "\n")
 
 
 def shorten_path(path: str) -> str:
-    """Return the last two parts of a local path. Hub ids are returned unchanged."""
+    """Return the last two parts of a local path, because the others may be private. Returns hub ids unchanged."""
     return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
 def list_changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each key with a non-default value, except secrets and output paths."""
+    """Yield (key, value) of each configuration key with a non-default value, except secrets and output paths."""
     values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys(saved)}
     for name, key in list_keys(COMMANDS[command]).items():
         value = values.get(name, key.default)
@@ -81,7 +87,7 @@ def _shorten_value(value: Any) -> str:
     return format_value(value)
 
 
-def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
+def _describe_training(saved: Mapping[str, Any], command: str) -> Iterator[str]:
     values = flatten_maps(saved)
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
     for key, label in named.items():
@@ -98,7 +104,11 @@ def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
 
 
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
-    """Return (name, value) of each quality metric: its last value up to iteration `step`."""
+    """Return (name, value) of each metric of quality (rewards, losses, validation): its last value up to iteration
+    `step`.
+
+    file: metrics.jsonl of the run.
+    """
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)
@@ -108,6 +118,6 @@ def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
     return [(f"`{name}` (iteration {when})", f"{value:.4g}") for name, (when, value) in sorted(last.items())]
 
 
-def _table(header: tuple[str, str], rows: Any) -> str:
+def _format_table(header: tuple[str, str], rows: Any) -> str:
     lines = [f"| {left} | {right.replace('|', chr(92) + '|')} |" for left, right in rows]
     return "\n".join([f"| {header[0]} | {header[1]} |", "|---|---|", *lines]) if lines else "none"

@@ -1,4 +1,4 @@
-"""Upload of an exported folder to the Hugging Face hub, with the user's token."""
+"""Upload an exported model to the Hugging Face hub, with the user's token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import cast
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def check_push(repo: str) -> None:
-    """Raise ValueError if `repo` is not OWNER/NAME or there is no Hugging Face token."""
+def check_push_target(repo: str) -> None:
+    """Raise ValueError if the hub repository `repo` is not OWNER/NAME, or if there is no Hugging Face token."""
     from huggingface_hub import get_token
 
     if not REPO.fullmatch(repo):
@@ -22,10 +22,11 @@ def check_push(repo: str) -> None:
         )
 
 
-def push(folder: Path, repo: str) -> str:
-    """Upload every file in one commit. A new repository is private. Returns the repository's URL.
+def push_folder(folder: Path, repo: str) -> str:
+    """Upload all files of a folder to the hub repository `repo` in one commit. A new repository is private. Returns the
+    URL of the repository.
 
-    Raises OSError if the hub rejects the upload or cannot be reached. The folder remains.
+    Raises OSError if the hub rejects the upload or cannot be reached.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

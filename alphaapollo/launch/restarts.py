@@ -1,4 +1,4 @@
-"""Automatic restarts after the death of a worker (trainer.max_restarts), equivalent to running the same command again.
+"""Restart a run after the death of a worker (trainer.max_restarts), as if the user ran the same command again.
 
 run -> a worker dies -> kill every process of the run -> find the newest undamaged checkpoint -> run
 """
@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar, cast
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress, parse_step
+from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.input_checks import find_machine
-from alphaapollo.launch.resume import StartPoint, find_start, resume_hint
+from alphaapollo.launch.input_checks import detect_node
+from alphaapollo.launch.resume import StartPoint, find_start_point, resume_hint
 from alphaapollo.launch.run_command import run_until_signal
 from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="RestartableRun")
 
 
 class RestartableRun(Protocol):
-    """Interface of a checked run that has not started: a dataclass with `config` and `start`."""
+    """Interface of a training run that is checked but not started: a dataclass with `config` and `start`."""
 
     @property
     def config(self) -> Config | TuningConfig: ...
@@ -36,14 +36,15 @@ class RestartableRun(Protocol):
 
     @property
     def progress(self) -> RunProgress:
-        """Progress of the checkpoint, or of a new run."""
+        """Driver's state in the checkpoint to resume from, or of a new run."""
         ...
 
 
 def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, None]]) -> None:
-    """Run to the last iteration, with restarts. Raises RestartRefused if the run cannot be restarted.
+    """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
+    restarted.
 
-    run: coroutine function of the prepared run and its progress, which it updates.
+    run: coroutine function `run(prepared, progress)` that trains and updates `progress` after each iteration.
     """
     trainer, restarts = prepared.config.trainer, 0
     last_death: tuple[int, str] | None = None  # iteration and role of the last death
@@ -55,15 +56,15 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
             return
         except WorkerLost as error:
             death, cause = error, error.cause.rstrip(".")
-        iteration, stopped = progress.step + 1, f"stopped{resume_hint(trainer.folder)}"
+        iteration, hint = progress.step + 1, resume_hint(trainer.folder)
         if last_death == (iteration, death.role):
             raise RestartRefused(
-                f"{cause}; the last death was in iteration {iteration}, too, so another restart would not help: "
-                f"{stopped}"
+                f"{cause}; another restart would not help, because the previous death was also in iteration "
+                f"{iteration}; {hint}"
             ) from death
         if restarts == trainer.max_restarts:
             raise RestartRefused(
-                f"{cause}; trainer.max_restarts={trainer.max_restarts} allows no further restart: {stopped}"
+                f"{cause}; trainer.max_restarts={trainer.max_restarts} allows no further restart; {hint}"
             ) from death
         last_death, restarts = (iteration, death.role), restarts + 1
         Console().notice(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
@@ -74,24 +75,25 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
 
 
 def prepare_restart(prepared: R) -> R:
-    """Return the run with its newest checkpoint as start point, or its configured start if it has written none.
+    """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
+    did before.
 
-    Waits for the nodes of a cluster. Raises ValueError if every checkpoint is damaged or nodes are missing.
+    On a cluster, waits for its nodes. Raises ValueError if every checkpoint is damaged or nodes are missing.
     """
     config, trainer = prepared.config, prepared.config.trainer
-    written = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
+    written = list_checkpoints(trainer.folder)
     if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
-    find_machine(config.trainer)
-    start = find_start(config)
-    for line in start.lines() or ["starts from scratch."]:
+    detect_node(config.trainer)
+    start = find_start_point(config)
+    for line in start.describe() or ["starts from scratch."]:
         print(line, flush=True)
     return cast(R, replace(cast(Any, prepared), config=config, start=start))
 
 
 @contextmanager
 def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
-    """Context manager that afterwards kills every process of the run and restores the environment variables."""
+    """Context manager that kills every process of the run at its end and restores the environment variables."""
     before = dict(os.environ)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Start point of a run: the checkpoint to resume from, and the configuration changes since it was written.
+"""Find the checkpoint that a run resumes from, and the configuration changes since it was written.
 
-find_start only reads. `StartPoint.claim` prepares the folder when the run starts: it moves a previous run aside if the
-new run starts from scratch, and saves the configuration. config.yaml is the configuration of the first start. Each
-resume that changes it writes config.1.yaml, config.2.yaml, ...
+find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
+aside if the new run starts from scratch, and saves the configuration. config.yaml is the configuration of the first
+start. Each start with changes adds config.1.yaml, config.2.yaml, ...
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import Change, find_changes, find_command
+from alphaapollo.config.changes import Change, find_changes, identify_command
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
@@ -25,6 +25,7 @@ from alphaapollo.launch.checkpoint_folder import (
     CheckpointFolder,
     find_damage,
     find_step_mismatch,
+    list_checkpoints,
     move_aside,
     parse_step,
     read_progress,
@@ -40,47 +41,47 @@ NEW_RUN_HINT = (
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Start point of a run. Creating it changes nothing on disk."""
+    """Where a run starts: from a checkpoint or from scratch. Creating this object changes nothing on disk."""
 
     folder: Path
     checkpoint: Path | None = None
     step: int = 0  # number of completed iterations in the checkpoint
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()  # configuration changes since the earlier start
     damaged: tuple[str, ...] = ()  # messages about damaged newer checkpoints
-    reached: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
-    lost: str = ""  # message about missing lines in metrics.jsonl
-    has_previous_run: bool = False  # the folder has a previous run that is not resumed
+    last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
+    lost_metrics: str = ""  # message about missing lines in metrics.jsonl
+    replaces_previous_run: bool = False  # the folder has a previous run, which is moved aside
 
-    def lines(self) -> list[str]:
-        """Return the messages to print before the start."""
-        if self.has_previous_run:
+    def describe(self) -> list[str]:
+        """Return the messages to print before the start, e.g. `resumes from <run>/checkpoints/step_000020.`"""
+        if self.replaces_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
         damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged]
         if self.checkpoint is None:
             return since
-        completed = CheckpointFolder(self.folder / "checkpoints", None).list_completed()
+        completed = list_checkpoints(self.folder)
         later = [path.name for path in completed if parse_step(path) > self.step]
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
-        repeated = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
-        resumes = f"resumes from {self.checkpoint}{repeated if self.reached > self.step else ''}."
-        return [*damaged, resumes, *filter(None, [self.lost]), *aside, *since]
+        repeated = f"; iterations {self.step + 1} to {self.last_logged_step} are repeated"
+        resumes = f"resumes from {self.checkpoint}{repeated if self.last_logged_step > self.step else ''}."
+        return [*damaged, resumes, *filter(None, [self.lost_metrics]), *aside, *since]
 
-    def is_exported(self) -> bool:
-        """Return whether the folder `model` was written after the checkpoint."""
+    def has_exported_model(self) -> bool:
+        """Return whether the run's folder `model` (the exported model) is newer than the checkpoint."""
         model = self.folder / "model"
         if self.checkpoint is None or not model.is_dir():
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
-        """Prepare the folder: move a previous run aside, remove interrupted saves, save the configuration.
+    def prepare_folder(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
+        """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save the configuration.
 
         Returns the new path of the previous run, or None.
         """
-        moved = move_aside(self.folder) if self.has_previous_run else None
+        moved = move_aside(self.folder) if self.replaces_previous_run else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
-        checkpoints.remove_remains()
+        checkpoints.remove_incomplete()
         if self.checkpoint:
             checkpoints.move_later_aside(self.step)
         newest, number = _find_saved_config(self.folder)
@@ -92,7 +93,7 @@ class StartPoint:
 
 
 def completed_message(folder: Path, total_steps: int) -> str:
-    """Return the message of a run that is already complete."""
+    """Return the message of a command whose run is already complete."""
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
         f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
@@ -102,33 +103,33 @@ def completed_message(folder: Path, total_steps: int) -> str:
 
 def interrupted_message(folder: Path) -> str:
     """Return the message after Ctrl-C or SIGTERM."""
-    return f"interrupted{resume_hint(folder)}"
+    return f"interrupted; {resume_hint(folder)}"
 
 
 def resume_hint(folder: Path) -> str:
-    """Return how to resume a run that has ended, to be appended to the reason in a message."""
-    completed = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
+    """Return a clause that says from where the same command resumes a run that has ended."""
+    completed = list_checkpoints(folder)
     if not completed:
-        return " before the first checkpoint: the same command starts from scratch"
-    return f"; with trainer.resume_mode=auto, the default, the same command resumes from {completed[-1]}"
+        return "no checkpoint was written, so the same command starts from scratch"
+    return f"with trainer.resume_mode=auto, the default, the same command resumes from {completed[-1]}"
 
 
-def find_start(config: Config | TuningConfig) -> StartPoint:
-    """Find the checkpoint to resume from, according to trainer.resume_mode.
+def find_start_point(config: Config | TuningConfig) -> StartPoint:
+    """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
-    Raises ValueError if a key has changed that must not change, if trainer.resume_from_path is not a checkpoint, or if
-    all checkpoints are damaged.
+    Raises ValueError if a key has changed that identifies a run (e.g. the model), if trainer.resume_from_path is not a
+    checkpoint, or if all checkpoints are damaged.
     """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
-        return StartPoint(folder, has_previous_run=folder.exists())
-    checkpoint, damaged = _find_undamaged(_find_candidates(config))
+        return StartPoint(folder, replaces_previous_run=folder.exists())
+    checkpoint, damaged = _find_undamaged_checkpoint(_list_resume_candidates(config))
     if _has_results(folder):
-        changes = find_accepted_changes(config)
+        changes = find_config_changes(config)
         if checkpoint is None:
-            return StartPoint(folder, has_previous_run=True)
+            return StartPoint(folder, replaces_previous_run=True)
     elif checkpoint is not None:
-        changes = _changes_since_another(checkpoint.resolve().parents[1], config)
+        changes = _find_changes_since_other_run(checkpoint.resolve().parents[1], config)
     else:
         return StartPoint(folder)
     step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
@@ -139,19 +140,21 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
-def find_start_by_file(config: GenerationConfig | EvolvingConfig, name: str) -> StartPoint:
-    """Return the start point of a command that resumes from the file `name` of its folder. Raises ValueError as
-    find_accepted_changes does."""
+def find_start_by_results(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
+    """Return the start point of a command without checkpoints, which resumes if its folder has the file `results_name`.
+    Raises ValueError as find_config_changes does."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
-        return StartPoint(folder, has_previous_run=folder.exists())
-    return StartPoint(folder, changes=tuple(find_accepted_changes(config)) if (folder / name).exists() else ())
+        return StartPoint(folder, replaces_previous_run=folder.exists())
+    return StartPoint(folder, changes=tuple(find_config_changes(config)) if (folder / results_name).exists() else ())
 
 
 def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
-    """Return a message if metrics.jsonl lacks lines before iteration `step`, else "".
+    """Return a message if metrics.jsonl has no lines of the last iterations before the checkpoint of `step`, else "".
 
-    every: current interval between lines; it may have been longer at an earlier start.
+    Args:
+        logged: iterations in metrics.jsonl.
+        every: configured interval between lines, in iterations; an earlier start may have used a longer one.
     """
     steps = [iteration for iteration in logged if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
@@ -161,19 +164,19 @@ def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, ever
 
 
 def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
-    """Return the newest configuration of the run to resume as plain values; empty for a new run. Raises ValueError as
-    find_start does."""
+    """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
+    ValueError as find_start_point does."""
     folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable" or not (candidates := _find_candidates(config)):
+    if config.trainer.resume_mode == "disable" or not (candidates := _list_resume_candidates(config)):
         return {}
     run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
-    return read_saved(run) if _find_saved_config(run)[0] else {}
+    return read_saved_config(run) if _find_saved_config(run)[0] else {}
 
 
-def _find_candidates(config: Config | TuningConfig) -> list[Path]:
+def _list_resume_candidates(config: Config | TuningConfig) -> list[Path]:
     """Return the checkpoint of trainer.resume_from_path, or the checkpoints of this run, newest first."""
     trainer = config.trainer
-    completed = CheckpointFolder(trainer.folder / "checkpoints", keep=None).list_completed()
+    completed = list_checkpoints(trainer.folder)
     if trainer.resume_mode != "resume_path":
         return completed[::-1]
     path = Path(trainer.resume_from_path).expanduser()
@@ -186,8 +189,8 @@ def _find_candidates(config: Config | TuningConfig) -> list[Path]:
     return [path]
 
 
-def _find_undamaged(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about the damaged ones before it. Raises ValueError if all
+def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the first undamaged checkpoint, and messages about damaged checkpoints before it. Raises ValueError if all
     are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
@@ -195,33 +198,33 @@ def _find_undamaged(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str,
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(messages)}")
     if damaged:
-        raise ValueError(f"every checkpoint is damaged: {'; '.join(damaged)}. Restore one. {NEW_RUN_HINT}")
+        raise ValueError(f"every checkpoint is damaged: {'; '.join(damaged)}. Restore a checkpoint. {NEW_RUN_HINT}")
     return None, ()
 
 
-def find_accepted_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
-    """Return the changes since the newest configuration in the run's folder. Raises ValueError if a change is refused,
-    the folder belongs to another command, or the configuration cannot be read."""
+def find_config_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
+    """Return the configuration changes since the last start of the run. Raises ValueError if a key has changed that
+    identifies a run, if the folder belongs to another command, or if its configuration cannot be read."""
     folder = config.trainer.folder
-    changes = find_changes(_read_same_command(folder, type(config)), config)
+    changes = find_changes(_read_config_of_command(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
-        raise ValueError(_describe_other_run(folder, refused))
+        raise ValueError(_format_refused_changes(folder, refused))
     return changes
 
 
 def check_same_command(config: EvalConfig) -> None:
-    """Raise ValueError if the folder has a run of another command; for commands that always start from scratch."""
+    """Raise ValueError if the folder has a run of another command. For commands that never resume."""
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
-        _read_same_command(folder, type(config))
+        _read_config_of_command(folder, type(config))
 
 
-def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
-    """Return the changes since the run in `folder`, which trainer.resume_from_path selects. It may be any run, so no
-    change is refused."""
+def _find_changes_since_other_run(folder: Path, config: Config | TuningConfig) -> list[Change]:
+    """Return the configuration changes since the run in `folder`, to which trainer.resume_from_path belongs. No change
+    is refused, because any run may be selected."""
     if _find_saved_config(folder)[0] is None:
         return []
-    changes = find_changes(_read_same_command(folder, type(config)), config)
+    changes = find_changes(_read_config_of_command(folder, type(config)), config)
     return [
         replace(change, verdict="applied") if change.verdict == "refused" else change
         for change in changes
@@ -229,11 +232,11 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
     ]
 
 
-def _describe_other_run(folder: Path, refused: Sequence[Change]) -> str:
+def _format_refused_changes(folder: Path, refused: Sequence[Change]) -> str:
     differences = ", ".join(
         f"{change.key}={format_value(change.old)} (now {format_value(change.new)})" for change in refused
     )
-    completed = CheckpointFolder(folder / "checkpoints", keep=None).list_completed()
+    completed = list_checkpoints(folder)
     hint = (
         f" To continue from its weights nevertheless, set another trainer.experiment_name with "
         f"trainer.resume_mode=resume_path trainer.resume_from_path={completed[-1]}."
@@ -244,14 +247,14 @@ def _describe_other_run(folder: Path, refused: Sequence[Change]) -> str:
 
 
 def _has_results(folder: Path) -> bool:
-    """Return whether the folder has metrics, results or checkpoints; a failed start leaves none."""
+    """Return whether the run's folder has metrics, results or checkpoints. A start that failed leaves none of them."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
-    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).list_completed())
+    return logged or bool(list_checkpoints(folder))
 
 
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
-    """Return path and number of the newest configuration in the folder. config.yaml has number 0."""
+    """Return path and number of the newest saved configuration of a run: N for config.N.yaml, 0 for config.yaml."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
     if numbers:
         return folder / f"config.{max(numbers)}.yaml", max(numbers)
@@ -259,17 +262,18 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     return (first if first.is_file() else None), 0
 
 
-def _read_same_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """Read the newest configuration in a run's folder. Raises ValueError if it belongs to another command."""
-    values = read_saved(folder)
-    command = find_command(values)
+def _read_config_of_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """Read the newest saved configuration of a run. Raises ValueError if the run belongs to another command than
+    `schema`."""
+    values = read_saved_config(folder)
+    command = identify_command(values)
     if command is not None and COMMANDS[command] is not schema:
         raise ValueError(f"{folder} is the folder of a {command} run. Set another trainer.experiment_name.")
     return values
 
 
-def read_saved(folder: Path) -> dict[str, Any]:
-    """Read the newest configuration in a run's folder, as plain values. Raises ValueError if it cannot be read."""
+def read_saved_config(folder: Path) -> dict[str, Any]:
+    """Read the newest saved configuration of a run, as plain values. Raises ValueError if it cannot be read."""
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))

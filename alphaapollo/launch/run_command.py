@@ -1,4 +1,4 @@
-"""Execution of a command in its run's folder: folder lock, signals, exit code."""
+"""Run a command that has a run folder: lock the folder, handle signals, return the exit code."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ def run_in_folder(
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine like asyncio.run. After a signal raise KeyboardInterrupt, even if a worker has died of it first,
-    because signals often reach all processes of a group."""
+    """Run a coroutine like asyncio.run. If SIGINT arrives, raise KeyboardInterrupt even if a worker has died first: a
+    signal often reaches the workers as well.
+    """
     was_signalled = False
 
     async def watch_signals() -> None:
         handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
 
-        def receive(number: int, frame: FrameType | None) -> None:
+        def record_signal(number: int, frame: FrameType | None) -> None:
             nonlocal was_signalled
             was_signalled = True
             assert callable(handler)
             handler(number, frame)
 
-        signal.signal(signal.SIGINT, receive)
+        signal.signal(signal.SIGINT, record_signal)
         try:
             await work
         finally:

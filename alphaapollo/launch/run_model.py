@@ -1,4 +1,4 @@
-"""Newest model of a run and its generation settings, for `serve` and `chat`."""
+"""Find the newest model of a run and its generation settings, for `alphaapollo serve` and `alphaapollo chat`."""
 
 from __future__ import annotations
 
@@ -17,70 +17,70 @@ from alphaapollo.config.keys import format_override
 from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder
-from alphaapollo.launch.resume import read_saved
-from alphaapollo.rewards.grader_processes.protocol import make_worker_environment
+from alphaapollo.launch.checkpoint_folder import PROGRESS, list_checkpoints
+from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
 
 @dataclass(frozen=True)
 class RunModel:
-    """Location of complete weights that transformers and vLLM can load."""
+    """Location of a run's model: a Hugging Face folder that transformers and vLLM can load."""
 
     run: Path  # folder of the run; the model's folder if the run is unknown
-    folder: Path
-    checkpoint: Path | None = None  # checkpoint to export to `folder` first; None: the model exists
+    folder: Path  # folder of the model
+    checkpoint: Path | None = None  # checkpoint that must be exported to `folder` first; None: the model exists
 
 
-def find_newest(path: Path) -> RunModel:
-    """Return the newest model of a run folder, a checkpoint or a model folder.
+def find_newest_model(path: Path) -> RunModel:
+    """Return the newest model in `path`: the folder of a run, of a checkpoint or of a model.
 
-    Raises ValueError if there is no such folder, or if it has neither a model nor a complete checkpoint.
+    Raises ValueError if the folder does not exist, or has neither a model nor a complete checkpoint.
     """
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(
             f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
-    if is_model(path):
-        return RunModel(_find_run(path), path)
-    completed = (
-        [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
-    )
+    if has_complete_weights(path):
+        return RunModel(_find_run_of_model(path), path)
+    completed = list_checkpoints(path)
     if not completed:
         return _find_final_model(path)
     checkpoint, model = completed[-1], path / "model"
     written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
-    if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
+    if has_complete_weights(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
         return RunModel(path, model)
     run = checkpoint.parents[1]
     exported = run / "exported" / checkpoint.name
-    return RunModel(run, exported, None if is_model(exported) else checkpoint)
+    return RunModel(run, exported, None if has_complete_weights(exported) else checkpoint)
 
 
-def is_model(folder: Path) -> bool:
-    """Return whether the folder has complete weights, not only adapters."""
+def has_complete_weights(folder: Path) -> bool:
+    """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters."""
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
 
 
 def _find_final_model(run: Path) -> RunModel:
+    """Return the model that a run without checkpoints wrote at its end. Raises ValueError if it has none."""
     model = run / "model"
-    if is_model(model):
+    if has_complete_weights(model):
         return RunModel(run, model)
     if (model / "adapter_config.json").is_file():
         raise ValueError(
-            f"{model} has only adapters (trainer.export_lora=adapter), and there is no checkpoint to merge them from. "
-            "Merge them with peft, or run again with trainer.export_lora=merged."
+            f"{model} has only LoRA adapters (trainer.export_lora=adapter), and the run has no checkpoint from which "
+            "merged weights could be exported. Merge the adapters with peft, or train again with "
+            "trainer.export_lora=merged."
         )
     raise ValueError(
-        f"{run} has no model and no complete checkpoint yet. A run writes checkpoints every trainer.save_freq "
-        "iterations and its model at the end (trainer.export_hf). Run its command again, or use another folder."
+        f"{run} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
+        "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
     )
 
 
-def _find_run(model: Path) -> Path:
-    """Return the folder of the run that wrote the model, or the model's folder if the run is unknown."""
+def _find_run_of_model(model: Path) -> Path:
+    """Return the folder of the run that wrote the model, or `model` if the run is unknown."""
     for run in (model.parent, model.parents[1]):
         if (run / "config.yaml").is_file() and model.parent.name in (run.name, "exported"):
             return run
@@ -88,9 +88,10 @@ def _find_run(model: Path) -> Path:
 
 
 def make_generation_values(newest: RunModel) -> dict[str, Any]:
-    """Return values of a GenerationConfig with the run's engine, environment, tools and lengths, without graders."""
+    """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
+    limits. Graders are left out."""
     is_known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
-    saved = read_saved(newest.run) if is_known else {}
+    saved = read_saved_config(newest.run) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
@@ -105,27 +106,30 @@ def make_generation_values(newest: RunModel) -> dict[str, Any]:
     return drop_unknown_keys(GenerationConfig, values)
 
 
-def load_run_model(run: str, words: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Return the newest model of a run (exported if necessary) and its settings with the user's KEY=VALUE overrides.
-    Raises ConfigError if there is no model, the export fails, or a key is invalid."""
+def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
+    """Return the newest model of a run, exported if necessary, and its generation settings.
+
+    overrides: the user's KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is
+    invalid.
+    """
     try:
-        newest = find_newest(Path(run))
+        newest = find_newest_model(Path(run))
         values = make_generation_values(newest)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         yaml.safe_dump(values, file, allow_unicode=True)
         file.flush()
-        config = load_config(GenerationConfig, "generation", ["--config", file.name, *words])
-    export_newest(newest)
+        config = load_config(GenerationConfig, "generation", ["--config", file.name, *overrides])
+    export_newest_model(newest)
     return newest, config
 
 
-def export_newest(newest: RunModel) -> None:
-    """Export a checkpoint in a subprocess. Raises ConfigError if that fails."""
+def export_newest_model(newest: RunModel) -> None:
+    """Export the model's checkpoint in a subprocess, unless the model exists. Raises ConfigError if this fails."""
     if newest.checkpoint is None:
         return
     keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
-    if subprocess.run(command, env=make_worker_environment(), check=False).returncode:
-        raise ConfigError(f"{newest.checkpoint} could not be exported (see above).")
+    if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
+        raise ConfigError(f"{newest.checkpoint} could not be exported. See the error of the export above.")

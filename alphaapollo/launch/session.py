@@ -1,4 +1,4 @@
-"""Session of a training run: its workers with their monitors, the console and the tracker."""
+"""Start the workers of a training run, with their monitors, the console and the metrics tracker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
 from alphaapollo.launch.resume import StartPoint, resume_hint
 from alphaapollo.launch.save_on_signal import run_and_save_on_signal
@@ -35,13 +35,13 @@ class Session:
     console: Console
     tracker: Tracker
 
-    async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpoint[Any]) -> None:
-        """Run the loop and wait until its last checkpoint is complete."""
+    async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpointWriter[Any]) -> None:
+        """Run the training loop and wait until its last checkpoint is complete."""
         async with saving.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal
             await (run_and_save_on_signal(saving, loop) if on_signal else loop)
 
-    async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpoint[Any]) -> None:
+    async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpointWriter[Any]) -> None:
         """Export the model if trainer.export_hf is set; otherwise print the command that exports it."""
         trainer, folder = self.config.trainer, self.config.trainer.folder
         if best := saving.checkpoints.describe_best():
@@ -58,14 +58,17 @@ class Session:
 async def open_session(
     config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
 ) -> AsyncIterator[Session]:
-    """Context manager that starts and monitors the workers and ends them afterwards. Raises WorkerDied or RunStalled.
+    """Context manager that starts the workers of a run, monitors them, and stops them at its end. Raises WorkerDied or
+    RunStalled.
 
-    steps: (completed iterations, total iterations).
+    Args:
+        start: start point of the run, whose folder is prepared first.
+        steps: (completed iterations, total iterations), for the console.
     """
     trainer, folder = config.trainer, config.trainer.folder
     if reason := explain_missing_cluster(trainer):
         raise ValueError(reason)
-    moved, (done, total) = start.claim(config), steps
+    moved, (done, total) = start.prepare_folder(config), steps
     console = Console()
     console.start(total, done)
     if moved:
@@ -77,10 +80,8 @@ async def open_session(
             console.show_phase("start", 0, 1)
             workers = await start_workers(config, specs)
         required, device = workers.required_processes, specs.placement.device
-        stalls = StallMonitor(
-            workers.ranks, trainer, device, console.notice, lambda: f"stopped{resume_hint(folder)}", required
-        )
-        processes = monitor_processes(required, lambda event: console.notice(f"{event}{resume_hint(folder)}"))
+        stalls = StallMonitor(workers.ranks, trainer, device, console.notice, lambda: resume_hint(folder), required)
+        processes = monitor_processes(required, lambda event: console.notice(f"{event}; {resume_hint(folder)}"))
         async with processes, stalls:
             yield Session(config, workers, console, tracker)
     finally:
@@ -90,7 +91,7 @@ async def open_session(
 
 
 async def start_workers(config: Config | TuningConfig, specs: WorkerSpecs) -> WorkerGroups:
-    """Start the workers, in this process or over Ray (trainer.controller)."""
+    """Start the workers as objects of this process or as Ray actors (trainer.controller)."""
     trainer = config.trainer
     paths = find_local_paths(config) | {RUN_FOLDER: str(trainer.folder / "config.yaml")}
     return await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)

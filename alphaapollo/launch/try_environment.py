@@ -1,4 +1,4 @@
-"""Trial reset of the environment and trial call of the user's reward function, before the models are loaded."""
+"""Try the environment's `reset` and the user's reward function, before models are loaded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from alphaapollo.utils.time_limit import TimeLimit
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
-async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Create, reset and close the environment once for each prompt. Returns notices.
+async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
+    """Create, reset and close the environment once for each prompt. Returns notices about env.prompt.
 
     Raises ValueError if the environment cannot be created or reset, returns an invalid first observation, or exceeds
     env.episode_timeout.
@@ -32,7 +32,7 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
-            first = await _try_reset(config, Services(_skip_grading, config, tools, _parse_nothing), prompt)
+            first = await _try_reset(config, Services(_reject_grading, config, tools, _reject_parsing), prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
     finally:
         if tools is not None:
@@ -45,23 +45,22 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     ]
 
 
-async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade two made-up answers to one row in a grader process. Returns both scores.
-
-    Raises ValueError if both gradings fail.
+async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
+    """Grade two made-up answers to one prompt with the user's reward function, in a grader process. Returns both
+    scores. Raises ValueError if the reward function fails on both answers.
     """
-    scores = await try_grades(prompt, reward, custom)
+    scores = await grade_trial_answers(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{function} fails on row {prompt.id} with two made-up answers: {scores[-1].reason}. Return a number or a "
-        "dict of numbers for any answer."
+        f"{function} fails on row {prompt.id} with each of two made-up answers: {scores[-1].reason}. Return a number "
+        "or a dict of numbers for every answer."
     )
 
 
-async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade the row's ground truth and an empty answer. Returns both scores."""
+async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
+    """Grade two answers to a prompt in a grader process: the ground truth and an empty answer. Returns both scores."""
     client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
     await client.start()
     try:
@@ -71,7 +70,8 @@ async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunctio
 
 
 async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
-    message = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
+    """Create, reset and close the environment once. Returns its first observation."""
+    where = f"env.env_name={config.env_name}, row {prompt.id}"
     caller, seconds = EnvironmentCaller(), config.episode_timeout
     try:
         with wrap_environment_errors("creation"):
@@ -82,15 +82,18 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
             await caller.call(TimeLimit(seconds), environment, "close")
     except TimeoutError as error:
         raise ValueError(
-            f"{message} within env.episode_timeout={seconds:g} s. Fix it, or raise env.episode_timeout."
+            f"{where}: the environment did not start within env.episode_timeout={seconds:g} s. Fix the environment, or "
+            "raise env.episode_timeout."
         ) from error
     except EnvironmentFailure as failure:
-        raise ValueError(f"{message}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
+        raise ValueError(
+            f"{where}: the environment did not start: {failure}. Fix the environment, its settings (env.*), or the row."
+        ) from failure
 
 
-def _parse_nothing(text: str) -> list[ToolCall]:
-    raise RuntimeError("an environment reads calls in step, not in reset")
+def _reject_parsing(text: str) -> list[ToolCall]:
+    raise RuntimeError("`reset` of the environment parses tool calls. Parse them in `step`.")
 
 
-async def _skip_grading(prompt: Prompt, text: str) -> Score:
-    raise RuntimeError("an environment grades in step, not in reset")
+async def _reject_grading(prompt: Prompt, text: str) -> Score:
+    raise RuntimeError("`reset` of the environment calls the grader. Call it in `step`.")

@@ -1,4 +1,4 @@
-"""Trial rendering of one chat of the data with the chat template, before anything starts."""
+"""Try the chat template on one chat of the data, before workers start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ ResultT = TypeVar("ResultT")
 
 
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
-    """Raise ValueError if the template takes too long, rejects the chat, or drops the last message's content."""
+    """Render one chat. Raises ValueError if the chat template takes longer than `time_limit` seconds, rejects the chat,
+    or drops the content of the last message."""
     marked = Message(role=chat[-1]["role"], content=chat[-1]["content"] + PLACEHOLDER)
-    text = run_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
+    text = render_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
     if PLACEHOLDER not in text:
         raise ValueError(
             f"the chat template drops the content of the last message (role {marked['role']!r}), so all prompts look "
@@ -25,17 +26,17 @@ def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TI
         )
 
 
-def run_with_time_limit(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> ResultT:
-    """Run `render` in a thread and return its result. Raises ValueError after `time_limit` seconds."""
+def render_with_time_limit(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> ResultT:
+    """Call `render`, a function that renders a chat, in a thread. Raises ValueError after `time_limit` seconds."""
     done: Future[ResultT] = Future()
 
-    def work() -> None:
+    def call_render() -> None:
         try:
             done.set_result(render())
         except BaseException as error:  # noqa: BLE001 raised again by result()
             done.set_exception(error)
 
-    Thread(target=work, daemon=True, name="chat template").start()
+    Thread(target=call_render, daemon=True, name="chat template").start()
     try:
         return done.result(time_limit)
     except TimeoutError:

@@ -1,1 +1,1 @@
-"""Memory plan of a run: bytes per device at each moment of an iteration."""
+"""Plan the memory of a run: bytes per device at each moment of an iteration."""

@@ -10,17 +10,17 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.memory.model import (
     FLOAT32,
     MemoryUsage,
-    TrainedModel,
+    TrainedModelMemory,
+    compute_micro_batch_shape,
     count_frozen_bytes,
     get_dtype_bytes,
-    largest_micro_batch,
-    measure_inference,
+    measure_forward_bytes,
     plan_trained_model,
 )
 from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
 
-ANSWERING = "answers"  # moment of a validation in which responses are sampled
-ANSWERING_HINT = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
+SAMPLING = "answers"  # moment of a validation in which responses are sampled
+SAMPLING_HINT = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
 HINT = (
     "Set model.enable_gradient_checkpointing=true, fsdp_config.offload_policy=true (GPUs only) or model.lora_rank=16, "
     "lower data.max_token_len_per_gpu and data.max_length, or raise trainer.n_gpus_per_node or trainer.nnodes."
@@ -29,71 +29,77 @@ HINT = (
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """Memory requirements of a fine-tuning task."""
+    """Properties of a fine-tuning task that determine its memory."""
 
-    longest: int  # number of tokens of the longest row
-    rows: int = 1  # rows per example; they stay in one micro-batch
-    head: bool = True  # True: log-probs over the vocabulary are computed; False: one number per row
-    reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
-    answers: tuple[int, int, int] | None = None  # per rank: (responses at a time, prompt tokens, response tokens)
+    longest_row: int  # number of tokens of the longest row (token sequence)
+    rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
+    computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
+    needs_reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
+    sampling: tuple[int, int, int] | None = None  # per rank: (responses at a time, prompt tokens, response tokens)
 
 
-def fit_finetuning(
-    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host: int = 0
+def fit_finetuning_memory(
+    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host_memory: int = 0
 ) -> tuple[Model, MemoryPlan]:
-    """Plan the memory, and enable gradient checkpointing if it is `auto` and needed. Returns the model section and the
-    plan, whose `problem` is set if the run cannot fit.
+    """Plan the memory of fine-tuning, and enable gradient checkpointing if it is `auto` and needed. Returns the model
+    section and the plan, whose `problem` is set if the run cannot fit.
 
     Args:
         model: resolved model section.
         capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
-        host: bytes of host memory of a GPU node; 0: unknown.
+        host_memory: bytes of host memory of a GPU node; 0: unknown.
     """
 
-    plan = _plan(config, model, device, request, capacity)
+    plan = _plan_memory(config, model, device, request, capacity)
     if config.model.enable_gradient_checkpointing == "auto" and not plan.has_headroom:
         model = model.model_copy(update={"enable_gradient_checkpointing": True})
-        plan = _plan(config, model, device, request, capacity)
+        plan = _plan_memory(config, model, device, request, capacity)
     if plan.fits:
-        return model, plan.add_copies(device, host)
-    return model, plan.reject(ANSWERING_HINT if plan.peak[0] == ANSWERING else HINT)
+        return model, plan.add_checkpoint_copies(device, host_memory)
+    return model, plan.reject(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
 
 
-def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int) -> MemoryPlan:
-    trainer, size = config.trainer, micro_batch(config, request)
-    trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
+def _plan_memory(
+    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int
+) -> MemoryPlan:
+    trainer, shape = config.trainer, find_micro_batch_shape(config, request)
+    trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, shape, request.computes_logits)
     fixed = MemoryUsage(runtime=RUNTIME[device])
-    if request.reference and not trained.adapters and not trained.offload_policy:
+    if request.needs_reference and not trained.adapters and not trained.offload_policy:
         fixed += MemoryUsage(
             frozen_models=count_frozen_bytes(trained.sizes, trained.shards, get_dtype_bytes(model.dtype))
         )
     of_model = trained.plan_update()
-    if request.answers:
-        of_model[ANSWERING] = _answering(trained, model, *request.answers)
+    if request.sampling:
+        of_model[SAMPLING] = _plan_sampling(trained, model, *request.sampling)
     moments = {name: usage + fixed for name, usage in of_model.items()}
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
-        offloaded = trained.host_bytes() * trainer.n_gpus_per_node
-        return MemoryPlan(moments, capacity, "a GPU", 0, host=offloaded, copies=copies)
+        offloaded = trained.offloaded_bytes() * trainer.n_gpus_per_node
+        return MemoryPlan(moments, capacity, "a GPU", 0, offloaded_bytes=offloaded, copy_bytes=copies)
     driver = MemoryUsage(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else MemoryUsage()
     node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in moments.items()}
-    return MemoryPlan(node, capacity, "this machine", 0, copies=copies)
+    return MemoryPlan(node, capacity, "this machine", 0, copy_bytes=copies)
 
 
-def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, response: int) -> MemoryUsage:
-    """Return the memory of a rank that samples `count` responses at a time: prefill of the prompts and KV cache."""
+def _plan_sampling(
+    trained: TrainedModelMemory, model: Model, num_responses: int, prompt_tokens: int, response_tokens: int
+) -> MemoryUsage:
+    """Return the memory of a rank that samples `num_responses` responses at a time in a validation."""
     sizes, width = trained.sizes, trained.dtype_bytes
-    return trained.idle() + MemoryUsage(
-        gathered_layers=width * (sizes.root + 2 * sizes.unit),
-        activations=measure_inference(model, count * prompt),
-        logits=2 * FLOAT32 * count * (sizes.head // sizes.hidden_size),
-        kv_cache=width * sizes.kv_elements * count * (prompt + response),
+    return trained.usage_while_idle() + MemoryUsage(
+        gathered_layers=width * (sizes.root_parameters + 2 * sizes.layer_parameters),
+        activations=measure_forward_bytes(model, num_responses * prompt_tokens),
+        logits=2 * FLOAT32 * num_responses * (sizes.head_parameters // sizes.hidden_size),
+        kv_cache=width * sizes.kv_elements_per_token * num_responses * (prompt_tokens + response_tokens),
     )
 
 
-def micro_batch(config: TuningConfig, request: MemoryRequest) -> tuple[int, int]:
-    """Return number and length, in tokens, of the rows of a rank's largest micro-batch."""
+def find_micro_batch_shape(config: TuningConfig, request: MemoryRequest) -> tuple[int, int]:
+    """Return (rows, tokens per row) of the largest micro-batch on a rank."""
     data, shared = config.data, config.ulysses_sequence_parallel_size
-    longest, ranks = request.longest * request.rows, config.trainer.num_ranks
-    examples, tokens = largest_micro_batch(longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared)
-    return examples * request.rows, max(1, tokens // request.rows)
+    longest, ranks = request.longest_row * request.rows_per_example, config.trainer.num_ranks
+    examples, tokens = compute_micro_batch_shape(
+        longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared
+    )
+    return examples * request.rows_per_example, max(1, tokens // request.rows_per_example)

@@ -1,4 +1,4 @@
-"""Memory of one model, calculated from its configuration: bytes by kind at each moment of an update.
+"""Calculate the memory of one model from its configuration: bytes by kind at each moment of an update.
 
     config.json on the meta device -> sizes (models/activation_memory.py) -> MemoryUsage of one training rank or engine
 
@@ -21,12 +21,12 @@ from alphaapollo.config.resolve import Attention, get_attention
 from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activation_memory import (
-    Activations,
+    ActivationBytes,
     ModelSizes,
     TrainingPass,
     count_adapter_parameters,
-    load_meta,
-    measure_activations,
+    load_meta_model,
+    measure_activation_bytes,
     measure_inference_bytes,
     read_model_sizes,
 )
@@ -57,7 +57,7 @@ class MemoryUsage:
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, int]:
-        """Return field name -> bytes."""
+        """Return {field name: bytes}, e.g. {"weights": 4096, "gradients": 4096, ...}."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __add__(self, other: MemoryUsage) -> MemoryUsage:
@@ -68,38 +68,41 @@ class MemoryUsage:
 
 
 @dataclass(frozen=True)
-class TrainedModel:
-    """Memory of a model in training on one rank."""
+class TrainedModelMemory:
+    """Memory of a trained model (policy, critic, fine-tuned model) on one rank."""
 
     sizes: ModelSizes
-    activations: Activations
+    activations: ActivationBytes
     shards: int  # number of ranks that share one copy of the weights
     dtype_bytes: int  # bytes per element in forward and backward passes
     unsharded_gradients: bool = False  # float32 gradients stay unsharded until the optimizer step
-    offload_weights: bool = False  # shards are in host memory between the model's phases
+    offload_weights: bool = False  # shards are in host memory while another model uses the GPU
     offload_optimizer: bool = False  # optimizer state is in host memory except during steps
     has_one_step: bool = False  # whether an update has only one optimizer step
     adapters: int = 0  # number of LoRA parameters; 0: all parameters are trained
     offload_policy: bool = False  # shards and optimizer state stay in host memory
 
     @property
-    def slices(self) -> int:
-        """Number of trained parameters of this rank."""
+    def num_trained_parameters(self) -> int:
+        """Number of trained parameters whose shards this rank owns."""
         return -(-(self.adapters or self.sizes.parameters) // self.shards)
 
     @property
-    def base(self) -> int:
-        """Bytes of this rank's frozen base weights (LoRA)."""
+    def frozen_base_bytes(self) -> int:
+        """With LoRA: bytes of this rank's shards of the frozen base weights; else 0."""
         return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.adapters else 0
 
     def usage_after_step(self) -> MemoryUsage:
-        """Return the memory in the model's phase, after an optimizer step."""
+        """Return the memory while the model is on the device, after an optimizer step."""
         if self.offload_policy:
             return MemoryUsage()
-        return MemoryUsage(weights=self.base + FLOAT32 * self.slices, optimizer=ADAM * self.slices)
+        return MemoryUsage(
+            weights=self.frozen_base_bytes + FLOAT32 * self.num_trained_parameters,
+            optimizer=ADAM * self.num_trained_parameters,
+        )
 
-    def idle(self) -> MemoryUsage:
-        """Return the memory between the model's phases."""
+    def usage_while_idle(self) -> MemoryUsage:
+        """Return the memory on the device while another model uses it."""
         usage = self.usage_after_step()
         return replace(
             usage,
@@ -107,33 +110,35 @@ class TrainedModel:
             optimizer=0 if self.offload_optimizer else usage.optimizer,
         )
 
-    def host_bytes(self) -> int:
-        """Return the bytes in host memory between the model's phases."""
-        return self.base + (FLOAT32 + ADAM) * self.slices - self.idle().total
+    def offloaded_bytes(self) -> int:
+        """Return the bytes in host memory while another model uses the device."""
+        return self.frozen_base_bytes + (FLOAT32 + ADAM) * self.num_trained_parameters - self.usage_while_idle().total
 
     def checkpoint_bytes(self) -> int:
-        return (FLOAT32 + ADAM) * self.slices
+        """Return the bytes of this rank's part of a checkpoint: float32 weights and Adam moments."""
+        return (FLOAT32 + ADAM) * self.num_trained_parameters
 
     def plan_update(self) -> dict[str, MemoryUsage]:
-        """Return the memory at each moment of an update, by name."""
+        """Return the memory at each moment of an update: when the `head`, a `layer` and the `root` compute, and in the
+        optimizer's `step`."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
-        root, unit = sizes.root, sizes.unit
+        root, unit = sizes.root_parameters, sizes.layer_parameters
         step, reduction = self.usage_after_step(), FLOAT32
         if not self.offload_policy:
-            step += MemoryUsage(gradients=FLOAT32 * self.slices)
+            step += MemoryUsage(gradients=FLOAT32 * self.num_trained_parameters)
         own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_step else step
         if self.adapters:
             own += MemoryUsage(gathered_layers=width * (root + 2 * unit), activations=share.saved)
-            head, layer = MemoryUsage(logits=share.head), MemoryUsage(activations=share.layer)
+            head, layer = MemoryUsage(logits=share.head_peak), MemoryUsage(activations=share.layer_peak)
             return {"head": own + head, "layer": own + layer, "step": step}
         if self.unsharded_gradients:
             own, reduction = own + MemoryUsage(gradients=FLOAT32 * sizes.parameters), 0
-        head = MemoryUsage(gathered_layers=width * root, activations=share.saved, logits=share.head)
+        head = MemoryUsage(gathered_layers=width * root, activations=share.saved, logits=share.head_peak)
         layer = MemoryUsage(
             # this layer, the prefetched layer, and the float32 gradients of the last layer
             gathered_layers=width * (root + 2 * unit) + reduction * unit,
-            activations=share.saved + share.layer,
-            logits=width * sizes.head,  # the head's gradient exists until the embedding's is computed
+            activations=share.saved + share.layer_peak,
+            logits=width * sizes.head_parameters,  # the head's gradient exists until the embedding's is computed
         )
         gathered = (2 * width + reduction) * root + reduction * root // self.shards
         return {
@@ -148,73 +153,76 @@ def plan_trained_model(
     model: Model,
     fsdp: Fsdp,
     device: Device,
-    ranks: int,
-    micro_batch: tuple[int, int],
-    head: bool = True,
+    num_ranks: int,
+    micro_batch_shape: tuple[int, int],
+    computes_logits: bool = True,
     divergence: Divergence | None = None,
-) -> TrainedModel:
-    """Return the memory of a model in training on one of `ranks` ranks.
+) -> TrainedModelMemory:
+    """Return the memory of a trained model on one rank.
 
     Args:
         model: resolved model section, with its LoRA keys.
-        micro_batch: number and length of the rows on one rank.
-        head: True: log-probs over the vocabulary; False: one number per token.
+        micro_batch_shape: (rows, tokens per row) on one rank.
+        computes_logits: True: log-probs over the vocabulary (policy); False: one number per token (critic).
         divergence: divergence over the full vocabulary from a frozen model; None: not computed.
     """
     on_gpu, adapts = device == "cuda", bool(model.lora_rank)
-    rows, length = micro_batch
+    rows, length = micro_batch_shape
     checkpointing = model.enable_gradient_checkpointing is True
-    return TrainedModel(
-        sizes=load_sizes(model),
-        activations=_measure(
-            _get_identity(model),
-            measure_activations,
-            TrainingPass(rows, length, checkpointing, device, head, divergence, adapts),
+    return TrainedModelMemory(
+        sizes=load_model_sizes(model),
+        activations=_measure_cached(
+            _make_cache_key(model),
+            measure_activation_bytes,
+            TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts),
         ),
-        shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
+        shards=num_ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
         dtype_bytes=get_dtype_bytes(model.dtype),
         unsharded_gradients=not fsdp.sync_each_micro_batch,
         offload_optimizer=fsdp.optimizer_offload and on_gpu,
-        adapters=count_adapter_parameters(_load_meta(_get_identity(model)), model) if adapts else 0,
+        adapters=count_adapter_parameters(_load_meta_model(_make_cache_key(model)), model) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
 
 
-def largest_micro_batch(longest: int, step_rows: int, max_tokens: int, ranks: int, shared: int) -> tuple[int, int]:
-    """Return number and length of the rows of a rank's largest micro-batch. Its size is the token budget, one longer
-    row, or the rank's rows of an optimizer step.
+def compute_micro_batch_shape(
+    longest_row: int, step_rows: int, max_tokens: int, num_ranks: int, sequence_parallel_size: int
+) -> tuple[int, int]:
+    """Return (rows, tokens per row) of the largest micro-batch on a rank. A row is one token sequence.
 
     Args:
-        longest: number of tokens of the longest row.
+        longest_row: number of tokens of the longest row. A micro-batch has at least this row.
         step_rows: number of rows of an optimizer step, over all ranks.
-        max_tokens: token budget of a rank.
-        shared: number of ranks that share every sequence.
+        max_tokens: token budget of a micro-batch on a rank.
+        sequence_parallel_size: number of ranks that share every row.
     """
-    step = -(-step_rows // (ranks // shared)) * longest
-    tokens = max(longest, min(max_tokens * shared, step)) // shared
-    rows = max(1, -(-tokens // longest))
+    step = -(-step_rows // (num_ranks // sequence_parallel_size)) * longest_row
+    tokens = max(longest_row, min(max_tokens * sequence_parallel_size, step)) // sequence_parallel_size
+    rows = max(1, -(-tokens // longest_row))
     return rows, max(1, tokens // rows)
 
 
 @dataclass(frozen=True)
-class FrozenModel:
-    """Memory of a reference, teacher or reward model on one rank."""
+class FrozenModelMemory:
+    """Memory of a frozen model (reference, teacher or reward model) on one rank."""
 
-    loaded: MemoryUsage = MemoryUsage()  # memory in its phase
-    idle: MemoryUsage = MemoryUsage()  # memory between its phases
+    loaded: MemoryUsage = MemoryUsage()  # while the model computes
+    idle: MemoryUsage = MemoryUsage()  # while another model uses the device
 
 
-def plan_frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModel:
+def plan_frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModelMemory:
     """Return the memory of a frozen model that is sharded over `shards` ranks."""
     on_gpu = device == "cuda"
     if fsdp.offload_policy and on_gpu:
-        return FrozenModel()
-    loaded = MemoryUsage(frozen_models=count_frozen_bytes(load_sizes(model), shards, get_dtype_bytes(model.dtype)))
-    return FrozenModel(loaded, MemoryUsage() if fsdp.param_offload and on_gpu else loaded)
+        return FrozenModelMemory()
+    loaded = MemoryUsage(
+        frozen_models=count_frozen_bytes(load_model_sizes(model), shards, get_dtype_bytes(model.dtype))
+    )
+    return FrozenModelMemory(loaded, MemoryUsage() if fsdp.param_offload and on_gpu else loaded)
 
 
 def count_frozen_bytes(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
-    """Return the bytes of a frozen model on one rank."""
+    """Return the bytes of a frozen model's weights on one of `shards` ranks."""
     return dtype_bytes * -(-sizes.parameters // shards)
 
 
@@ -222,30 +230,31 @@ def get_dtype_bytes(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
 
 
-def load_sizes(model: Model) -> ModelSizes:
-    sizes: ModelSizes = _measure(_get_identity(model), read_model_sizes)
+def load_model_sizes(model: Model) -> ModelSizes:
+    sizes: ModelSizes = _measure_cached(_make_cache_key(model), read_model_sizes)
     return sizes
 
 
-def measure_inference(model: Model, num_tokens: int) -> int:
-    """Return the bytes of the largest forward pass without gradients, for `num_tokens` tokens."""
-    return int(_measure(_get_identity(model), measure_inference_bytes, num_tokens))
+def measure_forward_bytes(model: Model, num_tokens: int) -> int:
+    """Return the bytes of activations in a forward pass without gradients over `num_tokens` tokens."""
+    return int(_measure_cached(_make_cache_key(model), measure_inference_bytes, num_tokens))
 
 
-Identity = tuple[str, bool, str, Attention]  # path, trust_remote_code, dtype, attention
+ModelKey = tuple[str, bool, str, Attention]  # path, trust_remote_code, dtype, attention
 
 
-def _get_identity(model: Model) -> Identity:
+def _make_cache_key(model: Model) -> ModelKey:
     return model.path, model.trust_remote_code, model.dtype, get_attention(model)
 
 
 @lru_cache(maxsize=4)
-def _load_meta(identity: Identity) -> Any:
-    path, trust, dtype, attention = identity
-    return load_meta(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
+def _load_meta_model(key: ModelKey) -> Any:
+    path, trust, dtype, attention = key
+    return load_meta_model(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
 
 
 @lru_cache(maxsize=128)
-def _measure(identity: Identity, measure: Callable[..., Any], *arguments: Any) -> Any:
-    """Return measure(model, *arguments). Results are cached, because measuring runs the model."""
-    return measure(_load_meta(identity), *arguments)
+def _measure_cached(key: ModelKey, measure: Callable[..., Any], *arguments: Any) -> Any:
+    """Return measure(model, *arguments) for the model on the meta device. Results are cached, because `measure` runs
+    the model."""
+    return measure(_load_meta_model(key), *arguments)

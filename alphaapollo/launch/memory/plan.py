@@ -1,4 +1,4 @@
-"""Memory plan of a run: bytes on a GPU, or on the machine without GPUs, at each moment, and keys that reduce them."""
+"""Plan the memory of an RL run: bytes on a GPU, or on a machine without GPUs, at each moment of an iteration."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergen
 from alphaapollo.config.keys import format_value, replace_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.builders import make_critic_model, make_teacher_model
+from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
 from alphaapollo.launch.memory.model import (
-    FrozenModel,
+    FrozenModelMemory,
     MemoryUsage,
-    TrainedModel,
+    TrainedModelMemory,
+    compute_micro_batch_shape,
     count_frozen_bytes,
     get_dtype_bytes,
-    largest_micro_batch,
-    load_sizes,
-    measure_inference,
+    load_model_sizes,
+    measure_forward_bytes,
     plan_frozen_model,
     plan_trained_model,
 )
@@ -35,29 +35,30 @@ ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
-def format_unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
-    """Return a notice that the memory of a model cannot be planned because of one of the UNMEASURED errors."""
+def format_unplanned_memory_notice(model_path: str, error: BaseException, is_checkpointing_auto: bool) -> str:
+    """Return a notice that the memory cannot be planned, because the model failed on the meta device with `error`."""
     reason = str(error).strip().split("\n")[0].rstrip(".!")
-    chosen = " Gradient checkpointing stays off." * may_choose
     failure = f"{type(error).__name__}: {reason}"
-    return f"the memory of {path} is not planned, because it cannot run on the meta device ({failure}).{chosen}"
+    notice = f"the memory of {model_path} is not planned, because the model cannot run on the meta device ({failure})."
+    return f"{notice} Gradient checkpointing stays off." if is_checkpointing_auto else notice
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of one device at each moment of an iteration."""
+    """Planned memory of one GPU, or of a machine without GPUs, at each moment of an iteration."""
 
     moments: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
     device_name: str  # description of the device in messages
-    kv_tokens: int  # capacity of an engine's KV cache in tokens
-    host: int = 0  # bytes that GPUs offload to a node's host memory
-    copies: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
-    saves_in_background: bool = True  # whether the copies fit into memory
+    kv_cache_tokens: int  # capacity of an engine's KV cache
+    offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
+    copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
+    saves_in_background: bool = True  # whether these copies fit into memory
     problem: str = ""  # why the run cannot fit, and the keys that reduce memory; "": it fits
 
     @property
     def peak(self) -> tuple[str, MemoryUsage]:
+        """Moment with the most memory, and its memory."""
         return max(self.moments.items(), key=lambda item: item[1].total)
 
     @property
@@ -69,7 +70,7 @@ class MemoryPlan:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
     def reject(self, advice: str) -> MemoryPlan:
-        """Return the plan with `problem` set, because its peak does not fit. advice: suggested fix."""
+        """Return the plan with a `problem`: the peak does not fit. advice: sentence with the suggested fix."""
         moment, usage = self.peak
         largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
@@ -78,12 +79,15 @@ class MemoryPlan:
         )
         return replace(self, problem=f"{needed} {advice}")
 
-    def add_copies(self, device: Device, host: int) -> MemoryPlan:
-        """Return the plan with the copies for checkpoints, if they fit. host: bytes of host memory of a GPU node; 0:
-        unknown."""
+    def add_checkpoint_copies(self, device: Device, host_memory: int) -> MemoryPlan:
+        """Return the plan with the copies from which checkpoints are written, if they fit.
+
+        host_memory: bytes of host memory of a GPU node; 0: unknown.
+        """
         if device == "cuda":
-            return replace(self, saves_in_background=not host or self.host + self.copies <= COMFORTABLE * host)
-        copies = MemoryUsage(checkpoint_copy=self.copies)
+            fits = not host_memory or self.offloaded_bytes + self.copy_bytes <= COMFORTABLE * host_memory
+            return replace(self, saves_in_background=fits)
+        copies = MemoryUsage(checkpoint_copy=self.copy_bytes)
         plan = replace(self, moments={name: usage + copies for name, usage in self.moments.items()})
         return plan if plan.has_headroom else replace(self, saves_in_background=False)
 
@@ -94,35 +98,37 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
     role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, sizes, engine = role.rollout, load_sizes(role.model), _plan_engine(config, device, capacity)
-    moments, host, copies = _training_rank(config, device)
+    rollout, sizes, engine = role.rollout, load_model_sizes(role.model), _plan_engine(config, device, capacity)
+    moments, offloaded, copies = _plan_training_rank(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
-    kv_token = (
-        sizes.kv_elements * get_dtype_bytes(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    kv_token_bytes = (
+        sizes.kv_elements_per_token
+        * get_dtype_bytes(rollout.dtype)
+        // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
     )
-    kv_tokens = engine.kv_cache // kv_token
+    kv_cache_tokens = engine.kv_cache // kv_token_bytes
     if device == "cpu":
-        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_other_processes(config))
+        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_other_process_bytes(config))
         node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in moments.items()}
-        return MemoryPlan(node, capacity, "this machine", kv_tokens, copies=copies)
+        return MemoryPlan(node, capacity, "this machine", kv_cache_tokens, copy_bytes=copies)
     if not rollout.colocate:
         del moments["generate"]
         moments["generate (an engine's GPU)"] = engine
     elif rollout.free_cache_engine:
-        moments["publish"] += MemoryUsage(engine=_engine_weights(config))
+        moments["publish"] += MemoryUsage(engine=_count_engine_weight_bytes(config))
         moments["generate"] += engine
     else:
         moments = {name: usage + engine for name, usage in moments.items()}
-    what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
-    return MemoryPlan(moments, capacity, what, kv_tokens, host * trainer.n_gpus_per_node, copies)
+    device_name = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
+    return MemoryPlan(moments, capacity, device_name, kv_cache_tokens, offloaded * trainer.n_gpus_per_node, copies)
 
 
 def _has_critic(config: Config) -> bool:
     return "values" in get_estimator(config.algorithm.adv_estimator).needs
 
 
-def _other_processes(config: Config) -> int:
-    """Return the bytes of the libraries of all processes except the policy's ranks, for a run on one machine."""
+def _count_other_process_bytes(config: Config) -> int:
+    """Return the bytes of imported libraries in all processes of a machine without GPUs, except the policy's ranks."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
         return 0  # everything is in the policy's process
@@ -132,19 +138,21 @@ def _other_processes(config: Config) -> int:
     return (ranks + per_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
 
 
-def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
-    """Return the memory of a training rank without engines at each moment, its bytes offloaded to host memory, and the
-    bytes of its copies for checkpoints."""
-    role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.full_kl
-    divergence = make_divergence(config.teacher) if config.teacher.full_vocabulary else REVERSE if full_kl else None
+def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
+    """Plan the memory of a training rank, without engines. Returns the memory at each moment, the bytes offloaded to
+    host memory, and the bytes of the copies from which checkpoints are written."""
+    role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.uses_full_kl
+    divergence = (
+        make_divergence(config.teacher) if config.teacher.uses_full_vocabulary else REVERSE if full_kl else None
+    )
     policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, divergence)
     trained = {"policy": policy}
     if _has_critic(config):
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
         trained["critic"] = _plan_trained_model(
-            config, device, make_critic_model(role.model, own), own.fsdp_config, steps, head=False
+            config, device, make_critic_model_section(role.model, own), own.fsdp_config, steps, computes_logits=False
         )
-    fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModel(), FrozenModel()
+    fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModelMemory(), FrozenModelMemory()
     if config.reward_model.enable:
         scorer = config.reward_model.model
         model = role.model.model_copy(update={"path": scorer.path})
@@ -153,40 +161,42 @@ def _training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsag
         reference = plan_frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
     idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
 
-    def sum_idle(active: str, frozen: MemoryUsage) -> MemoryUsage:
-        return sum((model.idle() for name, model in trained.items() if name != active), fixed + frozen)
+    def sum_idle_models(active: str, frozen: MemoryUsage) -> MemoryUsage:
+        return sum((model.usage_while_idle() for name, model in trained.items() if name != active), fixed + frozen)
 
     moments: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
-        model = make_teacher_model(role.model, config.teacher)
+        model = make_teacher_model_section(role.model, config.teacher)
         teacher = plan_frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
-        head, forward = _teacher_pass(config, model)
+        head, forward = _plan_teacher_pass(config, model)
         idle += teacher.idle
-        if config.teacher.full_vocabulary:  # its head stays gathered in the policy's update
+        if config.teacher.uses_full_vocabulary:  # its head stays gathered in the policy's update
             in_update += teacher.loaded + head
         else:
             in_update += teacher.idle
             forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
-        moments["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle("policy", in_update)
+        moments["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_models("policy", in_update)
     for name, one in trained.items():
-        beside = sum_idle(name, in_update if name == "policy" else idle)
+        beside = sum_idle_models(name, in_update if name == "policy" else idle)
         moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
-    buckets = MemoryUsage(transfer_buckets=_transfer_buckets(policy, get_dtype_bytes(role.rollout.dtype)))
-    moments["publish"] = policy.usage_after_step() + sum_idle("policy", in_update) + buckets
-    moments["generate"] = sum_idle("", idle)
-    host = sum(one.host_bytes() for one in trained.values())
-    host += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
+    buckets = MemoryUsage(transfer_buckets=_count_transfer_bytes(policy, get_dtype_bytes(role.rollout.dtype)))
+    moments["publish"] = policy.usage_after_step() + sum_idle_models("policy", in_update) + buckets
+    moments["generate"] = sum_idle_models("", idle)
+    offloaded = sum(one.offloaded_bytes() for one in trained.values())
+    offloaded += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))
-    return moments, host, copies
+    return moments, offloaded, copies
 
 
-def _teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
+def _plan_teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
     """Return the memory of the teacher's gathered head, and of the rest of its forward pass."""
-    sizes, width, (rows, length) = load_sizes(model), get_dtype_bytes(model.dtype), micro_batch(config)
-    layers = MemoryUsage(gathered_layers=2 * width * sizes.unit, activations=measure_inference(model, rows * length))
-    return MemoryUsage(gathered_layers=width * sizes.root), layers
+    sizes, width, (rows, length) = load_model_sizes(model), get_dtype_bytes(model.dtype), find_micro_batch_shape(config)
+    layers = MemoryUsage(
+        gathered_layers=2 * width * sizes.layer_parameters, activations=measure_forward_bytes(model, rows * length)
+    )
+    return MemoryUsage(gathered_layers=width * sizes.root_parameters), layers
 
 
 def _plan_trained_model(
@@ -196,134 +206,148 @@ def _plan_trained_model(
     fsdp: RoleFsdp,
     steps: int,
     divergence: Divergence | None = None,
-    head: bool = True,
-) -> TrainedModel:
-    """Return the memory of a model in training, including the keys and values of shared prompts, which attention copies
-    for each sample. Assumes prompts of maximum and responses of a quarter of maximum length. steps: optimizer steps
-    per update."""
-    rows, length = micro_batch(config)
-    trained = plan_trained_model(model, fsdp, device, config.trainer.num_ranks, (rows, length), head, divergence)
+    computes_logits: bool = True,
+) -> TrainedModelMemory:
+    """Return the memory of the policy or the critic on one rank. If samples of a group share the computation of their
+    prompt, the keys and values that attention copies for each sample are included. Their number assumes prompts of
+    maximum length and responses of a quarter of the maximum length.
+
+    steps: optimizer steps per update.
+    """
+    rows, length = find_micro_batch_shape(config)
+    trained = plan_trained_model(
+        model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
+    )
     trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step=steps == 1)
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained
     samples, layers = config.group_size, trained.sizes.num_layers
     prompt, response = config.data.max_prompt_length, max(1, config.data.max_response_length // 4)
     copies = samples * (prompt + response) / (prompt + samples * response) - 1
-    of_layer = int(copies * rows * length * trained.sizes.kv_elements * trained.dtype_bytes / layers)
+    of_layer = int(copies * rows * length * trained.sizes.kv_elements_per_token * trained.dtype_bytes / layers)
     own = trained.activations
     if model.enable_gradient_checkpointing:
-        return replace(trained, activations=replace(own, layer=own.layer + of_layer))
+        return replace(trained, activations=replace(own, layer_peak=own.layer_peak + of_layer))
     return replace(trained, activations=replace(own, saved=own.saved + of_layer * layers))
 
 
-def micro_batch(config: Config) -> tuple[int, int]:
-    """Return number and length, in tokens, of the rows of a rank's largest micro-batch."""
+def find_micro_batch_shape(config: Config) -> tuple[int, int]:
+    """Return (rows, tokens per row) of the largest micro-batch on a rank."""
     data, actor = config.data, config.actor_rollout_ref.actor
-    return largest_micro_batch(
-        longest=data.max_prompt_length + data.max_response_length,
+    return compute_micro_batch_shape(
+        longest_row=data.max_prompt_length + data.max_response_length,
         step_rows=min(actor.ppo_mini_batch_size, config.trajectories),
         max_tokens=actor.ppo_max_token_len_per_gpu,
-        ranks=config.trainer.num_ranks,
-        shared=actor.ulysses_sequence_parallel_size,
+        num_ranks=config.trainer.num_ranks,
+        sequence_parallel_size=actor.ulysses_sequence_parallel_size,
     )
 
 
-def _engine_weights(config: Config) -> int:
+def _count_engine_weight_bytes(config: Config) -> int:
     role = config.actor_rollout_ref
-    size = get_dtype_bytes(role.rollout.dtype) * load_sizes(role.model).parameters
+    size = get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
 
 
 def _plan_engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Return the memory of a generating engine on one device. On a GPU the KV cache fills the engine's share."""
-    rollout, model, weights = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, _engine_weights(config)
+    """Return the memory of an engine while it generates. On a GPU, the KV cache fills the rest of
+    rollout.gpu_memory_utilization."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":
         return MemoryUsage()
     if device == "cpu":
         return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
-    sizes, longest = load_sizes(model), config.data.max_prompt_length + config.data.max_response_length
+    sizes, longest = load_model_sizes(model), config.data.max_prompt_length + config.data.max_response_length
     tokens = max(rollout.max_num_batched_tokens, longest)
-    logits = 2 * 4 * rollout.max_num_seqs * (sizes.head // sizes.hidden_size)  # float32, and a copy to sample from
-    used = weights + measure_inference(model, tokens) // rollout.tensor_model_parallel_size + logits
+    logits = (
+        2 * 4 * rollout.max_num_seqs * (sizes.head_parameters // sizes.hidden_size)
+    )  # float32, and a copy to sample from
+    used = weights + measure_forward_bytes(model, tokens) // rollout.tensor_model_parallel_size + logits
     return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
 
 
-def _transfer_buckets(policy: TrainedModel, width: int) -> int:
-    """Return the bytes of a weight sync: a bucket of about BUCKET_BYTES, its packed copy, the next bucket, and one
-    gathered layer."""
+def _count_transfer_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> int:
+    """Return the bytes that a weight sync needs on a training rank: a bucket of about BUCKET_BYTES, its packed copy,
+    the next bucket, and one gathered layer."""
     sizes = policy.sizes
-    full = min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head)
-    return width * max(sizes.unit, sizes.root) + 3 * full
+    full = min(dtype_bytes * sizes.parameters, BUCKET_BYTES + dtype_bytes * sizes.head_parameters)
+    return dtype_bytes * max(sizes.layer_parameters, sizes.root_parameters) + 3 * full
 
 
 def fit_memory(
-    config: Config, device: Device, capacity: int, may_choose: bool, host: int = 0
+    config: Config, device: Device, capacity: int, is_checkpointing_auto: bool, host_memory: int = 0
 ) -> tuple[Config, MemoryPlan]:
-    """Plan the memory, and enable gradient checkpointing if `may_choose` and it is needed. Returns the configuration
-    and the plan, whose `problem` is set if the run cannot fit.
+    """Plan the memory of an RL run, and enable gradient checkpointing if it is `auto` and needed. Returns the
+    configuration and the plan, whose `problem` is set if the run cannot fit.
 
-    host: bytes of host memory of a GPU node; 0: unknown.
+    Args:
+        capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
+        is_checkpointing_auto: whether the user configured enable_gradient_checkpointing=auto.
+        host_memory: bytes of host memory of a GPU node; 0: unknown.
     """
     plan = plan_memory(config, device, capacity)
-    if may_choose and not plan.has_headroom:
-        config = with_keys(config, {CHECKPOINTING: True})
+    if is_checkpointing_auto and not plan.has_headroom:
+        config = replace_keys(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, capacity)
-    if device == "cpu" and (problem := _explain_small_cache(config, plan)):
+    if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.reject(_format_advice(config, device, capacity))
-    if host and plan.host > host:
+        return config, plan.reject(_suggest_keys(config, device, capacity))
+    if host_memory and plan.offloaded_bytes > host_memory:
         problem = (
-            f"memory: offloading needs {plan.host / GIB:.0f} GiB of host memory per node, which has {host / GIB:.0f}. "
-            "Leave out some of the offload keys of fsdp_config, or raise trainer.nnodes."
+            f"memory: offloading needs {plan.offloaded_bytes / GIB:.0f} GiB of host memory per node, but a node has "
+            f"{host_memory / GIB:.0f} GiB. Unset some of the offload keys of fsdp_config, or raise trainer.nnodes."
         )
         return config, replace(plan, problem=problem)
-    return config, plan.add_copies(device, host)
+    return config, plan.add_checkpoint_copies(device, host_memory)
 
 
-def _explain_small_cache(config: Config, plan: MemoryPlan) -> str:
+def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
     """Return why an engine's KV cache is too small for one sequence, or "" if it is large enough."""
     rollout, longest = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
-    if rollout.name != "vllm" or plan.kv_tokens >= longest:
+    if rollout.name != "vllm" or plan.kv_cache_tokens >= longest:
         return ""
     return (
-        f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g} has room for {plan.kv_tokens} tokens, but a sequence may "
-        f"have {longest} (data.max_prompt_length + data.max_response_length). Raise kv_cache_gib, or lower "
-        "these lengths."
+        f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g} has room for {plan.kv_cache_tokens} tokens, but a sequence "
+        f"can have {longest} (data.max_prompt_length + data.max_response_length). Raise kv_cache_gib, or lower these "
+        "lengths."
     )
 
 
-def _format_advice(config: Config, device: Device, capacity: int) -> str:
-    keys = cheapest_keys(config, device, capacity, lambda plan: plan.fits)
+def _suggest_keys(config: Config, device: Device, capacity: int) -> str:
+    """Return a sentence with keys that make the run fit into memory."""
+    keys = find_cheapest_keys(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
-        return f"No key makes the run fit on this number of {unit}. Raise trainer.nnodes."
+        return f"No setting makes the run fit on this number of {unit}. Raise trainer.nnodes."
     return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
 
 
-def cheapest_keys(
+def find_cheapest_keys(
     config: Config, device: Device, capacity: int, is_good: Callable[[MemoryPlan], bool]
 ) -> dict[str, object] | None:
-    """Return the cheapest memory-saving keys whose plan satisfies `is_good`, or None if no keys do."""
+    """Return the settings {key: value} that cost the least time among those whose memory plan satisfies `is_good`, or
+    None if no settings do."""
 
-    def gives_good_plan(keys: Mapping[str, object]) -> bool:
-        return is_good(plan_memory(with_keys(config, keys), device, capacity))
+    def has_good_plan(keys: Mapping[str, object]) -> bool:
+        return is_good(plan_memory(replace_keys(config, keys), device, capacity))
 
     keys: dict[str, object] = {}
-    options = memory_saving_keys(config, device)
-    while not gives_good_plan(keys):
+    options = list_memory_saving_keys(config, device)
+    while not has_good_plan(keys):
         option = next(options, None)
         if option is None:
             return None
         keys[option[0]] = option[1]
     for key in reversed(list(keys)):
         fewer = {other: value for other, value in keys.items() if other != key}
-        keys = fewer if gives_good_plan(fewer) else keys
+        keys = fewer if has_good_plan(fewer) else keys
     return keys
 
 
-def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, object]]:
-    """Yield (key, value) pairs that save memory, those that cost the least time first."""
+def list_memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, object]]:
+    """Yield the settings (key, value) that save memory. Settings that cost the least time come first."""
     role, data = config.actor_rollout_ref, config.data
     if not role.model.enable_gradient_checkpointing:
         yield CHECKPOINTING, True
@@ -348,8 +372,8 @@ def memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, ob
         yield from ((f"{section}.fsdp_config.{key}", True) for section in trained)
 
 
-def with_keys(config: Config, values: Mapping[str, object]) -> Config:
-    """Return the configuration with these values of dotted keys."""
+def replace_keys(config: Config, values: Mapping[str, object]) -> Config:
+    """Return the configuration with other values, as {"trainer.seed": 1}."""
     for key, value in values.items():
         config = replace_value(config, key, value)
     return config

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch import background_checkpoint
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.trainer.progress import Progress
@@ -48,10 +48,12 @@ class Case:
         self.critic = None if critic is None else Trainer("critic", self.calls, critic)
         trainers = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
         self.checkpoints = CheckpointFolder(folder, None)
-        self.saving = BackgroundCheckpoint(self.checkpoints, trainers, self.notices.append, self.cache_released)
+        self.saving = BackgroundCheckpointWriter(
+            self.checkpoints, trainers, self.notices.append, self.kv_cache_released
+        )
 
     @asynccontextmanager
-    async def cache_released(self) -> AsyncIterator[None]:
+    async def kv_cache_released(self) -> AsyncIterator[None]:
         self.calls.append("trainers' phase")
         yield
         self.calls.append("engines' phase")
@@ -136,7 +138,7 @@ def test_write_error_of_the_driver_names_the_checkpoint(tmp_path: Path, monkeypa
 
     async def main() -> None:
         case = Case(tmp_path)
-        monkeypatch.setattr(case.checkpoints, "finish", finish)
+        monkeypatch.setattr(case.checkpoints, "complete_checkpoint", finish)
         case.policy.let.set()
         with pytest.raises(OSError, match=r"could not write the checkpoint: No space .*step_000003"):
             async with case.saving.finish_on_exit():
@@ -161,7 +163,7 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
         task.cancel()
         while not case.notices:
             await asyncio.sleep(0)
-        assert case.notices == ["the checkpoint of iteration 1 is being written"] and not task.done()
+        assert case.notices == ["waiting until the checkpoint of iteration 1 is written"] and not task.done()
         case.policy.let.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -173,7 +175,7 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "patience", "told"),
     [
-        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s and is dropped"),
+        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s; it is dropped"),
         (FULL, 30.0, f"the checkpoint of iteration 3 could not be written: {FULL}"),
     ],
 )
@@ -245,7 +247,7 @@ def test_a_signal_saves_the_last_complete_iteration(tmp_path: Path, phase: str, 
         await signalled.end()
         assert signalled.ended == ended and signalled.case.whole == [f"step_00000{saved}"]
         assert Progress.read(tmp_path / signalled.case.whole[0]) == Progress(step=saved, prompts_consumed=4 * saved)
-        assert any(f"writing the checkpoint of iteration {saved} first" in notice for notice in signalled.case.notices)
+        assert any(f"writing the checkpoint of iteration {saved}" in notice for notice in signalled.case.notices)
 
     asyncio.run(main())
 

@@ -14,11 +14,11 @@ from alphaapollo.trainer.progress import Progress
 
 
 def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float] | None = None) -> Path:
-    folder = checkpoints.begin(step)
+    folder = checkpoints.begin_checkpoint(step)
     (folder / "policy").mkdir()
     (folder / "policy/weights").write_text(str(step))
     Progress(step, prompts_consumed=10 * step, kl_coef=0.5, validation=validation or {}).write(folder)
-    return checkpoints.finish(folder)
+    return checkpoints.complete_checkpoint(folder)
 
 
 def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     assert checkpoints.list_completed() == []
     write(checkpoints, 1)
     write(checkpoints, 2)
-    checkpoints.begin(3)  # killed while writing
+    checkpoints.begin_checkpoint(3)  # killed while writing
     found = checkpoints.list_completed()
     assert [folder.name for folder in found] == ["step_000001", "step_000002"]
     assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
@@ -78,7 +78,7 @@ def test_copy_made_by_a_user_is_not_changed(tmp_path: Path) -> None:
     write(checkpoints, 999_999)
     newest = write(checkpoints, 1_000_000)
     assert checkpoints.list_completed() == [newest]
-    checkpoints.move_later_aside(after=2)
+    checkpoints.move_later_aside(step=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 
 
@@ -98,7 +98,7 @@ def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
         write(checkpoints, 2)
     assert [path.name for path in checkpoints.list_completed()] == ["step_000002"]
     assert len(list(tmp_path.iterdir())) == 2
-    checkpoints.remove_remains()
+    checkpoints.remove_incomplete()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 
 

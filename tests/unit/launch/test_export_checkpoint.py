@@ -13,7 +13,7 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
 from alphaapollo.launch import push_to_hub as push_module
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
-from alphaapollo.launch.export_checkpoint import prepare
+from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
 from alphaapollo.trainer.main_export import main
 from alphaapollo.workers import export as export_worker
@@ -72,10 +72,10 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
     write_manifest(checkpoint)
     role = {"model": {"path": "gone/elsewhere", "dtype": "bfloat16"}}
     save_config(Config(actor_rollout_ref=role), tmp_path / "ppo/config.yaml")
-    export = prepare(
+    export = prepare_export(
         ExportConfig(checkpoint=str(checkpoint), model_path=str(run / "model"), output=str(tmp_path / "hf"))
     )
-    assert (export.weights, export.model.path) == (checkpoint / "policy", str(run / "model"))
+    assert (export.weights_folder, export.model.path) == (checkpoint / "policy", str(run / "model"))
     assert (export.dtype, export.output) == ("bfloat16", tmp_path / "hf")
 
 
@@ -86,14 +86,14 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
         (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
     ):
         with pytest.raises(ValueError, match=says):
-            prepare(config)
+            prepare_export(config)
     checkpoint = tmp_path / "run/checkpoints/step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
     write_manifest(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning run"):
-        prepare(ExportConfig(checkpoint=str(checkpoint)))
+        prepare_export(ExportConfig(checkpoint=str(checkpoint)))
 
 
 def test_what_computes_otherwise_is_not_written(
@@ -131,7 +131,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     write_manifest(checkpoint)
     save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
     with pytest.raises(ValueError, match="has no policy"):
-        prepare(ExportConfig(checkpoint=str(run)))
+        prepare_export(ExportConfig(checkpoint=str(run)))
     assert main([f"checkpoint={run}", "role=critic", f"dtype={dtype}"]) == 0
     written = run / "exported/step_000002_critic"
     loaded, info = AutoModelForTokenClassification.from_pretrained(written, output_loading_info=True)
@@ -142,7 +142,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
 
 def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
     with pytest.raises(ValueError, match=r"role=critic: .* has no critic"):
-        prepare(ExportConfig(checkpoint=str(run), role="critic"))
+        prepare_export(ExportConfig(checkpoint=str(run), role="critic"))
 
 
 def test_a_verified_export_is_pushed(
@@ -154,7 +154,7 @@ def test_a_verified_export_is_pushed(
     assert "needs a Hugging Face token" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     monkeypatch.setattr(
-        push_module, "push", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
+        push_module, "push_folder", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
     )
     assert main(words) == 0
     assert "pushed to https://hub/alice/model README.md" in capsys.readouterr().out

@@ -9,12 +9,12 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.launch.memory.finetuning import MemoryRequest, fit_finetuning, micro_batch
+from alphaapollo.launch.memory.finetuning import MemoryRequest, find_micro_batch_shape, fit_finetuning_memory
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
 LONG = MemoryRequest(16_384)
-WITH_REFERENCE = MemoryRequest(16_384, reference=True)
+WITH_REFERENCE = MemoryRequest(16_384, needs_reference=True)
 
 
 def on_ranks(ranks: int, **sections: Any) -> SftConfig:
@@ -23,7 +23,7 @@ def on_ranks(ranks: int, **sections: Any) -> SftConfig:
 
 def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
-    return fit_finetuning(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
+    return fit_finetuning_memory(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
 
 
 def test_gradient_checkpointing_is_enabled_if_needed():
@@ -40,11 +40,14 @@ def test_plan_that_cannot_fit_names_keys_that_help():
 
 
 def test_largest_micro_batch():
-    assert micro_batch(on_ranks(1), MemoryRequest(2048)) == (8, 2048)  # the budget of 16384
-    assert micro_batch(on_ranks(1), MemoryRequest(100)) == (32, 100)  # a step's 32 examples
-    assert micro_batch(on_ranks(32), MemoryRequest(20_000)) == (1, 20_000)  # one longer than the budget
-    assert micro_batch(on_ranks(1), MemoryRequest(2048, rows=2)) == (8, 2048)  # four pairs
-    assert micro_batch(on_ranks(1), MemoryRequest(10_000, rows=2)) == (2, 10_000)  # a pair stays together
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048)) == (8, 2048)  # the budget of 16384
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(100)) == (32, 100)  # a step's 32 examples
+    assert find_micro_batch_shape(on_ranks(32), MemoryRequest(20_000)) == (1, 20_000)  # one longer than the budget
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048, rows_per_example=2)) == (8, 2048)  # four pairs
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(10_000, rows_per_example=2)) == (
+        2,
+        10_000,
+    )  # a pair stays together
 
 
 def test_reference_and_checkpoint_copies_are_counted():
@@ -56,14 +59,16 @@ def test_reference_and_checkpoint_copies_are_counted():
     assert fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE, lora_rank=4)[1].peak[1].frozen_models == 0
     trainer = {"n_gpus_per_node": 8, "save_freq": 5}
     config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
-    plans = [fit_finetuning(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
-    assert plans[0].copies == pytest.approx(6 * frozen * 8, rel=1e-3)
+    plans = [
+        fit_finetuning_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)
+    ]
+    assert plans[0].copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
     assert [plan.saves_in_background for plan in plans] == [True, False]
 
 
 def test_kv_cache_of_answers_is_counted():
     """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
-    few, many = (MemoryRequest(1024, answers=(count, 512, 512)) for count in (4, 4096))
+    few, many = (MemoryRequest(1024, sampling=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
     assert plan.moments["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
     problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem

@@ -12,9 +12,9 @@ from alphaapollo.launch.memory.plan import (
     GIB,
     RUNTIME,
     MemoryPlan,
+    find_micro_batch_shape,
     fit_memory,
-    micro_batch,
-    with_keys,
+    replace_keys,
 )
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
@@ -29,11 +29,11 @@ TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda") -> Config:
     path = {"actor_rollout_ref.model.path": str(PUBLISHED / name), "trainer.n_gpus_per_node": gpus}
-    config = with_keys(Config(), {**path, **LONG, **keys})
+    config = replace_keys(Config(), {**path, **LONG, **keys})
     role = config.actor_rollout_ref
     model = resolve_model(role.model, device)
     rollout = resolve_rollout(role.rollout, model, device, gpus)
-    return with_keys(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
+    return replace_keys(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
 
 
 def planned(name: str, gpus: int, gib: int, may_choose: bool = True, **keys: object):
@@ -60,10 +60,10 @@ def test_a_model_that_cannot_fit_is_refused_with_keys():
 def test_offloaded_state_must_fit_into_host_memory():
     keys = {"actor_rollout_ref.actor.fsdp_config.offload_policy": True, CHECKPOINTING: True}
     config = resolved("qwen2.5-7b", 8, keys)
-    _, plan = fit_memory(config, "cuda", 80 * GIB, False, host=64 * GIB)
-    assert plan.host == 8 * 12 * -(-7_615_616_512 // 8)
-    assert plan.problem.startswith("memory: offloading needs 85 GiB of host memory per node, which has 64.")
-    assert fit_memory(config, "cuda", 80 * GIB, False, host=128 * GIB)[1].problem == ""
+    _, plan = fit_memory(config, "cuda", 80 * GIB, False, host_memory=64 * GIB)
+    assert plan.offloaded_bytes == 8 * 12 * -(-7_615_616_512 // 8)
+    assert plan.problem.startswith("memory: offloading needs 85 GiB of host memory per node, but a node has 64 GiB.")
+    assert fit_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
 
 
 def test_unknown_memory_refuses_nothing():
@@ -82,7 +82,7 @@ def test_reference_and_critic_are_counted():
 
 def test_largest_micro_batch():
     def tokens(**keys: object) -> int:
-        rows, length = micro_batch(with_keys(Config(), {**LONG, **keys}))
+        rows, length = find_micro_batch_shape(replace_keys(Config(), {**LONG, **keys}))
         return rows * length
 
     assert tokens() == 16384
@@ -92,8 +92,8 @@ def test_largest_micro_batch():
 
 def test_sequence_parallel_ranks_have_a_part_of_each_row():
     key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    config = with_keys(Config(), {**LONG, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000})
-    rows, length = micro_batch(config)
+    config = replace_keys(Config(), {**LONG, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000})
+    rows, length = find_micro_batch_shape(config)
     assert rows * length == (1024 + 127_000) // 4
 
 
@@ -131,9 +131,9 @@ def test_checkpoint_copies_are_made_if_they_fit():
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
 
     def saves(host: int, **keys: object) -> tuple[bool, int]:
-        plan = fit_memory(with_keys(config, keys), "cuda", 80 * GIB, False, host=host * GIB)[1]
+        plan = fit_memory(replace_keys(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
         assert plan.problem == ""
-        return plan.saves_in_background, plan.copies
+        return plan.saves_in_background, plan.copy_bytes
 
     assert saves(0) == saves(128) == (True, size)
     assert saves(90) == (False, size)  # 85 GiB of 90
@@ -146,13 +146,13 @@ def test_checkpoint_copies_are_made_if_they_fit():
 
 def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
-    without = fit_memory(with_keys(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
+    without = fit_memory(replace_keys(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
     peak = without.peak[1].total
     for capacity, saves in ((2 * peak, True), (peak, False)):
         plan = fit_memory(config, "cpu", capacity, False)[1]
         assert (plan.saves_in_background, plan.problem) == (saves, "")
-        assert {usage.checkpoint_copy for usage in plan.moments.values()} == {plan.copies if saves else 0}
-    assert plan.copies == 2 * 12 * -(-494_032_768 // 2)
+        assert {usage.checkpoint_copy for usage in plan.moments.values()} == {plan.copy_bytes if saves else 0}
+    assert plan.copy_bytes == 2 * 12 * -(-494_032_768 // 2)
 
 
 def on_cpu(**keys: object) -> MemoryPlan:
@@ -165,7 +165,7 @@ def test_a_cache_too_small_for_one_sequence_is_refused():
     problem = on_cpu(kv_cache_gib=1e-3).problem
     # 24 layers x 2 heads x 64 x keys and values, in float32: 24 KiB per token
     assert problem.startswith(
-        "actor_rollout_ref.rollout.kv_cache_gib=0.001 has room for 43 tokens, but a sequence may "
+        "actor_rollout_ref.rollout.kv_cache_gib=0.001 has room for 43 tokens, but a sequence can "
     )
     assert on_cpu(kv_cache_gib=1e-3, name="hf").problem == ""
 
@@ -183,7 +183,10 @@ def test_the_teacher_is_counted():
     assert taught.moments["publish"].frozen_models - alone.moments["publish"].frozen_models == slices
     _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
     assert away.moments["publish"] == alone.moments["publish"]
-    assert away.moments["the teacher's pass"].frozen_models == slices and away.host - alone.host == 8 * slices
+    assert (
+        away.moments["the teacher's pass"].frozen_models == slices
+        and away.offloaded_bytes - alone.offloaded_bytes == 8 * slices
+    )
     _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})
     head = "update of the policy, head"
     assert whole.moments[head].logits > taught.moments[head].logits

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.launch.memory.model import MemoryUsage, TrainedModel
+from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory
 from alphaapollo.models import sharding
-from alphaapollo.models.activation_memory import Activations, ModelSizes, load_meta, read_model_sizes
+from alphaapollo.models.activation_memory import ActivationBytes, ModelSizes, load_meta_model, read_model_sizes
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.tiny import run_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
-NOTHING = Activations(0, 0, 0)
+NOTHING = ActivationBytes(0, 0, 0)
 
 
 def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size: int) -> tuple[int, int, int]:
@@ -27,7 +27,7 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     sharding._scatter = lambda *_: None  # the model has no data
-    model = load_meta(Model(path=str(PUBLISHED / name)), torch.float32)
+    model = load_meta_model(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
     sharding.shard(policy, sharding.make_mesh("cpu"), torch.bfloat16, False)
@@ -43,20 +43,31 @@ def test_slices_match_fsdp(name: str, world_size: int):
     """Weights, gradients and the two moments of published models over simulated ranks; FSDP2 gives the first ranks
     whole rows, so at most a row of each parameter more."""
     ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size)
-    sizes = read_model_sizes(load_meta(Model(path=str(PUBLISHED / name)), torch.bfloat16))
-    trained = TrainedModel(sizes, NOTHING, world_size, 2)
-    assert (sizes.unit, sizes.root) == (unit, root)
-    assert trained.slices == pytest.approx(held, rel=1e-3)
-    assert trained.idle() == MemoryUsage(weights=4 * trained.slices, optimizer=8 * trained.slices)
+    sizes = read_model_sizes(load_meta_model(Model(path=str(PUBLISHED / name)), torch.bfloat16))
+    trained = TrainedModelMemory(sizes, NOTHING, world_size, 2)
+    assert (sizes.layer_parameters, sizes.root_parameters) == (unit, root)
+    assert trained.num_trained_parameters == pytest.approx(held, rel=1e-3)
+    assert trained.usage_while_idle() == MemoryUsage(
+        weights=4 * trained.num_trained_parameters, optimizer=8 * trained.num_trained_parameters
+    )
 
 
 SIZES = ModelSizes(
-    parameters=1000, root=200, unit=100, num_layers=8, head=150, tied=True, hidden_size=10, kv_elements=1, kv_heads=1
+    parameters=1000,
+    root_parameters=200,
+    layer_parameters=100,
+    num_layers=8,
+    head_parameters=150,
+    hidden_size=10,
+    kv_elements_per_token=1,
+    num_kv_heads=1,
 )
 
 
 def test_moments_of_an_update():
-    trained = TrainedModel(SIZES, Activations(saved=7000, layer=500, head=900), shards=4, dtype_bytes=2)
+    trained = TrainedModelMemory(
+        SIZES, ActivationBytes(saved=7000, layer_peak=500, head_peak=900), shards=4, dtype_bytes=2
+    )
     own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
     assert trained.plan_update() == {
         "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),
@@ -68,8 +79,8 @@ def test_moments_of_an_update():
 
 def test_offload_keys_reduce_the_usage():
     def held(**how: bool) -> tuple[int, int, int]:
-        trained = TrainedModel(SIZES, NOTHING, 1, 2, **how)
-        return trained.idle().total, trained.plan_update()["head"].total, trained.host_bytes()
+        trained = TrainedModelMemory(SIZES, NOTHING, 1, 2, **how)
+        return trained.usage_while_idle().total, trained.plan_update()["head"].total, trained.offloaded_bytes()
 
     assert held() == (12_000, 16_400, 0)
     assert held(offload_optimizer=True) == (4000, 16_400, 8000)

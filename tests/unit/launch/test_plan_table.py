@@ -3,7 +3,7 @@ from io import StringIO
 
 from alphaapollo.launch.memory.model import MemoryUsage
 from alphaapollo.launch.memory.plan import MemoryPlan
-from alphaapollo.launch.plan_table import describe_schedule, memory_table
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, make_memory_table
 from alphaapollo.observability.terminal import Terminal
 
 
@@ -14,7 +14,7 @@ def test_memory_by_role_at_each_moment():
         "generate": MemoryUsage(weights=gib, kv_cache=4 * gib),
     }
     out = StringIO()
-    Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    Terminal(file=out, width=80).print(make_memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "GiB on a GPU of 80 GiB",
         "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits 0.5",
@@ -24,14 +24,14 @@ def test_memory_by_role_at_each_moment():
 
 def test_checkpoint_schedule():
     gib = 2**30
-    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
+    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copy_bytes=3 * gib)
     assert (
-        describe_schedule(5, "steps", plan)
+        describe_checkpoint_schedule(5, "steps", plan)
         == "every 5 steps, and at the end; written while the next one runs, from copies in host memory (3.0 GiB)"
     )
     in_turn = replace(plan, saves_in_background=False)
     assert (
-        describe_schedule(5, "steps", in_turn)
+        describe_checkpoint_schedule(5, "steps", in_turn)
         == "every 5 steps, and at the end; written before the next one begins: copies (3.0 GiB) do not fit into memory"
     )
-    assert describe_schedule(-1, "steps", plan) == "never"
+    assert describe_checkpoint_schedule(-1, "steps", plan) == "never"

@@ -6,7 +6,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from alphaapollo.launch.push_to_hub import check_push, push
+from alphaapollo.launch.push_to_hub import check_push_target, push_folder
 
 
 class FakeApi:
@@ -33,7 +33,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
 
 
 def test_a_folder_goes_up_in_one_commit_to_a_private_repository(api: type[FakeApi], tmp_path: Path) -> None:
-    assert push(tmp_path, "alice/model") == "https://hub/alice/model"
+    assert push_folder(tmp_path, "alice/model") == "https://hub/alice/model"
     (created, first), (uploaded, second) = api.calls
     assert (created, first) == ("create", {"repo": "alice/model", "private": True, "exist_ok": True})
     assert (uploaded, second["repo_id"], second["folder_path"]) == ("upload", "alice/model", tmp_path)
@@ -44,14 +44,14 @@ def test_a_hub_that_refuses_leaves_the_folder(api: type[FakeApi], tmp_path: Path
     for error in (OSError("403 Forbidden"), no_answer("no answer")):
         api.error = error
         with pytest.raises(OSError, match="is written, but could not be pushed to alice/model"):
-            push(tmp_path, "alice/model")
+            push_folder(tmp_path, "alice/model")
 
 
 def test_without_a_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(ValueError, match=r"needs a Hugging Face token .*hf auth login"):
-        check_push("alice/model")
+        check_push_target("alice/model")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
-    check_push("alice/model")
+    check_push_target("alice/model")
     with pytest.raises(ValueError, match="is not OWNER/NAME"):
-        check_push("https://hub/alice/model")
+        check_push_target("https://hub/alice/model")

@@ -17,7 +17,7 @@ from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.restarts import clean_up_processes, run_with_restarts
-from alphaapollo.launch.resume import find_start
+from alphaapollo.launch.resume import find_start_point
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.utils.watchdog import RUN, list_run_processes, new_run_id
@@ -39,7 +39,7 @@ class FakeRun:
     def __init__(self, config: Config, *attempts: tuple[int, Exception] | None):
         self.attempts, self.began, self.configs = list(attempts), list[str](), list[Config]()
         plan: Any = SimpleNamespace(folder=config.trainer.folder)
-        self.prepared = PreparedRun(config, plan, SimpleNamespace(), find_start(config))  # type: ignore[arg-type]
+        self.prepared = PreparedRun(config, plan, SimpleNamespace(), find_start_point(config))  # type: ignore[arg-type]
 
     def go(self) -> None:
         run_with_restarts(self.prepared, self.run)
@@ -48,7 +48,7 @@ class FakeRun:
         self.configs.append(prepared.config)
         start = prepared.start
         self.began.append(start.checkpoint.name if start.checkpoint else "scratch")
-        start.claim(prepared.config)
+        start.prepare_folder(prepared.config)
         metrics = prepared.config.trainer.folder / "metrics.jsonl"
         metrics.touch()
         death = self.attempts.pop(0)
@@ -57,9 +57,9 @@ class FakeRun:
             metrics.write_text(metrics.read_text() + "{}\n")
             if progress.step % 2 == 0:
                 checkpoints = CheckpointFolder(prepared.config.trainer.folder / "checkpoints", None)
-                folder = checkpoints.begin(progress.step)
+                folder = checkpoints.begin_checkpoint(progress.step)
                 progress.write(folder)
-                checkpoints.finish(folder)
+                checkpoints.complete_checkpoint(folder)
         if death:
             raise death[1]
 
@@ -101,14 +101,14 @@ def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> 
 def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted(make_run: Callable[..., FakeRun]) -> None:
     engine = WorkerDied("the rollout worker of rank 0 died", "rollout")
     run = make_run((3, DIED), (3, engine), (4, engine), (3, engine), (3, engine), max_restarts=9)
-    with pytest.raises(RestartRefused, match="last death was in iteration 3, too"):
+    with pytest.raises(RestartRefused, match="previous death was also in iteration 3"):
         run.go()
     assert len(run.began) == 5  # another role or iteration is restarted
 
 
 def test_a_start_that_dies_twice_ends(make_run: Callable[..., FakeRun]) -> None:
     run = make_run((1, DIED), (1, DIED), max_restarts=9)
-    with pytest.raises(RestartRefused, match="last death was in iteration 1, too"):
+    with pytest.raises(RestartRefused, match="previous death was also in iteration 1"):
         run.go()
 
 

@@ -12,7 +12,7 @@ import yaml
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
-from alphaapollo.launch.resume import StartPoint, completed_message, find_start, interrupted_message
+from alphaapollo.launch.resume import StartPoint, completed_message, find_start_point, interrupted_message
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -21,19 +21,19 @@ def configured(out: Path, **sections: dict[str, Any]) -> Config:
 
 
 def start_of(config: Config | SftConfig) -> StartPoint:
-    return find_start(config)
+    return find_start_point(config)
 
 
 def train(config: Config | SftConfig, step: int) -> Path:
     """Make the folder of a run that reached iteration `step`: configuration, metrics, a checkpoint."""
     folder = config.trainer.folder
-    start_of(config).claim(config)
+    start_of(config).prepare_folder(config)
     log(folder, *range(step + 1))
     checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
-    writing = checkpoints.begin(step)
+    writing = checkpoints.begin_checkpoint(step)
     (writing / "weights").write_text(str(step))
     write_progress(writing, {"step": step})
-    return checkpoints.finish(writing)
+    return checkpoints.complete_checkpoint(writing)
 
 
 def log(folder: Path, *steps: int) -> None:
@@ -47,9 +47,9 @@ def saved(folder: Path) -> dict[str, Any]:
 def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
     config = configured(tmp_path)
     start = start_of(config)
-    assert start == StartPoint(config.trainer.folder) and start.lines() == []
+    assert start == StartPoint(config.trainer.folder) and start.describe() == []
     assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
-    assert start.claim(config) is None
+    assert start.prepare_folder(config) is None
     assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
 
 
@@ -57,9 +57,9 @@ def test_same_configuration_resumes_without_changes(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 20)
     start = start_of(config)
-    assert start == StartPoint(config.trainer.folder, checkpoint, 20, reached=20)
-    assert start.lines() == [f"resumes from {checkpoint}."]
-    start.claim(config)
+    assert start == StartPoint(config.trainer.folder, checkpoint, 20, last_logged_step=20)
+    assert start.describe() == [f"resumes from {checkpoint}."]
+    start.prepare_folder(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
@@ -68,12 +68,12 @@ def test_changes_are_reported_and_every_configuration_is_saved(tmp_path: Path) -
     train(first, 2)
     second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
     start = start_of(second)
-    assert start.lines()[1:] == [
+    assert start.describe()[1:] == [
         "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.01 -> 0.5: applied"
     ]
     train(second, 4)
     third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
-    assert start_of(third).lines()[1:] == [
+    assert start_of(third).describe()[1:] == [
         "changed since the earlier start: data.seed: 0 -> 3: applied (the remaining rows of the epoch come in another "
         "order)",
         "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.5 -> 0.01: applied",
@@ -128,9 +128,9 @@ def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
     trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
     config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
     start = start_of(config)
-    assert (start.checkpoint, start.step, start.has_previous_run) == (checkpoint, 2, False)
+    assert (start.checkpoint, start.step, start.replaces_previous_run) == (checkpoint, 2, False)
     assert [(one.key, one.verdict) for one in start.changes] == [("data.train_files", "applied")]
-    start.claim(config)
+    start.prepare_folder(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
@@ -144,14 +144,14 @@ def test_path_without_checkpoint_lists_existing_ones(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = config.trainer.folder
-    start_of(config).claim(config)
+    start_of(config).prepare_folder(config)
     assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
-    assert start.has_previous_run and start.lines() == [
+    assert start.replaces_previous_run and start.describe() == [
         f"starts from scratch: the previous run in {folder} is moved aside."
     ]
-    assert start.claim(config) == folder.with_name("run.1")
+    assert start.prepare_folder(config) == folder.with_name("run.1")
     assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
         "config.yaml"
     ]
@@ -159,7 +159,7 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
 
 def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    assert "before the first checkpoint" in interrupted_message(config.trainer.folder)
+    assert "no checkpoint was written" in interrupted_message(config.trainer.folder)
     checkpoint = train(config, 2)
     assert interrupted_message(config.trainer.folder).endswith(f"resumes from {checkpoint}")
 
@@ -169,7 +169,7 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     train(config, 2)
     sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
     with pytest.raises(ValueError, match=r"run is the folder of a main_ppo run\. Set another trainer\.experiment_name"):
-        find_start(sft)
+        find_start_point(sft)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "has no configuration")])
@@ -184,13 +184,13 @@ def test_a_damaged_configuration_is_reported(tmp_path: Path, text: str, says: st
 def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 2)
-    assert not start_of(config).is_exported()
+    assert not start_of(config).has_exported_model()
     model = config.trainer.folder / "model"
     model.mkdir()
     os.utime(checkpoint / "progress.json", (100, 100))
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
-        assert start_of(config).is_exported() is exported
+        assert start_of(config).has_exported_model() is exported
     assert f"all 2 iterations are done, nothing was started. The model is in {model}." in completed_message(
         config.trainer.folder, 2
     )
@@ -201,7 +201,7 @@ def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     checkpoint = train(config, 20)
     left = checkpoint.with_name(".writing_step_000040")
     left.mkdir()
-    start_of(config).claim(config)
+    start_of(config).prepare_folder(config)
     assert checkpoint.exists() and not left.exists()
 
 
@@ -211,13 +211,13 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
     (newer / "weights").write_text("41")
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
-    passed, goes_on, aside = start.lines()
+    passed, goes_on, aside = start.describe()
     assert passed == f"skipped, because it is damaged: {newer}: weights has changed."
     assert (goes_on, aside) == (
-        f"resumes from {older}; the run had reached iteration 40 and repeats those after 20.",
+        f"resumes from {older}; iterations 21 to 40 are repeated.",
         "moves the checkpoints of later iterations aside: step_000040.",
     )
-    start.claim(config)
+    start.prepare_folder(config)
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
@@ -231,10 +231,10 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
 def test_reached_iteration_is_reported(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 4)
-    assert start_of(config).lines() == [f"resumes from {checkpoint}."]
+    assert start_of(config).describe() == [f"resumes from {checkpoint}."]
     log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
-    (line,) = start_of(config).lines()
-    assert line == f"resumes from {checkpoint}; the run had reached iteration 9 and repeats those after 4."
+    (line,) = start_of(config).describe()
+    assert line == f"resumes from {checkpoint}; iterations 5 to 9 are repeated."
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_lost_metrics_are_reported(tmp_path: Path, left: list[int] | None, lost:
     else:
         log(config.trainer.folder, *left)
     line = f"{metrics} has no lines of iterations {lost}; they are lost."
-    assert start_of(config).lines()[1:] == ([line] if lost else [])
+    assert start_of(config).describe()[1:] == ([line] if lost else [])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_lines_that_were_never_written_are_not_lost(
     train(config, step)
     log(config.trainer.folder, *left)
     said = f"{config.trainer.folder / 'metrics.jsonl'} has no lines of iterations {lost}; they are lost."
-    assert start_of(config).lost == (said if lost else "")
+    assert start_of(config).lost_metrics == (said if lost else "")
 
 
 def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str,
         (newer / name).unlink()
     start = start_of(config)
     assert start.checkpoint == older
-    assert start.lines()[0] == f"skipped, because it is damaged: {newer}: {says}."
+    assert start.describe()[0] == f"skipped, because it is damaged: {newer}: {says}."
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
@@ -315,12 +315,12 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
     start = start_of(back)
-    assert start.lines()[1] == "moves the checkpoints of later iterations aside: step_000040."
-    start.claim(back)
+    assert start.describe()[1] == "moves the checkpoints of later iterations aside: step_000040."
+    start.prepare_folder(back)
     assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
     assert start_of(config).checkpoint == checkpoint
     again = train(config, 40)
-    start_of(back).claim(back)
+    start_of(back).prepare_folder(back)
     assert not again.exists() and again.with_name("aside_step_000040.1").is_dir()
     assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
 
@@ -331,4 +331,4 @@ def test_checkpoint_with_the_name_of_another_iteration_is_skipped(tmp_path: Path
     renamed = later.rename(later.with_name("step_000100"))
     start = start_of(config)
     assert start.checkpoint == checkpoint
-    assert start.lines()[0] == f"skipped, because it is damaged: {renamed}: it is of iteration 40."
+    assert start.describe()[0] == f"skipped, because it is damaged: {renamed}: it is of iteration 40."

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.load import convert_values, save_config
+from alphaapollo.config.load import build_config, save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import RunModel, find_newest, make_generation_values
+from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_values
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -30,43 +30,46 @@ def checkpoint(run: Path, step: int, when: float) -> Path:
 
 def test_the_newest_of_a_run(tmp_path: Path) -> None:
     first = checkpoint(tmp_path, 1, when=100)
-    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001", first)
+    assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001", first)
     model(tmp_path / "exported/step_000001")
-    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001")
+    assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000001")
     model(tmp_path / "model", when=200)
-    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "model")
+    assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "model")
     second = checkpoint(tmp_path, 2, when=300)  # the run went on after it had ended
-    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
-    assert find_newest(first) == RunModel(tmp_path, tmp_path / "exported/step_000001")
+    assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
+    assert find_newest_model(first) == RunModel(tmp_path, tmp_path / "exported/step_000001")
     (second / "progress.json").unlink()  # which is newer is unknown; the export reports the damage
-    assert find_newest(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
+    assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
 
 
 def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     own = model(tmp_path / "run/model")
-    assert find_newest(own) == RunModel(own, own)
+    assert find_newest_model(own) == RunModel(own, own)
     save_config(SftConfig(), tmp_path / "run/config.yaml")
-    assert find_newest(own).run == tmp_path / "run"
+    assert find_newest_model(own).run == tmp_path / "run"
     exported = model(tmp_path / "run/exported/step_000001")
-    assert find_newest(exported) == RunModel(tmp_path / "run", exported)
+    assert find_newest_model(exported) == RunModel(tmp_path / "run", exported)
     elsewhere = model(tmp_path / "run/model/inner")
-    assert find_newest(elsewhere).run == elsewhere
+    assert find_newest_model(elsewhere).run == elsewhere
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("", "has no model and no complete checkpoint yet. A run writes"), ("adapter_config.json", "has only adapters")],
+    [
+        ("", "has no model and no complete checkpoint yet. A run writes"),
+        ("adapter_config.json", "has only LoRA adapters"),
+    ],
 )
 def test_run_without_a_model_suggests_a_command(tmp_path: Path, name: str, says: str) -> None:
     if name:
         model(tmp_path / "model", name=name)
     with pytest.raises(ValueError, match=says):
-        find_newest(tmp_path)
+        find_newest_model(tmp_path)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a folder\. Use the folder of a run"):
-        find_newest(tmp_path / "gone")
+        find_newest_model(tmp_path / "gone")
 
 
 def played(tmp_path: Path, config: Any) -> GenerationConfig:
@@ -74,7 +77,9 @@ def played(tmp_path: Path, config: Any) -> GenerationConfig:
     own = tmp_path / "model"
     if not own.is_dir():
         model(own)
-    return convert_values(GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest(tmp_path)))
+    return build_config(
+        GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest_model(tmp_path))
+    )
 
 
 def merged(newest: RunModel) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
-from alphaapollo.launch.cpu_threads import choose_threads
-from alphaapollo.launch.resume import find_start
+from alphaapollo.launch.cpu_threads import choose_cpu_threads
+from alphaapollo.launch.resume import find_start_point
 
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:
@@ -27,13 +27,13 @@ def counts(config: Config) -> tuple[int | None, int | None]:
 
 
 def settled(config: Config, cores: int, gpus: int = 0) -> tuple[int | None, int | None]:
-    return counts(choose_threads(config, Machine(cores, gpus))[0])
+    return counts(choose_cpu_threads(config, Machine(cores, gpus))[0])
 
 
 def begun(config: Config, cores: int) -> None:
     """Make the folder of a run of one iteration with this number of cores."""
-    config, _ = choose_threads(config, Machine(cores, 0))
-    find_start(config).claim(config)
+    config, _ = choose_cpu_threads(config, Machine(cores, 0))
+    find_start_point(config).prepare_folder(config)
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
@@ -67,19 +67,19 @@ def test_on_gpus_nothing_is_settled(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_numbers_on_another_machine(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
-    config, notices = choose_threads(configured(tmp_path), Machine(16, 0))
+    config, notices = choose_cpu_threads(configured(tmp_path), Machine(16, 0))
     assert counts(config) == (2, 2)
-    assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2 as at the earlier start of the run")
-    assert "trainer.cpu_threads=16, which may round differently" in notices[1]
-    assert find_start(config).changes == ()
-    assert choose_threads(configured(tmp_path), Machine(2, 0))[1] == []
+    assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2 is taken from the earlier start of the run")
+    assert "The default for this machine's cores, 16, may round differently" in notices[1]
+    assert find_start_point(config).changes == ()
+    assert choose_cpu_threads(configured(tmp_path), Machine(2, 0))[1] == []
 
 
 def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
-    config, notices = choose_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
+    config, notices = choose_cpu_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
     assert counts(config) == (8, 2) and len(notices) == 1
-    assert [str(change) for change in find_start(config).changes] == [
+    assert [str(change) for change in find_start_point(config).changes] == [
         "trainer.cpu_threads: 2 -> 8: applied (with another number of threads sums may round differently)"
     ]
 
@@ -100,4 +100,4 @@ def test_run_from_scratch_and_run_from_a_given_checkpoint(tmp_path: Path) -> Non
 
 def test_fine_tuning_shares_the_cores_among_its_ranks(tmp_path: Path) -> None:
     config = SftConfig(trainer={"output_dir": str(tmp_path), "n_gpus_per_node": 2})
-    assert choose_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4
+    assert choose_cpu_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4

@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.launch.try_environment import try_resets, try_reward
+from alphaapollo.launch.try_environment import try_environment_resets, try_reward_function
 from alphaapollo.types import Message, Prompt
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
@@ -48,7 +48,7 @@ def registered(monkeypatch):
 
 
 def trial(**settings):
-    asyncio.run(try_resets(Env(env_name="playful", **settings), ROWS))
+    asyncio.run(try_environment_resets(Env(env_name="playful", **settings), ROWS))
 
 
 def test_an_environment_that_starts_is_closed_again():
@@ -60,7 +60,7 @@ def test_an_environment_that_starts_is_closed_again():
 def test_a_failure_names_its_row(monkeypatch, where):
     monkeypatch.setattr(Playful, "failing", where)
     what = {"make": "creation"}.get(where, f"Playful.{where}")
-    says = rf"^env\.env_name=playful: the environment does not start on row 5: {what}: ValueError: broken\. Fix"
+    says = rf"^env\.env_name=playful, row 5: the environment did not start: {what}: ValueError: broken\. Fix"
     with pytest.raises(ValueError, match=says):
         trial()
     assert Playful.last.called == {"make": ["make"]}.get(where, ["make", "reset", "close"])
@@ -82,13 +82,13 @@ def test_first_observation_that_is_none_or_never_returned(monkeypatch):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Playful, "reset", never)
-    with pytest.raises(ValueError, match=r"on row 5 within env\.episode_timeout=0\.01 s"):
+    with pytest.raises(ValueError, match=r"row 5: the environment did not start within env\.episode_timeout=0\.01 s"):
         trial(episode_timeout=0.01)
 
 
 @pytest.mark.parametrize("name", ["single_turn", "informal_math", "guessing_game", "grid_world"])
 def test_what_comes_with_the_project_starts(name):
-    asyncio.run(try_resets(Env(env_name=name, max_steps=2), ROWS))
+    asyncio.run(try_environment_resets(Env(env_name=name, max_steps=2), ROWS))
 
 
 def reward_of(folder, body):
@@ -112,7 +112,7 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
 def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     custom = reward_of(tmp_path, body)
     with pytest.raises(ValueError, match=f"mine.py: compute_score fails on row 3 .*: .*{says}.*Return a number"):
-        asyncio.run(try_reward(ROW, Reward(), custom))
+        asyncio.run(try_reward_function(ROW, Reward(), custom))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     ],
 )
 def test_a_reward_function_that_fails_on_some_answers_may(tmp_path, body):
-    asyncio.run(try_reward(ROW, Reward(), reward_of(tmp_path, body)))
+    asyncio.run(try_reward_function(ROW, Reward(), reward_of(tmp_path, body)))
 
 
 def test_a_component_is_tried(tmp_path):
@@ -134,12 +134,12 @@ def test_a_component_is_tried(tmp_path):
     reward = Reward(custom_module=str(path), components={"polite": 0.5})
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
     with pytest.raises(ValueError, match=r"component\.py: a component fails on row 3 .* no attribute 'words'"):
-        asyncio.run(try_reward(row, reward, CustomRewardFunction()))
+        asyncio.run(try_reward_function(row, reward, CustomRewardFunction()))
 
 
 def test_an_unknown_placeholder_is_reported():
     def notices(template: str) -> list[str]:
-        return asyncio.run(try_resets(Env(env_name="guessing_game", prompt=template), ROWS))
+        return asyncio.run(try_environment_resets(Env(env_name="guessing_game", prompt=template), ROWS))
 
     assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in, because the environment has no such value."]
     assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
