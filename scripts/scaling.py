@@ -20,9 +20,9 @@ from alphaapollo.config.schema import Config  # noqa: E402
 from alphaapollo.launch.memory.plan import (  # noqa: E402
     GIB,
     MemoryPlan,
-    cheapest_keys,
+    find_cheapest_keys,
     plan_memory,
-    with_keys,
+    replace_keys,
 )
 
 PAGE = ROOT / "docs" / "scaling.md"
@@ -67,11 +67,11 @@ def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
         # The installed kernels do not matter: memory is the same for all kinds that store no scores.
         "actor_rollout_ref.model.attention": "varlen",
     }
-    config = with_keys(Config(), COMMON | own)
+    config = replace_keys(Config(), COMMON | own)
     role = config.actor_rollout_ref
     resolved = resolve_model(role.model, "cuda")
     rollout = resolve_rollout(role.rollout, resolved, "cuda", machine.nodes * machine.gpus)
-    return with_keys(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
+    return replace_keys(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
 
 
 def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
@@ -79,11 +79,11 @@ def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan]
     room = 8 * (1024 + 7168)
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)
-        keys = cheapest_keys(
-            config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_tokens >= room
+        keys = find_cheapest_keys(
+            config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_cache_tokens >= room
         )
         if keys is not None:
-            plan = plan_memory(with_keys(config, keys), "cuda", machine.gib * GIB)
+            plan = plan_memory(replace_keys(config, keys), "cuda", machine.gib * GIB)
             return {TENSOR_PARALLEL: tensor_parallel} | keys if tensor_parallel > 1 else keys, plan
         if tensor_parallel == machine.gpus:
             break
@@ -104,7 +104,7 @@ def lines() -> Iterator[str]:
             moment, held = plan.peak
             words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
             peak = f"{held.total / GIB:.0f} | {moment.removeprefix('update of the ')}"
-            yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_tokens // 1000:,} k |\n"
+            yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_cache_tokens // 1000:,} k |\n"
         if too_small:
             yield f"| {model} | {', '.join(too_small)} | does not fit | | | |\n"
 

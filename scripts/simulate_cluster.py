@@ -39,14 +39,14 @@ PHASES = ("generate", "batch", "columns", "advantage", "update", "publish", "oth
 
 def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile | None = None) -> dict[str, Any]:
     """Simulate one size in this process. Returns the mean metrics of all iterations but the first."""
-    from alphaapollo.observability.memory import resident_gib
+    from alphaapollo.observability.memory import measure_resident_gib
     from scripts.simulation.run import Cluster
 
     latencies = Latencies(**{field.name: getattr(args, field.name) for field in fields(Latencies)})
     with tempfile.TemporaryDirectory() as folder:
         sizes = (args.trajectories, args.group, args.mini_batches, args.steps)
         cluster = Cluster(workers, *sizes, latencies, Path(folder), args.mode)
-        before = resident_gib()
+        before = measure_resident_gib()
         start = time.perf_counter()
         steps = cluster.run(profile)
         seconds = time.perf_counter() - start

@@ -43,13 +43,11 @@ class CheckResult:
     fix: str = ""  # suggested fix; empty if ok
 
 
-def grade_size(
-    check_name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str
-) -> CheckResult:
+def grade_size(check: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
     """Compare a size, e.g. free bytes, with two limits: ok, warn or fail. `found` describes the size for the user."""
     if size >= warns_below:
-        return CheckResult(check_name, found)
-    return CheckResult(check_name, found, "fail" if size < fails_below else "warn", fix)
+        return CheckResult(check, found)
+    return CheckResult(check, found, "fail" if size < fails_below else "warn", fix)
 
 
 def check_system() -> Iterator[CheckResult]:

@@ -1,5 +1,4 @@
-"""Typed handles to worker groups. Every remote call is a method of a handle, except vLLM's weight transfer
-(ray_transfer.py).
+"""Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
     PolicyGroup        actor and reference model, one worker per training rank
     CriticGroup        critic, one worker per training rank
@@ -7,7 +6,8 @@
     FinetuningGroup    model in fine-tuning, one worker per training rank
     EngineGroup        rollout workers, one per inference engine
 
-The handles work with Ray actors and with workers in this process (ranks.py).
+The workers are Ray actors or objects in this process (ranks.py). Only vLLM's weight transfer has its own remote calls
+(ray_transfer.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,12 +25,12 @@ from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
-from alphaapollo.observability.spans import Span, start_spans, take_spans
+from alphaapollo.observability.spans import Span, start_recording_spans, take_recorded_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.verification import merge_updates
+from alphaapollo.weight_sync.verification import merge_weight_updates
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -48,13 +49,13 @@ B = TypeVar("B", bound=RankBatch)
 
 
 class WorkerGroup(Generic[W]):
-    """Handle to the workers of one role."""
+    """Handle to the workers of one role, e.g. all policy workers."""
 
     def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
 
     async def memory(self) -> dict[str, float]:
-        """Return memory in GiB, maximum over the ranks: rss_gib, rss_peak_gib; on GPUs also cuda_gib, cuda_peak_gib."""
+        """Return the memory metrics of the workers in GiB, each the maximum over all ranks."""
         every = await self.ranks.call(lambda worker: worker.memory())
         return {name: max(metrics[name] for metrics in every) for name in every[0]}
 
@@ -64,24 +65,24 @@ class WorkerGroup(Generic[W]):
 
 
 class ModelGroup(WorkerGroup[M]):
-    """Handle to a model on the training ranks. Each group of `sequence_parallel` consecutive ranks shares its rows and
-    receives one batch."""
+    """Handle to a model on the training ranks. `sequence_parallel` consecutive ranks split each sequence between them,
+    so they receive the same batch. The methods take and return one item per batch, not one per rank."""
 
     def __init__(self, ranks: Ranks[M], sequence_parallel: int = 1):
         super().__init__(ranks)
         self.sequence_parallel = sequence_parallel
 
     async def offload(self) -> None:
-        """End the model's phase on the GPUs: move its offloaded tensors to host memory and free cached GPU memory."""
+        """Free the model's GPU memory after use: move the tensors that the config offloads to host memory."""
         await self.ranks.call(lambda worker: worker.offload())
 
-    async def _call_each(self, function: Callable[[M, T], Any], items: Sequence[T]) -> list[Any]:
-        """Call the function with each item on the ranks that share the item. Returns one result per item."""
-        items_of_ranks = [item for item in items for _ in range(self.sequence_parallel)]
-        return (await self.ranks.call_each(function, items_of_ranks))[:: self.sequence_parallel]
+    async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:
+        """Call function(worker, batch) on all ranks. Consecutive sequence-parallel ranks get the same batch."""
+        batches_of_ranks = [batch for batch in batches for _ in range(self.sequence_parallel)]
+        return (await self.ranks.call_each(function, batches_of_ranks))[:: self.sequence_parallel]
 
-    async def _call(self, function: Callable[[M], Any]) -> list[Any]:
-        """Call the function on every rank. Returns one result per batch."""
+    async def _call_all_ranks(self, function: Callable[[M], Any]) -> list[Any]:
+        """Call function(worker) on all ranks. Returns one result per batch."""
         return (await self.ranks.call(function))[:: self.sequence_parallel]
 
 
@@ -90,24 +91,24 @@ class TrainedGroup(ModelGroup[L]):
 
     name: str  # name in traces
 
-    async def save(self, folder: str) -> None:
+    async def save(self, checkpoint_folder: str) -> None:
         """Start writing a checkpoint of the current weights, optimizer and schedule. Each rank writes its shard."""
-        await self.ranks.call(lambda worker: worker.save(folder))
+        await self.ranks.call(lambda worker: worker.save(checkpoint_folder))
 
     async def wait_for_save(self) -> float:
-        """Wait until all ranks have written the last checkpoint. Returns the seconds of the slowest rank."""
+        """Wait until all ranks have written the last checkpoint. Returns the writing time of the slowest rank in s."""
         return float(max(await self.ranks.call(lambda worker: wait_for_save(worker))))
 
-    async def load(self, folder: str) -> None:
-        """Load a checkpoint that any number of ranks may have written."""
-        await self.ranks.call(lambda worker: worker.load(folder))
+    async def load(self, checkpoint_folder: str) -> None:
+        """Load weights, optimizer and schedule from a checkpoint, which any number of ranks may have written."""
+        await self.ranks.call(lambda worker: worker.load(checkpoint_folder))
 
-    async def export(self, folder: str, form: LoraForm) -> None:
-        """Write the model as a Hugging Face folder. form=adapter (LoRA only): write a peft folder with the adapters."""
-        await self.ranks.call(lambda worker: worker.export(folder, form))
+    async def export(self, output_folder: str, lora_form: LoraForm) -> None:
+        """Export the model in Hugging Face format. A LoRA model is merged, or exported as a peft adapter."""
+        await self.ranks.call(lambda worker: worker.export(output_folder, lora_form))
 
-    async def fingerprint(self) -> dict[str, tuple[str, float]]:
-        """Return (digest, norm) of the trained weights and of each of their optimizer moments, by name."""
+    async def compute_fingerprints(self) -> dict[str, tuple[str, float]]:
+        """Return name -> (digest, norm) for the trained weights and for each optimizer moment, e.g. exp_avg."""
         every = await self.ranks.call(lambda worker: worker.compute_fingerprints())
         parts = {name: list(zip(*(rank[name] for rank in every), strict=True)) for name in every[0]}
         return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
@@ -118,102 +119,107 @@ class TrainedGroup(ModelGroup[L]):
         await self.ranks.call(lambda worker: start_torch_spans(f"{name} {worker.placement.rank}"))
 
     async def take_profile(self) -> list[Span]:
-        """Stop recording and return the spans of all ranks."""
+        """Stop recording and return the recorded operations of all ranks."""
         name = self.name
-        return flatten(await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}")))
+        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}"))
+        return list(chain.from_iterable(spans))
 
 
 async def wait_for_save(worker: TrainingWorker) -> float:
-    """Wait until the worker's last checkpoint is written. Returns the seconds of writing."""
+    """Wait until the worker's last checkpoint is written. Returns the writing time in seconds."""
     return await asyncio.wrap_future(worker.get_save_future())
 
 
 class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
-    """Handle to the model in fine-tuning."""
+    """Handle to the model of a fine-tuning run (SFT, preferences, reward model)."""
 
     name = "trainer"
 
-    async def self_check_warnings(self) -> list[str]:
-        """Return the warnings of the self-check at the start."""
+    async def get_self_check_warnings(self) -> list[str]:
+        """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
         return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
-    async def step(self, batches: Sequence[B], skip_bad: bool) -> FinetuningStepResult:
+    async def step(self, batches: Sequence[B], skip_non_finite: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
 
-        skip_bad: skip a step with a non-finite gradient instead of raising FloatingPointError.
+        skip_non_finite: skip a step with a non-finite gradient instead of raising FloatingPointError.
         """
-        return (await self._call_each(lambda worker, batch: worker.step(batch, skip_bad), batches))[0]
+        return (await self._call_with_batches(lambda worker, batch: worker.step(batch, skip_non_finite), batches))[0]
 
     async def evaluate(self, batches: Sequence[B]) -> dict[str, float]:
-        """Return the metrics that a step would report for these batches, summed over all ranks."""
-        return (await self._call_each(lambda worker, batch: worker.evaluate(batch), batches))[0]
+        """Compute the training metrics of held-out batches without an update, summed over all ranks."""
+        return (await self._call_with_batches(lambda worker, batch: worker.evaluate(batch), batches))[0]
 
 
 class RLGroup(TrainedGroup[R]):
-    """Handle to a model that is trained on rollouts. It receives its rows once per iteration. Columns are flat float32
-    arrays [sum of response lengths], one per batch."""
+    """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
+    the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
-    async def find_sharing_error(self) -> str | None:
-        """Return why the model cannot compute a shared prompt only once, or None if it can."""
+    async def find_prompt_sharing_error(self) -> str | None:
+        """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
         return (await self.ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        """Send each rank its rows, once per iteration."""
-        await self._call_each(lambda worker, batch: worker.load_batch(batch), batches)
+        """Send the token sequences of this iteration, one batch per data-parallel rank."""
+        await self._call_with_batches(lambda worker, batch: worker.load_batch(batch), batches)
 
 
 class PolicyGroup(RLGroup["PolicyWorker"]):
-    """Handle to the policy and, if the run needs them, its reference and a teacher."""
+    """Handle to the policy and, if the run needs them, the reference model and the teacher."""
 
     name = "policy"
 
-    async def self_check_warnings(self) -> list[str]:
-        """Return the warnings of the self-check at the start."""
+    async def get_self_check_warnings(self) -> list[str]:
+        """Return the warnings of the check that compares the policy's log-probs with a reference at the start."""
         return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
     async def compute_log_probs(self) -> list[np.ndarray]:
-        """Compute log-probs of the loaded rows under the current weights."""
-        return await self._call(lambda worker: worker.compute_log_probs())
+        """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""
+        return await self._call_all_ranks(lambda worker: worker.compute_log_probs())
 
     async def compute_ref_log_probs(self, batches: Sequence[RankBatch] | None = None) -> list[np.ndarray]:
-        """Compute log-probs of the loaded rows, or of `batches`, under the reference."""
+        """Compute the reference model's log-probs of the response tokens in `batches` (default: the loaded batches)."""
         if batches is None:
-            return await self._call(lambda worker: worker.compute_ref_log_probs())
-        return await self._call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
+            return await self._call_all_ranks(lambda worker: worker.compute_ref_log_probs())
+        return await self._call_with_batches(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
 
     async def compute_teacher_log_probs(self) -> list[np.ndarray]:
-        """Compute log-probs of the loaded rows under the teacher."""
-        return await self._call(lambda worker: worker.compute_teacher_log_probs())
+        """Compute the teacher's log-probs of the response tokens in the loaded batches."""
+        return await self._call_all_ranks(lambda worker: worker.compute_teacher_log_probs())
 
     async def update(
-        self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]], skip_bad: bool = False
+        self,
+        columns: Sequence[Columns[np.ndarray]],
+        mini_batches: Sequence[list[MiniBatch]],
+        skip_non_finite: bool = False,
     ) -> dict[str, float]:
-        """Run the optimizer steps of one iteration over the loaded rows. Returns metrics over all ranks.
+        """Run the optimizer steps of one iteration and return their metrics over all ranks.
 
-        steps: mini-batches of each batch. skip_bad: skip steps with a non-finite gradient instead of raising
-        FloatingPointError.
+        columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
+        skip_non_finite: skip steps with a non-finite gradient instead of raising FloatingPointError.
         """
-        each = list(zip(columns, steps, strict=True))
-        return (await self._call_each(lambda worker, item: worker.update(*item, skip_bad), each))[0]
+        inputs = list(zip(columns, mini_batches, strict=True))
+        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, skip_non_finite), inputs))[0]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
-        """Return the log-probs of the loaded rows that the last update used as those of the sampling policy."""
-        return await self._call(lambda worker: worker.get_old_log_probs())
+        """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
+        return await self._call_all_ranks(lambda worker: worker.get_old_log_probs())
 
     async def reset_reference_and_optimizer(self) -> None:
-        """Copy the policy to the reference and reset the optimizer."""
+        """Copy the policy's weights to the reference model and reset the optimizer state."""
         await self.ranks.call(lambda worker: worker.reset_reference_and_optimizer())
 
     async def send_weights(self, version: int) -> WeightUpdate:
-        """Send the weights to the engines, as a collective of all ranks. Returns the update with its digest."""
-        return merge_updates(await self.ranks.call(lambda worker: worker.send_weights(version)))
+        """Send the policy's weights to the engines; all ranks take part. Returns their version and digest."""
+        return merge_weight_updates(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_weights(self) -> None:
-        """Free the buffers of the last weight sync, after the engines have confirmed it, and offload the policy."""
+        """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
         await self.ranks.call(lambda worker: worker.release_weights())
 
-    async def probe(self, token_ids: list[int]) -> list[float]:
-        """Compute the log-prob of each token after the first at temperature 1, then offload the policy."""
+    async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+        """Return the policy's log-probs of `token_ids[1:]` at temperature 1, to compare with the engines'. Then
+        offload the policy."""
         return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(token_ids)))[0]
 
 
@@ -223,20 +229,20 @@ class CriticGroup(RLGroup["CriticWorker"]):
     name = "critic"
 
     async def compute_values(self) -> list[np.ndarray]:
-        """Compute the values of the loaded rows' response tokens under the current weights."""
-        return await self._call(lambda worker: worker.compute_values())
+        """Compute the critic's values of the response tokens in the loaded batches."""
+        return await self._call_all_ranks(lambda worker: worker.compute_values())
 
-    async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad: bool = False) -> dict[str, float]:
-        """Run the optimizer steps of one iteration, as PolicyGroup.update does."""
-        return (await self._call_each(lambda worker, item: worker.update(item, skip_bad), columns))[0]
+    async def update(self, columns: Sequence[Columns[np.ndarray]], skip_non_finite: bool = False) -> dict[str, float]:
+        """Run the critic's optimizer steps of one iteration and return their metrics over all ranks."""
+        return (await self._call_with_batches(lambda worker, one: worker.update(one, skip_non_finite), columns))[0]
 
 
 class RewardModelGroup(ModelGroup["RewardModelWorker"]):
-    """Handle to the trained reward model. Its weights never change."""
+    """Handle to a reward model that scores responses. Its weights are frozen."""
 
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
-        """Compute the score of each row at its last token. Returns float32 [rows] per batch."""
-        return await self._call_each(lambda worker, batch: worker.compute_scores(batch), batches)
+        """Score each token sequence at its last token. Returns float32 [number of sequences] per batch."""
+        return await self._call_with_batches(lambda worker, batch: worker.compute_scores(batch), batches)
 
 
 class EngineGroup(WorkerGroup["RolloutWorker"]):
@@ -261,13 +267,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             self._balancer.release(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
-        """Run the requests and yield (index of the request, its group) in the order in which they end. If an engine
-        dies, WorkerDied is raised after the requests on all other engines have ended."""
+        """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
+        engine dies, raise WorkerDied after the groups on all other engines are complete."""
 
-        async def run(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
+        async def generate_indexed(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
             return index, await self.generate_group(request)
 
-        tasks = [asyncio.ensure_future(run(index, request)) for index, request in enumerate(requests)]
+        tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in enumerate(requests)]
         death: WorkerDied | None = None
         try:
             for done in asyncio.as_completed(tasks):
@@ -284,65 +290,60 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 task.cancel()
 
     async def pause(self) -> None:
-        """Pause every engine between two tokens. Requests continue after `resume`, with the weights of that time."""
+        """Pause every engine between two tokens. Running requests continue after `resume` with the weights at that
+        time."""
         await self.ranks.call(lambda worker: worker.pause())
 
     async def resume(self) -> None:
-        """Resume every engine."""
         await self.ranks.call(lambda worker: worker.resume())
 
-    async def hold_weights(self) -> bool:
-        """Return whether the engines have weights; fake engines do not."""
-        return all(await self.ranks.call(lambda worker: worker.has_weights))
+    async def has_weights(self) -> bool:
+        """Return whether the engines have model weights to sync and verify; fake engines do not."""
+        return all(await self.ranks.call(lambda worker: worker.engine.has_weights))
 
-    async def log_probs(self, token_ids: list[int]) -> list[list[float]]:
-        """Compute on each engine the log-prob of each token after the first."""
-        return await self.ranks.call(lambda worker: worker.log_probs(token_ids))
+    async def compute_log_probs(self, token_ids: list[int]) -> list[list[float]]:
+        """Return each engine's log-probs of `token_ids[1:]`."""
+        return await self.ranks.call(lambda worker: worker.engine.log_probs(token_ids))
 
-    async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]:
-        """Wait until each engine has all weights of this version. Returns version and digest of each engine.
+    async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
+        """Finish a weight sync on every engine. Returns the version and the digest of each engine's weights.
 
-        folder: folder in shared memory from which the engines load the weights first; "": the weights were sent.
+        shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
         """
-        return await self.ranks.call(lambda worker: worker.confirm_weights(version, folder))
+        return await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
 
     async def sleep(self) -> None:
         """Free the engines' GPU memory for the trainers until the next weight sync. No effect on a CPU."""
-        await self.ranks.call(lambda worker: worker.sleep())
+        await self.ranks.call(lambda worker: worker.engine.sleep())
 
     async def wake_weights(self) -> None:
-        """Allocate memory for the next weights."""
-        await self.ranks.call(lambda worker: worker.wake_weights())
+        """Allocate GPU memory for the weights after `sleep`."""
+        await self.ranks.call(lambda worker: worker.engine.wake_weights())
 
     async def wake_cache(self) -> None:
-        """Allocate the KV cache."""
-        await self.ranks.call(lambda worker: worker.wake_cache())
+        """Allocate GPU memory for the KV cache after `sleep`."""
+        await self.ranks.call(lambda worker: worker.engine.wake_cache())
 
     @asynccontextmanager
-    async def cache_released(self) -> AsyncIterator[None]:
-        """Context manager that frees the KV caches during a phase of the trainers. The engines keep their weights."""
-        await self.ranks.call(lambda worker: worker.release_cache())
+    async def kv_cache_released(self) -> AsyncIterator[None]:
+        """Context manager that frees the engines' KV caches while a trainer uses the GPUs. The weights stay."""
+        await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield
         await self.wake_cache()
 
     async def start_profile(self) -> None:
         """Start recording the episodes of every rollout worker."""
-        await self.ranks.call(lambda _: start_spans())
+        await self.ranks.call(lambda _: start_recording_spans())
 
     async def take_profile(self) -> list[Span]:
-        """Stop recording and return the spans of all workers."""
-        return flatten(await self.ranks.call(lambda _: take_spans()))
+        """Stop recording and return the recorded time spans of all workers."""
+        return list(chain.from_iterable(await self.ranks.call(lambda _: take_recorded_spans())))
 
     async def close(self, cleanup: Sequence[str] = ()) -> None:
-        """Shut down the engines, whose cores are separate processes, and then the workers.
+        """Shut down the engines, whose cores are separate processes, and then end the workers.
 
         cleanup: folders that each worker removes on its node.
         """
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup)))
         await self.ranks.close()
-
-
-def flatten(lists: Sequence[list[T]]) -> list[T]:
-    """Concatenate the lists of all ranks."""
-    return [item for items in lists for item in items]

@@ -1,4 +1,4 @@
-"""Start of the workers of a command, in this process or over Ray."""
+"""Start the workers of a command, in this process or over Ray."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from alphaapollo.utils.watchdog import start_reaper
 
 
 async def launch_workers(
-    specs: WorkerSpecs, controller: Literal["local", "ray"], timeout: float, paths: Mapping[str, str]
+    specs: WorkerSpecs, controller: Literal["local", "ray"], start_timeout: float, required_paths: Mapping[str, str]
 ) -> WorkerGroups:
     """Start all workers, and a reaper process that ends them if this process is killed.
 
     Args:
-        timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
-        paths: configuration key -> path that must exist on every node of a joined cluster.
+        start_timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
+        required_paths: configuration key -> path that must exist on every node of a joined cluster.
 
-    Raises ValueError if the workers cannot be placed, or the nodes differ. Raises TimeoutError if a worker did not
-    start in time.
+    Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
+    Raises TimeoutError if a worker did not start in time.
     """
     if specs.run_id:
-        start_reaper(specs.run_id, specs.cleanup)
-    register_cleanup(specs.cleanup)
+        start_reaper(specs.run_id, specs.cleanup_folders)
+    register_cleanup(specs.cleanup_folders)
     if controller == "local":
         groups = LocalWorkerGroups(specs)
-        if specs.engine:
+        if specs.engine_builder:
             await groups.start_engine()
         return groups
     from alphaapollo.controller.ray_cluster import start_local_cluster
     from alphaapollo.controller.ray_launcher import launch_ray
 
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.find_machine has joined this cluster
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node has joined this cluster
     if not joined:
         start_local_cluster()
-    return await launch_ray(specs, timeout, paths if joined else None)
+    return await launch_ray(specs, start_timeout, required_paths if joined else None)

@@ -1,11 +1,4 @@
-"""Requirements of a run on the nodes of a cluster: their number, and the versions and files that must be equal.
-
-    describe_missing_nodes       message about missing nodes
-    inspect_node                 versions and files on one node
-    describe_node_differences    messages about differences from the driver's node
-
-This module does not use Ray; ray_cluster.py runs inspect_node on the nodes.
-"""
+"""Check that a cluster has enough nodes for a run, with the same versions and files. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -39,15 +32,15 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class NodeContents:
-    """Versions and files on a node."""
+    """Versions and files on a node, to compare nodes."""
 
     host: str
-    versions: Mapping[str, str]  # version by name of Python and of libraries; NOTHING: not installed
-    files: Mapping[str, tuple[int, int] | None]  # key -> (number, bytes) of the files at its path; None: no such path
+    versions: Mapping[str, str]  # name of Python or of a library -> version; NOTHING: not installed
+    files: Mapping[str, tuple[int, int] | None]  # config key -> (number, bytes) of its files; None: no such path
 
 
 def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
-    """Return a message about missing nodes that names the configuration keys, or "" if there are enough nodes."""
+    """Return a message if fewer nodes have joined than the run needs (trainer.nnodes), else ""."""
     on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
     gpus = trainer.n_gpus_per_node if on_gpus else 0
     fit = [node for node in nodes if node.gpus >= gpus]
@@ -62,17 +55,17 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) ->
     )
 
 
-def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
-    """Return versions and files of this node. paths: configuration key -> path; relative paths start in `folder`."""
-    files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
+def inspect_node(paths: Mapping[str, str], base_folder: str) -> NodeContents:
+    """Return the versions and files of this node. paths: configuration key -> path, absolute or in `base_folder`."""
+    files = {key: _measure_files(Path(base_folder, path)) for key, path in paths.items()}
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
-    own = {"Python": platform.python_version(), "alphaapollo": code_version()}
+    own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
     return NodeContents(platform.node(), own | versions, files)
 
 
 @cache
-def code_version() -> str:
-    """Return the version of alphaapollo with a digest of its files, because two checkouts of one version may differ."""
+def compute_code_version() -> str:
+    """Return the version of alphaapollo and a digest of its files, because checkouts of one version may differ."""
     from alphaapollo import __version__
 
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
@@ -82,7 +75,7 @@ def code_version() -> str:
 
 
 def describe_node_differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
-    """Return a message with a fix for each difference between `node` and the driver's node."""
+    """Return one message with a fix for each difference between `node` and the driver's node."""
     other = [
         f"{name} is {node.versions.get(name, NOTHING)}, not {version}"
         for name, version in driver.versions.items()
@@ -98,15 +91,15 @@ def describe_node_differences(node: NodeContents, driver: NodeContents, paths: M
         elif there is None:
             lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
         elif there != here:
-            lines.append(f"{key}={paths[key]} has {_size(there)}, not {_size(here)}. Copy it again.")
+            lines.append(f"{key}={paths[key]} has {_format_files(there)}, not {_format_files(here)}. Copy it again.")
     return lines
 
 
 RUN_FOLDER = "trainer.output_dir"  # key of a file that the driver has just written
 
 
-def _measure(path: Path) -> tuple[int, int] | None:
-    """Return number and bytes of the compared files: the file at `path`, or the files directly in the folder."""
+def _measure_files(path: Path) -> tuple[int, int] | None:
+    """Return (number, total bytes) of the file at `path` or of the files in that folder; None: no such path."""
     if not path.exists():
         return None
     files = [path] if path.is_file() else list(path.iterdir())
@@ -114,6 +107,6 @@ def _measure(path: Path) -> tuple[int, int] | None:
     return len(sizes), sum(sizes)
 
 
-def _size(measured: tuple[int, int] | None) -> str:
-    files, size = measured or (0, 0)
-    return f"{files} file(s) of {size:,} bytes"
+def _format_files(number_and_bytes: tuple[int, int] | None) -> str:
+    number, num_bytes = number_and_bytes or (0, 0)
+    return f"{number} file(s) of {num_bytes:,} bytes"

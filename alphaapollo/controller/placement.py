@@ -1,4 +1,4 @@
-"""Number of processes of each role, decided before any process starts. ray_placement.py chooses nodes and GPUs."""
+"""Number of processes of each role of a run, decided before they start (their nodes and GPUs: ray_placement.py)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
-    bfloat16: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
+    bfloat16_instructions: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
 
-    def memory_for(self, device: Device) -> int:
-        """Return the bytes available for training: memory of one GPU, or of the machine on a CPU. 0: unknown."""
+    def get_training_memory(self, device: Device) -> int:
+        """Return the bytes available for training: the memory of one GPU, or of a machine without GPUs. 0: unknown."""
         return self.memory if device == "cpu" else self.gpu_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Number and size of the workers of a command.
+    """Number of training ranks and engines of a command, with the GPUs and threads of each.
 
-    A training rank is a GPU, or a process on a machine without GPUs.
-
-    Fine-tuning has no engines, and generation has no training ranks.
+    A training rank is a GPU, or a process on a machine without GPUs. Fine-tuning has no engines, and generation has no
+    training ranks.
     """
 
     device: Device
@@ -48,8 +47,8 @@ class Placement:
     tensor_parallel: int = 1  # GPUs or processes per engine
     colocate: bool = False  # engines use the training ranks' GPUs
     engine_threads: int = 1  # of an engine's process on a CPU
-    critic: bool = False
-    reward_model: bool = False
+    has_critic: bool = False
+    has_reward_model: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -57,7 +56,7 @@ class Placement:
 
     @property
     def data_parallel(self) -> int:
-        """Number of rank groups that process different rows."""
+        """Number of data-parallel ranks; with sequence parallelism, each is a group of ranks with the same batch."""
         return self.num_ranks // self.sequence_parallel
 
     @property
@@ -69,27 +68,27 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether engines and trainers use the same GPUs in turn."""
+        """Whether the engines and the training ranks take turns on the same GPUs."""
         return self.device == "cuda" and self.colocate
 
     def describe_ranks(self) -> str:
-        """Describe the training ranks, for the printed plan."""
+        """Return e.g. "8 x GPU on 1 node(s), FSDP2", for the printed plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
         sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
         return f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
 
     def describe_roles(self) -> dict[str, str]:
-        """Return role -> description of its processes, for the printed plan."""
+        """Return role -> description of its processes, e.g. "4 x cuda", for the printed plan."""
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         shared = " on the training GPUs" if self.shares_gpus else ""
-        trained = {"actor and reference": True, "critic": self.critic, "reward model": self.reward_model}
+        trained = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
         roles = {name: self.describe_ranks() for name, present in trained.items() if present}
         return roles | {"rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"}
 
 
 def detect_machine() -> Machine:
-    """Return cores (within the CPU affinity), GPUs and memory of this machine."""
+    """Return the CPU cores (within this process's affinity), GPUs and memory of this machine."""
     import torch
 
     return Machine(
@@ -97,19 +96,19 @@ def detect_machine() -> Machine:
         num_gpus=torch.cuda.device_count(),
         gpu_memory=read_smallest_gpu_memory(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        bfloat16=find_bfloat16_units(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
+        bfloat16_instructions=find_bfloat16_instructions(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
     )
 
 
-def find_bfloat16_units(cpu_info: str) -> str:
+def find_bfloat16_instructions(cpu_info: str) -> str:
     """Return the fastest bfloat16 instruction set among the flags of /proc/cpuinfo, or "" if there is none."""
     flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
     return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
 def read_smallest_gpu_memory() -> int:
-    """Return the memory of the smallest GPU in bytes; 0: unknown. Runs nvidia-smi, because torch would initialize CUDA
-    in this process."""
+    """Return the memory of the smallest GPU of this machine in bytes; 0: unknown. Uses nvidia-smi, because torch would
+    initialize CUDA in this process."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return 0
@@ -124,12 +123,11 @@ def make_placement(
     device: Device,
     machine: Machine,
     sequence_parallel: int,
-    critic: bool,
-    reward_model: bool,
+    has_critic: bool,
+    has_reward_model: bool,
 ) -> Placement:
-    """Return the placement of a checked configuration. rollout: resolved section (config/resolve.py)."""
+    """Return the number and size of all workers of an RL run. rollout: section with resolved defaults."""
     assert rollout.num_engines is not None
-    own_cores = trainer.async_mode == "separate"
     return Placement(
         device=device,
         num_nodes=trainer.nnodes,
@@ -137,19 +135,21 @@ def make_placement(
         num_engines=rollout.num_engines,
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
-        threads=trainer.cpu_threads or rank_threads(trainer, rollout, machine),
-        engine_threads=count_engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores)
+        threads=trainer.cpu_threads or count_rank_threads(trainer, rollout, machine),
+        engine_threads=count_engine_threads(
+            rollout, machine.num_cores, trainer.nnodes, is_concurrent=trainer.async_mode == "separate"
+        )
         if rollout.name == "vllm"
         else 1,
         sequence_parallel=sequence_parallel,
-        critic=critic,
-        reward_model=reward_model,
+        has_critic=has_critic,
+        has_reward_model=has_reward_model,
     )
 
 
-def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
+def count_rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
     """Return the default number of torch threads per training rank: an equal share of the node's cores. With
-    async_mode=separate, cores that are reserved for engines are not shared."""
+    trainer.async_mode=separate, only the cores that the engines leave are shared."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
         threads = count_engine_threads(rollout, cores, trainer.nnodes, is_concurrent=True)

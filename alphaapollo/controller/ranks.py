@@ -1,4 +1,4 @@
-"""Workers on one or several ranks, and calls of their methods.
+"""Call functions on the workers of one role, in this process or over Ray.
 
     Ranks[W]            interface: call a function with the worker on every rank, or on one rank
       LocalRanks        one rank in this process (trainer.controller=local)
@@ -14,9 +14,8 @@ import asyncio
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
@@ -30,9 +29,9 @@ CANCELLED_BY_MONITOR = "a required process died or hangs"
 
 
 class WorkerLost(RuntimeError):
-    """A required process died or hangs; the run can be restarted (launch/restarts.py).
+    """Error: a required process died or hangs; the run can be restarted (launch/restarts.py).
 
-    role: role of the process, e.g. policy. cause: the event alone, without its consequences; default: the message.
+    role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
     """
 
     def __init__(self, message: str, role: str, cause: str = ""):
@@ -41,14 +40,11 @@ class WorkerLost(RuntimeError):
 
 
 class WorkerDied(WorkerLost):
-    """A worker process or an engine core has ended. The message names the process."""
+    """Error: a worker process or an engine core has ended. The message names the process."""
 
 
 class RunStalled(WorkerLost):
-    """No process has made progress for too long.
-
-    `cause` names the blocking workers, and `culprits` has their keys, e.g. "policy 1".
-    """
+    """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
 
     def __init__(self, cause: str, culprits: Sequence[str], next_step: str):
         role = re.sub(r" \d+$", "", culprits[0]) if culprits else ""
@@ -57,7 +53,7 @@ class RunStalled(WorkerLost):
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised an exception. The message names the worker and has its traceback."""
+    """Error: a worker raised an exception. The message names the worker and has its traceback."""
 
 
 class Ranks(ABC, Generic[W]):
@@ -68,12 +64,13 @@ class Ranks(ABC, Generic[W]):
 
     @abstractmethod
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        """Call `function(worker)` on every rank concurrently. Returns the (awaited) results in rank order."""
+        """Call `function(worker)` on every rank concurrently. Returns the results in rank order. The function may be
+        async."""
 
     @abstractmethod
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        """Call `function(worker, items[rank])` on every rank. Returns the results in rank order. Over Ray, each
-        distinct item is put into the object store once."""
+        """Call `function(worker, items[rank])` on every rank. Returns the results in rank order. An item that several
+        ranks share is sent over Ray only once."""
 
     @abstractmethod
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
@@ -86,29 +83,29 @@ class Ranks(ABC, Generic[W]):
     # Methods for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
 
     def request_reports(self) -> None:
-        """Request a report from every worker without a pending request. Returns at once."""
+        """Ask every worker for a heartbeat report, unless its last request is still pending. Returns at once."""
 
     def have_reported(self) -> bool:
-        """Return whether every worker has sent its report or has died."""
+        """Return whether every worker has answered `request_reports` or has died."""
         return True
 
     def take_snapshots(self) -> list[WorkerSnapshot]:
-        """Return a snapshot of each worker with its report since the last request."""
+        """Return the state of each worker, with the answer to the last `request_reports` if there is one."""
         return []
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
-        """Return the Python stacks of processes on the worker's node. The worker collects them."""
+        """Let the worker of a rank dump the Python stacks of processes on its node, and return the stacks."""
         raise NotImplementedError
 
 
-def get_method_name(function: Callable[..., Any]) -> str:
+def get_enclosing_method_name(function: Callable[..., Any]) -> str:
     """Return the name of the method that contains a lambda, e.g. `update` for a lambda in PolicyGroup.update."""
     name: str = getattr(function, "__qualname__", "call")
     return name.partition(".<locals>")[0].rpartition(".")[2]
 
 
 async def await_if_needed(value: Any) -> Any:
-    """Return the value, or the result of an awaitable."""
+    """Return the value, or await it if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -124,33 +121,30 @@ class LocalRanks(Ranks[W]):
         return [await self.call_one(0, function)]
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        with self._record_call(function):
-            return [await self._run(lambda: function(self.worker, items[0]))]
+        return [await self._call_and_record(function, items[0])]
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
-        with self._record_call(function):
-            return await self._run(lambda: function(self.worker))
+        return await self._call_and_record(function)
 
-    async def _run(self, function: Callable[[], Any]) -> Any:
-        return await await_if_needed(function())
-
-    @contextmanager
-    def _record_call(self, function: Callable[..., Any]) -> Iterator[None]:
+    async def _call_and_record(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call function(worker, *arguments) as an active call of the heartbeat. An EngineDied becomes a WorkerDied."""
         try:
-            with HEARTBEAT.call(get_method_name(function), f"{self.role} 0"):
-                yield
+            with HEARTBEAT.call(get_enclosing_method_name(function), f"{self.role} 0"):
+                return await self._call_worker(function, *arguments)
         except EngineDied as error:
             raise WorkerDied(str(error), self.role) from None
 
+    async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await await_if_needed(function(self.worker, *arguments))
+
     async def close(self) -> None:
-        worker: Any = self.worker
-        await self._run(worker.close)
+        await self._call_worker(lambda worker: worker.close())
 
 
 class ThreadRanks(LocalRanks[W]):
-    """One worker in a separate thread of this process. It computes while the event loop writes checkpoints and handles
-    signals. torch has thread and GPU settings per thread, so the worker is built and called in this thread only."""
+    """One worker in a separate thread of this process, so that it can compute while the event loop writes checkpoints
+    and handles signals. The worker is built and called in one thread, because torch has settings per thread."""
 
     def __init__(self, build: Callable[[], W], role: str):
         self._thread = ThreadPoolExecutor(1, role)
@@ -161,8 +155,8 @@ class ThreadRanks(LocalRanks[W]):
             raise
         self.role = role
 
-    async def _run(self, function: Callable[[], Any]) -> Any:
-        return await await_if_needed(await asyncio.wrap_future(self._thread.submit(function)))
+    async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await await_if_needed(await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments)))
 
     async def close(self) -> None:
         await super().close()

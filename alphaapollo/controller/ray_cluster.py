@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alphaapollo.controller.health.process_monitor import find_dead_process
 from alphaapollo.controller.nodes import (
     AnyTrainer,
     ClusterNode,
@@ -37,9 +37,9 @@ LOCAL_TOKEN = secrets.token_hex(32)
 a token to ~/.ray, which fails if the home directory is not writable."""
 
 
-def connect(trainer: AnyTrainer) -> Machine:
-    """Join the cluster at RAY_ADDRESS, wait for its nodes, and return the resources of its largest node. `ray job
-    submit` sets RAY_ADDRESS. Raises ValueError if there is no such cluster or nodes are missing."""
+def join_cluster(trainer: AnyTrainer) -> Machine:
+    """Join the Ray cluster at RAY_ADDRESS, wait for its nodes, and return the resources of its largest node. Raises
+    ValueError if there is no such cluster or nodes are missing."""
     try:
         init_ray()
     except ConnectionError as error:
@@ -57,7 +57,7 @@ def connect(trainer: AnyTrainer) -> Machine:
 
 
 def start_local_cluster() -> None:
-    """Start Ray on this machine, reachable from this machine only. It ends with this process. Raises WorkerDied if Ray
+    """Start Ray on this machine, reachable only from this machine, until this process ends. Raises WorkerDied if Ray
     does not start."""
     health_checks = {  # long timeouts, because a busy laptop answers late; dead processes are detected anyway
         "health_check_timeout_ms": 60_000,
@@ -66,7 +66,7 @@ def start_local_cluster() -> None:
     listen_on_loopback_only()
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     try:
-        with _loopback_ray():
+        with run_ray_on_loopback():
             init_ray(address="local", include_dashboard=False, _system_config=health_checks)
     except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
         ray.shutdown()
@@ -75,10 +75,9 @@ def start_local_cluster() -> None:
 
 
 @contextmanager
-def _loopback_ray() -> Iterator[None]:
-    """Context manager in which Ray uses 127.0.0.1 as the address of its node, so all its processes listen there only.
-    Ray does so by default on systems without cluster support. It has no argument for this: it replaces a loopback
-    `_node_ip_address`."""
+def run_ray_on_loopback() -> Iterator[None]:
+    """Context manager in which `ray.init` makes all processes of Ray listen only on 127.0.0.1. Ray does so on systems
+    without cluster support and has no option for it, so cluster support is disabled here."""
     constants = ray._private.ray_constants
     clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -88,36 +87,33 @@ def _loopback_ray() -> Iterator[None]:
 
 
 def init_ray(**options: Any) -> None:
-    """Call ray.init(**options) and restore the SIGTERM handler. Ray's handler would exit at once."""
+    """Call ray.init(**options), then restore this process's SIGTERM handler, because Ray's handler exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)
     signal.signal(signal.SIGTERM, handler)
 
 
 def find_session_logs() -> str:
-    """Return the folder of Ray's logs on this machine. The command after a failed local cluster removes the folder."""
+    """Return the folder of Ray's logs on this machine. The next command removes the folder of a local Ray."""
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
 def find_local_ray_processes() -> dict[str, int]:
-    """Return name -> pid of the raylet and the GCS of a Ray that this process started; empty for a joined cluster."""
-    return {name: process.pid for name, process in _find_local_ray().items()}
-
-
-def is_local_ray_silent() -> bool:
-    """Return whether the raylet or the GCS of a Ray that this process started is dead or stopped."""
-    found = [read_process(process.pid) for process in _find_local_ray().values() if process.poll() is None]
-    return len(found) < len(_find_local_ray()) or any(one is None or one.is_stopped for one in found)
-
-
-def _find_local_ray() -> dict[str, subprocess.Popen[bytes]]:
+    """Return name -> pid of the raylet and the GCS if this process started Ray; empty for a joined cluster."""
     names = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
     started = ray._private.worker._global_node.all_processes if ray.is_initialized() else {}
-    return {name: started[kind][0].process for kind, name in names.items() if kind in started}
+    return {name: started[kind][0].process.pid for kind, name in names.items() if kind in started}
+
+
+def is_local_ray_unresponsive() -> bool:
+    """Return whether this process started Ray, and Ray's raylet or GCS is now dead or stopped by a signal."""
+    pids = find_local_ray_processes()
+    stopped = [process.is_stopped for pid in pids.values() if (process := read_process(pid))]
+    return find_dead_process(pids) != "" or any(stopped)
 
 
 def wait_for_nodes(trainer: AnyTrainer) -> None:
-    """Wait until enough nodes have joined, and print meanwhile which nodes are missing. Raises ValueError after
+    """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
     while missing := describe_missing_nodes(list_alive_nodes(), trainer):
@@ -143,22 +139,22 @@ def list_alive_nodes() -> list[ClusterNode]:
     ]
 
 
-async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, str]) -> None:
-    """Compare every node that workers will run on with the driver's node.
+async def compare_nodes(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:
+    """Raise ValueError if a node of the placement groups has other library versions or files than the driver's node,
+    or starts no process.
 
-    Args:
-        paths: configuration key -> path that must exist on every node.
-
-    Raises ValueError if a node has different versions or files, or starts no process.
+    required_paths: configuration key -> path of a file or folder that must be equal on every node.
     """
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
     pending = {
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(paths, folder): node
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            required_paths, folder
+        ): node
         for node in sorted(used)
     }
-    here = inspect_node(paths, folder)
+    here = inspect_node(required_paths, folder)
     ready, silent = await asyncio.to_thread(ray.wait, list(pending), num_returns=len(pending), timeout=INSPECT_SECONDS)
     errors = [
         f"node {names[pending[one]]} started no process within {INSPECT_SECONDS:.0f} s. See its logs in "
@@ -176,7 +172,8 @@ async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, st
                 "same path on every node."
             )
             continue
-        errors += [f"node {name} ({there.host}): {line}" for line in describe_node_differences(there, here, paths)]
+        differences = describe_node_differences(there, here, required_paths)
+        errors += [f"node {name} ({there.host}): {line}" for line in differences]
     if errors:
         ray.shutdown()
-        raise ValueError("the nodes differ from the driver's:\n  " + "\n  ".join(errors))
+        raise ValueError("these nodes differ from the driver's node:\n  " + "\n  ".join(errors))

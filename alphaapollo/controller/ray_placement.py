@@ -1,9 +1,8 @@
-"""Node and GPUs of each worker of a run, over Ray.
+"""Choose the node and the GPUs of each worker, with Ray's placement groups.
 
-The training ranks have a placement group whose bundle k is node k with its training GPUs. Engines with separate GPUs
-have a second placement group with one bundle per engine. In Ray's accounting the policy's actors own the training GPUs.
-The actors of the critic and the reward model, and engines on shared GPUs, own none: CUDA_VISIBLE_DEVICES selects the
-GPUs that they use.
+The first placement group has one bundle per node, with the node's training GPUs. Engines with their own GPUs have a
+second placement group with one bundle per engine. Ray assigns the training GPUs to the policy's actors. All other
+actors on these GPUs reserve none in Ray: CUDA_VISIBLE_DEVICES selects their GPUs.
 """
 
 from __future__ import annotations
@@ -21,41 +20,41 @@ GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group
 
 
-async def reserve_groups(placement: Placement, timeout: float) -> list[PlacementGroup]:
-    """Reserve a placement group for the training ranks and one for engines with separate resources, as needed. Raises
-    ValueError if the cluster cannot grant them."""
+async def reserve_placement_groups(placement: Placement, timeout: float) -> list[PlacementGroup]:
+    """Reserve a placement group for the training ranks, and another one for engines with their own GPUs. Raises
+    ValueError if the cluster has too few resources."""
     groups = []
     on_gpu = placement.device == "cuda"
     if placement.num_ranks:
         node = {"CPU": 1.0} | ({"GPU": float(placement.ranks_per_node)} if on_gpu else {})
         strategy = "STRICT_SPREAD" if placement.num_nodes > 1 else "PACK"
         groups.append((placement_group([node] * placement.num_nodes, strategy=strategy), [node] * placement.num_nodes))
-    if _has_engine_group(placement):
+    if _needs_engine_group(placement):
         engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
         bundles = [engine | ({"GPU": float(placement.tensor_parallel)} if on_gpu else {})] * placement.num_engines
         strategy = "PACK" if placement.num_ranks else "SPREAD"
         groups.append((placement_group(bundles, strategy=strategy), bundles))
     fix = "lower trainer.nnodes or trainer.n_gpus_per_node" if placement.num_ranks else "lower rollout.num_engines"
     for group, bundles in groups:
-        await wait_until_placed(group, bundles, timeout, fix)
+        await wait_until_reserved(group, bundles, timeout, fix)
     return [group for group, _ in groups]
 
 
-def _has_engine_group(placement: Placement) -> bool:
+def _needs_engine_group(placement: Placement) -> bool:
     return placement.num_engines > 0 and (
         not placement.num_ranks or (placement.device == "cuda" and not placement.colocate)
     )
 
 
-def assign_slots(placement: Placement, role: str, reserved: Sequence[PlacementGroup]) -> list[ActorSlot]:
-    """Return the slots of a role's actors by rank (engines: by index) in the groups of `reserve_groups`. An engine on
+def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[PlacementGroup]) -> list[ActorSlot]:
+    """Return where to place each actor of a role, in rank order, within the reserved placement groups. An engine on
     shared GPUs runs on the node of its first GPU. Without GPUs, engines are assigned to nodes round-robin."""
     gpu = 1.0 if placement.device == "cuda" else 0.0
     node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
     if role != "rollout":
         return [ActorSlot(reserved[0], node, gpu if role in GPU_ROLES else 0.0) for node in node_of]
     size, engines = placement.tensor_parallel, range(placement.num_engines)
-    if _has_engine_group(placement):
+    if _needs_engine_group(placement):
         return [ActorSlot(reserved[-1], index, gpu * size) for index in engines]
     if placement.device == "cpu":
         return [ActorSlot(reserved[0], index % placement.num_nodes) for index in engines]
@@ -63,9 +62,9 @@ def assign_slots(placement: Placement, role: str, reserved: Sequence[PlacementGr
 
 
 def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Return for each process of a role the environment variables that select its GPUs; empty: as Ray assigned.
+    """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {}: the worker uses the GPUs that Ray assigned.
 
-    rank_gpus: GPUs that Ray assigned to each training rank; not used without GPUs.
+    rank_gpus: GPUs that Ray assigned to each training rank, e.g. "0"; not used without GPUs.
     """
     is_engine = role == "rollout"
     if placement.device != "cuda" or role in GPU_ROLES or (is_engine and not placement.colocate):
@@ -76,8 +75,8 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
     return [{"CUDA_VISIBLE_DEVICES": devices} for devices in gpus]
 
 
-def check_shared_memory(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
-    """Raise ValueError if an engine runs on a node without a training rank that can write weights to shared memory."""
+def check_weight_writer_nodes(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
+    """Raise ValueError if an engine's node has no training rank, which would write the weights to shared memory."""
     for index, engine in enumerate(engines):
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(
@@ -86,9 +85,9 @@ def check_shared_memory(ranks: Sequence[ActorLocation], engines: Sequence[ActorL
             )
 
 
-async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
-    """Wait until the cluster has granted the bundles of a group. Raises ValueError after GRANT_SECONDS, or `timeout` if
-    it is shorter. fix: suggestion for the message."""
+async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
+    """Wait until Ray has reserved the resources of a placement group. Raises ValueError after GRANT_SECONDS, or after
+    `timeout` if it is shorter. fix: suggestion for the message."""
     ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
     if not ready:
         total, free = (

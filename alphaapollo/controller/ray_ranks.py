@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_needed, get_method_name
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_needed, get_enclosing_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessReport, read_process
 from alphaapollo.utils.network import reserve_port
@@ -40,7 +40,7 @@ STACKS_SECONDS = 60.0  # timeout of a stack dump
 
 @dataclass(frozen=True)
 class ActorSlot:
-    """Slot in which Ray places one actor: a bundle of a placement group, and the number of its GPUs for the actor."""
+    """Where Ray places one actor: a bundle of a placement group, and the number of GPUs to reserve for the actor."""
 
     group: PlacementGroup
     bundle: int
@@ -57,46 +57,47 @@ class ActorLocation:
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
 
 
-def get_location() -> ActorLocation:
-    """Return the location of this process."""
+def get_process_location() -> ActorLocation:
+    """Return the process id, the node and the GPUs of this process."""
     context = ray.get_runtime_context()
     gpus = ",".join(context.get_accelerator_ids()["GPU"])
     return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
 
 class WorkerActor(Generic[W]):
-    """Actor that owns one worker. It is asynchronous, so generate calls overlap; a call without `await` blocks all
-    others until it ends."""
+    """Asynchronous Ray actor that owns one worker. Calls of async methods overlap, e.g. generate; a call of any other
+    method blocks the actor until it returns."""
 
     def location(self) -> ActorLocation:
-        return get_location()
+        return get_process_location()
 
     def reserve_address(self) -> str:
-        """Reserve a port on this node and return its address for torch.distributed."""
+        """Reserve a port on this node and return its address for torch.distributed, e.g. tcp://10.0.0.1:29500."""
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{reserve_port(host)}"
 
     async def start(
         self,
-        factory: Callable[[], Awaitable[W] | W],
+        build: Callable[[], Awaitable[W] | W],
         driver: ActorLocation,
-        folder: str,
-        env: dict[str, str],
-        cleanup: list[str],
+        working_folder: str,
+        environment: dict[str, str],
+        cleanup_folders: list[str],
     ) -> None:
-        """Build the worker in the driver's working directory. On the driver's node, this process ends with the driver.
+        """Build the worker in this process. On the driver's node, this process ends with the driver.
 
-        folder: working directory of the driver. cleanup: folders to remove when the driver dies.
+        build: function that returns the worker. working_folder: working directory of the driver, also used here.
+        environment: environment variables to set first. cleanup_folders: removed when the driver dies.
         """
-        os.environ.update(env)
-        if os.path.isdir(folder):
-            os.chdir(folder)  # relative paths mean the same everywhere
+        os.environ.update(environment)
+        if os.path.isdir(working_folder):
+            os.chdir(working_folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
-            exit_with_process(driver.pid, cleanup)
-        self.worker = await await_if_needed(factory())
+            exit_with_process(driver.pid, cleanup_folders)
+        self.worker = await await_if_needed(build())
 
     async def call(self, function: bytes, *item: Any) -> Any:
-        """Call function(worker, *item) and return the result. function: pickled by `pickle_function`."""
+        """Call function(worker, *item) and return the result. The function is pickled by `pickle_function`."""
         return await await_if_needed(ray.cloudpickle.loads(function)(self.worker, *item))
 
     @ray.method(concurrency_group=HEALTH)
@@ -109,18 +110,18 @@ class WorkerActor(Generic[W]):
 
 
 def make_actor_class(role: str) -> type[WorkerActor[Any]]:
-    """Create a WorkerActor class named after the role, e.g. RewardModelActor, for `ps` and Ray's dashboard."""
+    """Create a subclass of WorkerActor that `ps` and Ray's dashboard show by its role, e.g. RewardModelActor."""
     return type(f"{role.title().replace(' ', '')}Actor", (WorkerActor,), {})
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function once for all actors. Ray would pickle it once per actor."""
+    """Pickle a function, to send it to many actors. Ray would pickle the function again for each actor."""
     code: bytes = ray.cloudpickle.dumps(function)
     return code
 
 
 class RayRanks(Ranks[W]):
-    """Ranks of one role as Ray actors. `await start(...)` before any call."""
+    """Workers of one role as Ray actors, one per rank. Call `locate` and `start` before any other method."""
 
     def __init__(self, role: str, slots: Sequence[ActorSlot]):
         self.role = role
@@ -139,66 +140,74 @@ class RayRanks(Ranks[W]):
         return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy).remote()
 
     async def locate(self) -> list[ActorLocation]:
-        """Wait until the actors' processes run, and return their locations."""
+        """Wait until the processes of all actors run, and return their locations."""
         self._locations = await self._wait_for_all([actor.location.remote() for actor in self.actors])
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
-        self.process_names = [self._describe(location) for location in self._locations]
+        self.process_names = [self._describe_process(location) for location in self._locations]
         return self._locations
 
     async def reserve_address(self) -> str:
-        """Reserve and return the address at which rank 0 waits for all ranks to connect."""
+        """Reserve a port on the node of rank 0 and return its address, the rendezvous of torch.distributed."""
         return str(await self._wait_for_one(0, self.actors[0].reserve_address.remote()))
 
     async def start(
-        self, factories: Sequence[Callable[[], Awaitable[W] | W]], cleanup: list[str], envs: Sequence[dict[str, str]]
+        self,
+        builders: Sequence[Callable[[], Awaitable[W] | W]],
+        cleanup_folders: list[str],
+        environments: Sequence[dict[str, str]],
     ) -> None:
         """Build the worker of each rank in its process.
 
         Args:
-            factories: build the workers, in rank order.
-            cleanup: folders to remove when the driver dies.
-            envs: environment variables to set in each process.
+            builders: functions that return the workers, in rank order.
+            cleanup_folders: folders to remove when the driver dies.
+            environments: environment variables to set in each process.
         """
-        each = enumerate(zip(factories, envs, strict=True))
-        await self._wait_for_all([self._start(rank, factory, cleanup, env) for rank, (factory, env) in each], "start")
+        each = enumerate(zip(builders, environments, strict=True))
+        calls = [self._start_worker(rank, build, cleanup_folders, environment) for rank, (build, environment) in each]
+        await self._wait_for_all(calls, "start")
 
     async def replace(
-        self, rank: int, factory_at: Callable[[str], Callable[[], Awaitable[W] | W]], cleanup: list[str]
+        self,
+        rank: int,
+        make_builder: Callable[[str], Callable[[], Awaitable[W] | W]],
+        cleanup_folders: list[str],
     ) -> None:
-        """Start a new process and worker in the slot of a dead worker. factory_at: returns the factory for a node."""
+        """Start a new process and worker in place of the dead worker of a rank. make_builder(node): returns the
+        function that builds the worker."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
         self._locations[rank] = location = await self._wait_for_one(rank, actor.location.remote())
-        self.process_names[rank] = self._describe(location)
-        await self._wait_for_one(rank, self._start(rank, factory_at(location.node), cleanup, {}), "start")
+        self.process_names[rank] = self._describe_process(location)
+        await self._wait_for_one(
+            rank, self._start_worker(rank, make_builder(location.node), cleanup_folders, {}), "start"
+        )
 
-    def _start(self, rank: int, factory: Callable[[], Any], cleanup: list[str], env: dict[str, str]) -> Any:
-        return self.actors[rank].start.remote(factory, get_location(), os.getcwd(), env, cleanup)
+    def _start_worker(
+        self, rank: int, build: Callable[[], Any], cleanup_folders: list[str], environment: dict[str, str]
+    ) -> Any:
+        return self.actors[rank].start.remote(build, get_process_location(), os.getcwd(), environment, cleanup_folders)
 
-    def _describe(self, location: ActorLocation) -> str:
+    def _describe_process(self, location: ActorLocation) -> str:
         return f"pid {location.pid} on node {location.ip}" if self.has_several_nodes else f"pid {location.pid}"
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        code = pickle_function(function)
-        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], get_method_name(function))
+        code, name = pickle_function(function), get_enclosing_method_name(function)
+        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], name)
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks with the same rows share one object
-        sent = {key: self._put(item) for key, item in distinct.items()}
-        code = pickle_function(function)
-        return await self._wait_for_all(
-            [actor.call.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
-            get_method_name(function),
-        )
+        sent = {key: self._put_in_object_store(item) for key, item in distinct.items()}
+        code, name = pickle_function(function), get_enclosing_method_name(function)
+        each = zip(self.actors, items, strict=True)
+        return await self._wait_for_all([actor.call.remote(code, sent[id(item)]) for actor, item in each], name)
 
-    def _put(self, item: Any) -> Any:
-        """Put an item into the object store and return its reference."""
+    def _put_in_object_store(self, item: Any) -> Any:
         return ray.put(item)
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._wait_for_one(
-            rank, self.actors[rank].call.remote(pickle_function(function)), get_method_name(function)
-        )
+        code, name = pickle_function(function), get_enclosing_method_name(function)
+        return await self._wait_for_one(rank, self.actors[rank].call.remote(code), name)
 
     async def close(self) -> None:
         for actor in self.actors:
@@ -243,10 +252,12 @@ class RayRanks(Ranks[W]):
         return text
 
     async def _wait_for_all(self, pending: list[Any], call_name: str = "") -> list[Any]:
-        """Wait for the calls on all ranks and return their results. The first failure ends the wait, because all other
-        ranks may wait forever for the failed rank. When a rank dies, other ranks may fail earlier with a closed
-        connection. In this case WorkerDied is raised for the dead rank."""
-        results = await self._wait_for_results(pending, call_name)
+        """Wait for one remote call per rank (Ray references) and return their results.
+
+        The first failure ends the wait, because the other ranks of a collective would wait forever. If one rank died
+        and another rank failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank.
+        """
+        results = await self._gather_results(pending, call_name)
         if results is not None:
             return results
         tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, call_name)) for rank, ref in enumerate(pending)]
@@ -259,26 +270,26 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _wait_for_results(self, pending: list[Any], call_name: str) -> list[Any] | None:
-        """Return all results, or None as soon as one call fails. Results arrive in a Ray thread, which wakes the event
-        loop once instead of once per rank."""
+    async def _gather_results(self, pending: list[Any], call_name: str) -> list[Any] | None:
+        """Return the results of one remote call per rank, or None as soon as one call fails. A Ray thread receives the
+        results and wakes the event loop only once, not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         missing = {rank: HEARTBEAT.begin(call_name, f"{self.role} {rank}") for rank in range(len(pending))}
 
-        def wake() -> None:
+        def end_wait() -> None:
             if not over.done():
                 over.set_result(None)
 
-        def receive(rank: int, future: Future[Any]) -> None:
+        def receive_result(rank: int, future: Future[Any]) -> None:
             HEARTBEAT.end(missing.pop(rank))
             if (future.exception() or not missing) and not over.done():
-                loop.call_soon_threadsafe(wake)
+                loop.call_soon_threadsafe(end_wait)
 
         futures = [ref.future() for ref in pending]
         try:
             for rank, future in enumerate(futures):
-                future.add_done_callback(partial(receive, rank))
+                future.add_done_callback(partial(receive_result, rank))
             if futures:
                 await over
         finally:
@@ -287,7 +298,7 @@ class RayRanks(Ranks[W]):
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
     async def _wait_for_one(self, rank: int, pending: Any, call_name: str = "") -> Any:
-        """Wait for a call on one rank. Returns its result, or raises an error that names the worker."""
+        """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
         try:
             with HEARTBEAT.call(call_name, f"{self.role} {rank}"):
@@ -297,7 +308,7 @@ class RayRanks(Ranks[W]):
             reason = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
             raise WorkerDied(f"{worker}{where} died: {reason}", self.role) from None
         except ray.exceptions.RayTaskError as error:
-            raise self._convert_error(worker, error) from None
+            raise self._convert_task_error(worker, error) from None
         except ray.exceptions.RayError as error:  # Ray lost a node or an object, or memory or a disk is full
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"{worker} does not answer: {reason}"
@@ -307,8 +318,8 @@ class RayRanks(Ranks[W]):
                 ) from None  # a restart cannot help
             raise WorkerDied(message, self.role) from None
 
-    def _convert_error(self, worker: str, error: Any) -> Exception:
-        """Return the exception to raise on the driver for an error that a worker raised."""
+    def _convert_task_error(self, worker: str, error: Any) -> Exception:
+        """Convert the error of a remote call into the exception to raise on the driver. worker: name in the message."""
         cause = error.cause
         if isinstance(cause, ValueError):  # invalid input; the message has the fix
             return ValueError(str(cause))
@@ -322,7 +333,7 @@ class RayRanks(Ranks[W]):
 
 
 async def raise_first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
-    """Raise WorkerDied if a task fails with it within `seconds`. tasks: calls on the ranks."""
+    """Raise the first WorkerDied with which one of the tasks fails within the given seconds, else return."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

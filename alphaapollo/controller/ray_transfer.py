@@ -1,4 +1,4 @@
-"""Engine side of vLLM's own weight transfer, called by rank 0 of the trainer (CUDA IPC and NCCL only)."""
+"""Remote calls of vLLM's own weight transfer (CUDA IPC, NCCL), from rank 0 of the trainer to the engines."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from alphaapollo.engines.protocol import EngineDied, EngineError
 
 
 class RayWeightSyncClient:
-    """Implementation of vLLM's `VLLMWeightSyncClient` over Ray. Each method runs on every engine and waits for all."""
+    """Implementation of vLLM's `VLLMWeightSyncClient` over Ray: each method calls all engines and waits for them."""
 
-    def __init__(self, engines: list[Any]):
-        self.engines = engines  # actors (ray_ranks.WorkerActor)
+    def __init__(self, engine_actors: list[Any]):
+        self.engine_actors = engine_actors  # of class ray_ranks.WorkerActor
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call(lambda worker: worker.init_weight_transfer_engine(init_info))
+        self._call_engines(lambda worker: worker.engine.init_weight_transfer_engine(init_info))
 
     def start_weight_update(self) -> None:
-        self._call(lambda worker: worker.start_weight_update())
+        self._call_engines(lambda worker: worker.engine.start_weight_update())
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        self._call(lambda worker: worker.update_weights(update_info))
+        self._call_engines(lambda worker: worker.engine.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call(lambda worker: worker.finish_weight_update(weight_version))
+        self._call_engines(lambda worker: worker.engine.finish_weight_update(weight_version))
 
-    def _call(self, function: Any) -> None:
+    def _call_engines(self, function: Any) -> None:
         code = pickle_function(function)
-        pending = [engine.call.remote(code) for engine in self.engines]
+        pending = [engine.call.remote(code) for engine in self.engine_actors]
         try:
             ray.get(pending)
         except ray.exceptions.RayTaskError as error:

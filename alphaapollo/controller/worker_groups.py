@@ -1,24 +1,20 @@
-"""Worker groups of a command, and their implementation in one process. ray_launcher.py implements them over Ray.
-
-WorkerSpecs          number of workers of each role, and functions that build them
-WorkerGroups         started workers, one group per role
-LocalWorkerGroups    one training rank and one engine in this process
-"""
+"""Worker groups of a command, and their implementation in one process. ray_launcher.py implements them over Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
 from alphaapollo.utils.network import listen_on_loopback_only
+from alphaapollo.utils.watchdog import remove_paths
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -29,24 +25,24 @@ CLOSE_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpecs:
-    """Specification of the workers to start. A builder is a function that runs in its worker's process.
+    """Specification of the workers to start. Each builder is a function that runs in the process of its worker.
 
-    ranks: role (policy, critic, reward model, trainer) -> builder of the worker of one training rank. On GPUs the
-        policy's builder also receives `client`, the client of vLLM's weight transfer.
-    engine: builder of a rollout worker from the engine's index and its node, without starting it; None: no engines.
+    rank_builders: role (policy, critic, reward model, trainer) -> function that builds the worker of a training rank
+        from its RankPlacement. On GPUs the policy's builder also gets `client`, the client of vLLM's weight transfer.
+    engine_builder: builds a rollout worker from the engine's index and node, without starting it; None: no engines.
     """
 
     placement: Placement
     run_id: str = ""  # id of the run's processes; "": no process can outlive this one
-    ranks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    engine: Callable[[int, str], RolloutWorker] | None = None
+    rank_builders: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    engine_builder: Callable[[int, str], RolloutWorker] | None = None
     needs_shared_memory: bool = False  # weights reach an engine through its node's shared memory
     samples_in_flight: int = 1  # per engine
-    cleanup: list[str] = field(default_factory=list)  # shared-memory folders to remove when the driver ends
+    cleanup_folders: list[str] = field(default_factory=list)  # in shared memory, removed when the driver ends
 
 
 class WorkerGroups:
-    """Handles to the workers of a command. A role that the command does not start has no attribute, or None."""
+    """Handles to the workers of a command, one per role. Roles that the command does not start are None or not set."""
 
     policy: PolicyGroup
     trainer: FinetuningGroup[Any]
@@ -58,7 +54,7 @@ class WorkerGroups:
         self.specs = specs
         self.ranks: list[Ranks[Any]] = []
 
-    def _add(self, role: str, ranks: Ranks[Any]) -> None:
+    def _add_group(self, role: str, ranks: Ranks[Any]) -> None:
         self.ranks.append(ranks)
         shared = self.specs.placement.sequence_parallel
         match role:
@@ -73,19 +69,23 @@ class WorkerGroups:
             case "rollout":
                 self.engines = EngineGroup(ranks, self.specs.samples_in_flight)
 
+    def _make_engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
+        assert self.specs.engine_builder
+        return partial(self.specs.engine_builder, index, node)
+
     @property
     def required_processes(self) -> Mapping[str, int]:
-        """Return name -> pid of the processes, besides the workers, that the run depends on."""
+        """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
         return {}
 
     @property
-    def replaces_engines(self) -> bool:
+    def can_replace_engines(self) -> bool:
         """Whether a dead engine can be replaced while all other workers keep their state. On GPUs it cannot: the
         trainers hold handles to the engines' memory, or share the GPUs with the engines."""
         return self.specs.placement.device == "cpu"
 
     async def replace_engine(self, index: int) -> None:
-        """Start a new engine in place of a dead engine. It has the weights in the model's folder."""
+        """Start a new engine in place of a dead engine. It has the initial weights until the next weight sync."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -94,8 +94,8 @@ class WorkerGroups:
 
 
 class LocalWorkerGroups(WorkerGroups):
-    """One training rank and one engine in this process, without Ray. vLLM's engine core remains a separate process. The
-    constructor builds the training rank. If the specs have an engine, call `start_engine` next."""
+    """One training rank and one engine in this process, without Ray. The constructor builds the training rank. If the
+    specs have an engine, call `start_engine` next. vLLM's engine core remains a separate process."""
 
     def __init__(self, specs: WorkerSpecs):
         from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
@@ -103,25 +103,22 @@ class LocalWorkerGroups(WorkerGroups):
         super().__init__(specs)
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
-        for role, build in specs.ranks.items():
+        for role, build in specs.rank_builders.items():
             assert placement.num_ranks == 1, "trainer.controller=local has one rank"
             build_worker = partial(build, rank_placement)
-            self._add(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
+            self._add_group(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
 
     async def start_engine(self) -> None:
         assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
         listen_on_loopback_only()
-        self._add("rollout", LocalRanks(await self._make_engine(0)))
-
-    async def _make_engine(self, index: int) -> RolloutWorker:
-        assert self.specs.engine
-        return await start_worker(self.specs.engine(index, LOCAL_NODE))
+        worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
+        self._add_group("rollout", LocalRanks(worker))
 
     async def replace_engine(self, index: int) -> None:
         ranks = self.engines.ranks
         assert isinstance(ranks, LocalRanks)
         await ranks.close()
-        ranks.worker = await self._make_engine(index)
+        ranks.worker = await start_rollout_worker(self._make_engine_builder(index, LOCAL_NODE))
 
     async def close(self) -> None:
         if hasattr(self, "engines"):
@@ -130,15 +127,11 @@ class LocalWorkerGroups(WorkerGroups):
         for ranks in self.ranks:
             if ranks.role != "rollout":
                 await ranks.close()
-        remove_folders(self.specs.cleanup)
+        remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-async def start_worker(worker: RolloutWorker) -> RolloutWorker:
-    """Start the worker's engine and return the worker."""
+async def start_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
+    """Build a rollout worker in this process, start its engine and return the worker."""
+    worker = build()
     await worker.start()
     return worker
-
-
-def remove_folders(folders: list[str]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from alphaapollo.engines.spec import EngineSpec
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that `rollout.name` selects, without starting it. Imports only the libraries of that engine."""
+    """Build the engine that the config key rollout.name selects (vllm, hf, fake), without starting it."""
     match spec.rollout.name:
         case "vllm":
             from alphaapollo.engines.vllm.engine import VllmEngine

@@ -12,16 +12,18 @@ from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> token ids of the answer, before truncation to max_tokens."""
+LOGPROB = -1.0  # log-prob of every token
 
 
 class FakeEngine(Engine):
-    """Fake engine whose tokens depend only on (context, seed). Every token has the log-prob `logprob`.
+    """Fake engine whose answers depend only on the context and the seed.
 
-    `script` computes an answer. By default an answer has `min_tokens` to `max_tokens` random tokens below `vocab_size`,
-    and the last one is the first stop token.
-
-    Latency: an answer occupies one of `slots` (None: unlimited) and takes `seconds_per_token` per token, independent of
-    other requests. Prefill takes no time. During a pause, answers keep their slots but generate no tokens.
+    Args:
+        vocab_size: token ids of random answers are below this number.
+        min_tokens, max_tokens: length of random answers. If the request has stop tokens, the first one ends the answer.
+        script: computes an answer; None: random answers.
+        seconds_per_token: simulated time per token, independent of other requests. Prefill takes no time.
+        slots: maximum number of concurrent requests; None: unlimited. Paused requests keep their slots.
     """
 
     has_weights = False
@@ -32,14 +34,12 @@ class FakeEngine(Engine):
         min_tokens: int = 1,
         max_tokens: int = 16,
         script: AnswerScript | None = None,
-        logprob: float = -1.0,
         seconds_per_token: float = 0.0,
         slots: int | None = None,
     ):
         self._vocab_size = vocab_size
         self._lengths = (min_tokens, max_tokens)
-        self._script = script or self._draw_answer
-        self._logprob = logprob
+        self._script = script or self._make_random_answer
         self._seconds_per_token = seconds_per_token
         self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(slots) if slots else nullcontext()
         self._version = 0
@@ -54,14 +54,15 @@ class FakeEngine(Engine):
         stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
         return Completion(
             token_ids=kept,
-            logprobs=[self._logprob] * len(kept),
+            logprobs=[LOGPROB] * len(kept),
             stop_reason=StopReason.STOP if stopped else StopReason.LENGTH,
             weight_version=self._version,
             earlier_versions=tuple(earlier),
         )
 
     async def _simulate_latency(self, num_tokens: int) -> list[tuple[int, int]]:
-        """Sleep until `num_tokens` are sampled. Return (version, tokens) of the parts sampled with old weights."""
+        """Sleep for the time of `num_tokens` tokens. Returns (weight version, number of tokens) for each earlier weight
+        version, if the weights change meanwhile."""
         loop, sampled = asyncio.get_running_loop(), 0.0  # a float: a pause does not lose a partly sampled token
         earlier: list[tuple[int, int]] = []
         while True:
@@ -100,7 +101,7 @@ class FakeEngine(Engine):
             gate.set_result(None)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
-        return [self._logprob] * (len(token_ids) - 1)
+        return [LOGPROB] * (len(token_ids) - 1)
 
     async def receive_weights(self, folder: str) -> None:
         pass
@@ -109,8 +110,8 @@ class FakeEngine(Engine):
         self._version = version
         return WeightReceipt(version, digest="")
 
-    def _draw_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:
-        draws = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")
-        length = draws.randint(*self._lengths)
+    def _make_random_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:
+        rng = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")
+        length = rng.randint(*self._lengths)
         ending = list(sampling.stop_token_ids[:1])
-        return [draws.randrange(self._vocab_size) for _ in range(length - len(ending))] + ending
+        return [rng.randrange(self._vocab_size) for _ in range(length - len(ending))] + ending

@@ -1,4 +1,4 @@
-"""Engine on Hugging Face transformers: a slow reference implementation to compare vLLM with.
+"""Engine on Hugging Face transformers, slow but simple, to compare vLLM with.
 
 Waiting requests are sampled as one left-padded batch, one token per step.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from alphaapollo.algorithms.sampling import PendingCompletion, decode, next_logits
+from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, next_logits
 from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
-from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 
 
 @dataclass
@@ -27,15 +27,15 @@ class _Request(PendingCompletion):
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 
     def record_version(self, version: int) -> None:
-        """Record that the tokens sampled since the last call come from this weight version."""
+        """Record that the tokens sampled since the last call of this method come from this weight version."""
         if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
             self.earlier_versions.append((version, count))
 
 
 class HFEngine(Engine):
-    """Engine with one transformers model in this process, sampled in a thread.
+    """Engine with one transformers model, which a thread of this process samples from.
 
-    New weights replace the model, and a KV cache exists only during a batch. The wake methods therefore do nothing.
+    A weight sync replaces the model, and a KV cache exists only during a batch. The wake methods therefore do nothing.
     """
 
     has_weights = True
@@ -52,9 +52,9 @@ class HFEngine(Engine):
         await asyncio.to_thread(importlib.import_module, "transformers")
 
     async def start(self) -> None:
-        self._model = await asyncio.to_thread(self._load)
+        self._model = await asyncio.to_thread(self._load_model)
 
-    def _load(self) -> Any:
+    def _load_model(self) -> Any:
         from transformers import AutoModelForCausalLM
 
         try:
@@ -68,7 +68,7 @@ class HFEngine(Engine):
         return model.to(self.spec.device).eval()
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        self.spec.check_fits(len(token_ids), sampling.max_tokens)
+        self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         request = _Request(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._start_serving()
@@ -76,15 +76,15 @@ class HFEngine(Engine):
 
     def _start_serving(self) -> None:
         if not self._paused and (self._serving is None or self._serving.done()):
-            self._serving = asyncio.ensure_future(self._serve())
+            self._serving = asyncio.ensure_future(self._serve_waiting_requests())
 
-    async def _serve(self) -> None:
+    async def _serve_waiting_requests(self) -> None:
         while self._waiting and not self._paused:
             await asyncio.sleep(0)  # collect requests that arrive at the same time
             size = self.spec.rollout.max_num_seqs
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             try:
-                await asyncio.to_thread(self._sample, batch)
+                await asyncio.to_thread(self._sample_batch, batch)
             except RuntimeError as error:
                 failure = EngineError(f"{self.spec.name}: {error}")
                 for request in batch:
@@ -108,8 +108,8 @@ class HFEngine(Engine):
             self._start_serving()
 
     @torch.inference_mode()
-    def _sample(self, batch: list[_Request]) -> None:
-        decode(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
+    def _sample_batch(self, batch: list[_Request]) -> None:
+        decode_batch(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return await asyncio.to_thread(self._compute_log_probs, token_ids)
@@ -125,7 +125,7 @@ class HFEngine(Engine):
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         self.version = version
-        return WeightReceipt(version, format_digest(tensors_digest(self._model.parameters())))
+        return WeightReceipt(version, format_digest(compute_joint_digest(self._model.parameters())))
 
     def _load_weights(self, folder: Path) -> None:
         from safetensors.torch import load_file

@@ -9,7 +9,7 @@ from alphaapollo.types import Completion, Sampling, WeightReceipt
 
 
 class EngineError(RuntimeError):
-    """Error: the engine died or does not respond, and cannot be used any more."""
+    """Error: an inference engine failed and cannot be used any more."""
 
 
 class EngineDied(EngineError):
@@ -17,16 +17,16 @@ class EngineDied(EngineError):
 
 
 class Engine:
-    """Interface of one engine replica. Call it from one event loop; calls of generate and log_probs may overlap.
+    """Interface of one engine replica, to be called from one event loop. Calls of generate and log_probs may overlap.
 
-    The default implementations are for engines without separate processes and without a cache between requests.
+    Methods with a default implementation do nothing in engines that need no separate process and keep no KV cache.
     """
 
     has_weights: bool
-    """Whether the engine has weights that are verified after a weight sync."""
+    """Whether the engine has model weights to sync and verify; False for fake engines."""
 
     async def prepare(self) -> None:
-        """Do the part of the start that needs no GPU, such as imports. `start` calls it if necessary."""
+        """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
     async def start(self) -> None:
         """Load the model. Raises ValueError if the model cannot be served, EngineError if the start fails."""
@@ -56,34 +56,36 @@ class Engine:
         raise NotImplementedError
 
     async def sleep(self) -> None:
-        """Free the GPU memory of weights and KV cache. To continue, call wake_weights, receive_weights, confirm_weights
-        and wake_cache in this order. Does nothing on a CPU or on GPUs that are not shared with the trainer."""
+        """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer.
+
+        To continue, call wake_weights, receive_weights, confirm_weights and wake_cache in this order.
+        """
 
     async def wake_weights(self) -> None:
-        """Allocate memory for the weights after `sleep`, else do nothing. Call receive_weights next to load values."""
+        """Allocate GPU memory for the weights after `sleep`. Their values are undefined until receive_weights."""
 
     async def receive_weights(self, folder: str) -> None:
-        """Load the weights that the trainer wrote into shared memory. vLLM's own transfers do not use this method."""
+        """Load the weights that the trainer wrote to a shared-memory folder. Not used with vLLM's own transfers."""
         raise NotImplementedError
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        """Finish a weight update: clear caches of old weights and return the digest of the weights in use. Running
-        requests must be paused."""
+        """Finish a weight sync: clear caches computed with old weights, and return the digest of the new weights.
+        Running requests must be paused."""
         raise NotImplementedError
 
     async def release_cache(self) -> None:
-        """Free the memory of the KV cache. Running requests are paused until wake_cache."""
+        """Free the GPU memory of the KV cache. Running requests are paused until wake_cache."""
 
     async def wake_cache(self) -> None:
-        """Allocate the KV cache if it was freed, else do nothing."""
+        """Allocate GPU memory for the KV cache after `sleep` or release_cache."""
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the engine except this process, the core first."""
+    def list_pids(self) -> list[int]:
+        """Return the pids of the engine's separate processes, the engine core first."""
         return []
 
-    def progress(self) -> int:
-        """Return a counter that changes while running requests make progress (utils/heartbeat.py). It is 0 for engines
-        in this process."""
+    def count_progress(self) -> int:
+        """Return a number that changes while running requests make progress, e.g. the number of sampled tokens. It is
+        always 0 for engines without separate processes."""
         return 0
 
     async def close(self) -> None:

@@ -34,10 +34,11 @@ class EngineSpec:
         """Whether the engine shares its GPU with the trainer and frees its memory between generation phases."""
         return self.device == "cuda" and self.rollout.colocate and self.rollout.free_cache_engine
 
-    def check_fits(self, num_tokens: int, max_tokens: int) -> None:
-        """Raise ValueError if a prompt of `num_tokens` and a response of `max_tokens` exceed max_model_len."""
-        if num_tokens + max_tokens > self.max_model_len:
+    def check_request_length(self, prompt_tokens: int, max_response_tokens: int) -> None:
+        """Raise ValueError if the prompt and the longest possible response together exceed max_model_len."""
+        if prompt_tokens + max_response_tokens > self.max_model_len:
             raise ValueError(
-                f"{self.name}: a context of {num_tokens} tokens and a response of up to {max_tokens} exceed "
-                f"max_model_len={self.max_model_len}. Increase data.max_prompt_length or data.max_response_length."
+                f"{self.name}: a prompt of {prompt_tokens} tokens and a response of up to {max_response_tokens} tokens "
+                f"exceed max_model_len={self.max_model_len}. Increase data.max_prompt_length or "
+                "data.max_response_length."
             )

@@ -26,7 +26,7 @@ REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; oth
 
 
 class ModelCallError(Exception):
-    """Error for a call that failed after all retries. `server_down`: not caused by the request."""
+    """Error for a model call that failed after all retries. server_down: the server, not the request, is the cause."""
 
     def __init__(self, reason: str, server_down: bool = False):
         super().__init__(reason)
@@ -36,8 +36,8 @@ class ModelCallError(Exception):
 class ServerClient:
     """Client of an OpenAI-compatible server. The openai package retries failed requests (models.NAME.max_retries).
 
-    Calls may overlap. `time_limit`: seconds after which a call ends, with or without a reply; None: unlimited. Raises
-    ValueError if the openai package or the API key is missing.
+    `time_limit`: seconds after which a call ends, with or without a reply; None: unlimited. Raises ValueError if the
+    openai package or the API key is missing.
     """
 
     def __init__(self, name: str, model: ServedModel):
@@ -48,10 +48,7 @@ class ServerClient:
         self.time_limit: float | None = model.timeout * (1 + model.max_retries)
         self._client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=model.max_retries)
 
-    async def start(self) -> None:
-        """Do nothing: a server that is down now may be up when the first call is made."""
-
-    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, call_name: str) -> ModelReply:
         """Return the next assistant message. Raises ModelCallError if the call fails after all retries."""
         import openai
 
@@ -73,14 +70,14 @@ class ServerClient:
         except openai.APIError as error:
             raise ModelCallError(redact(f"{type(error).__name__}: {error}"), server_down=True) from error
         except MALFORMED_RESPONSE_ERRORS as error:
-            reason = f"the reply of {self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
+            reason = f"the reply of models.{self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
             raise ModelCallError(redact(reason), server_down=True) from error
         if not isinstance(text, str):
-            raise ModelCallError(f"the reply of {self._name} has no text", server_down=True)
+            raise ModelCallError(f"the reply of models.{self._name} contains no text", server_down=True)
         return ModelReply(text, sampling.seed, *counts, stop=str(stop))
 
-    def fits(self, messages: Sequence[Message]) -> bool:
-        """Return True, because the server's prompt limit is unknown."""
+    def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
+        """Return True, because the prompt limit of a server is unknown."""
         return True
 
     async def close(self) -> None:
@@ -88,10 +85,10 @@ class ServerClient:
 
 
 class EngineClient:
-    """Client of an engine that runs on this event loop, with the interface of ServerClient.
+    """Client of an inference engine in this process, with the interface of ServerClient.
 
-    The model's chat template renders messages to at most `max_prompt_length` tokens. The `name` of a call must be
-    unique among the calls in flight.
+    Messages are rendered with the model's chat template, to at most `max_prompt_length` tokens. The `call_name` of a
+    call must be unique among the calls in flight.
     """
 
     time_limit: float | None = None
@@ -100,20 +97,17 @@ class EngineClient:
         self.engine, self._renderer = engine, renderer
         self._prompts = PromptRenderer(renderer.encode_prompt, max_prompt_length, truncation)
 
-    async def start(self) -> None:
-        await self.engine.start()
-
-    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, call_name: str) -> ModelReply:
         try:
             token_ids = self._prompts(list(messages))
         except EnvironmentFailure as error:
             raise ModelCallError(str(error)) from error
         sampling = replace(sampling, stop_token_ids=self._renderer.eos_token_ids)
-        completion = await self.engine.generate(token_ids, sampling, name)
+        completion = await self.engine.generate(token_ids, sampling, call_name)
         text, count = self._renderer.decode(completion.token_ids), len(completion.token_ids)
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
 
-    def fits(self, messages: Sequence[Message]) -> bool:
+    def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         return self._prompts.is_within_limit(list(messages))
 
     async def close(self) -> None:
@@ -124,11 +118,13 @@ ModelClient = ServerClient | EngineClient
 
 
 def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
-    """Check the models that this run serves (`models.NAME.path`) and return their renderers by name. Raises ValueError
-    if an engine would reject a model or its settings."""
+    """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name.
+
+    Raises ValueError if an engine would reject a model or its settings.
+    """
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
-    from alphaapollo.launch.input_checks import check_engine_split, check_lengths
-    from alphaapollo.models.folder_check import check_vocabulary, check_weights  # imports torch
+    from alphaapollo.launch.input_checks import check_context_length, check_tensor_parallel_size
+    from alphaapollo.models.folder_check import check_vocabulary, check_weight_files  # imports torch
 
     check_engine_kwargs(config.rollout, "rollout")
     renderers = {}
@@ -136,9 +132,9 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
         if served.path:
             key = f"models.{name}.path"
             model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
-            check_weights(model, key)
-            check_lengths(model, config.rollout, config.data)
-            check_engine_split(model, config.rollout, "rollout")
+            check_weight_files(model, key)
+            check_context_length(model, config.rollout, config.data)
+            check_tensor_parallel_size(model, config.rollout, "rollout")
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
             check_vocabulary(model, tokenizer, key)
             renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
@@ -148,7 +144,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
 def make_engine_clients(
     config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
 ) -> dict[str, EngineClient]:
-    """Create one engine client per model of `renderers`, without starting it. They share the CPU cores or the GPU."""
+    """Create one engine client per model name, not started. All engines share the CPU cores or the GPU."""
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.spec import EngineSpec
 
@@ -172,14 +168,16 @@ def make_engine_clients(
     return clients
 
 
-def watch_engines(clients: Mapping[str, EngineClient]) -> None:
-    """Report the progress of engines as progress of this process, for stall detection."""
+def report_engine_progress(clients: Mapping[str, EngineClient]) -> None:
+    """Count progress of the engine processes as progress of this process, for stall detection."""
 
-    def list_helpers() -> dict[int, str]:
+    def describe_engine_processes() -> dict[int, str]:
         return {
             pid: f"the engine {'worker' if number else 'core'} of models.{name}"
             for name, client in clients.items()
-            for number, pid in enumerate(client.engine.pids())
+            for number, pid in enumerate(client.engine.list_pids())
         }
 
-    HEARTBEAT.watch(lambda: sum(client.engine.progress() for client in clients.values()), list_helpers)
+    HEARTBEAT.watch(
+        lambda: sum(client.engine.count_progress() for client in clients.values()), describe_engine_processes
+    )

@@ -15,14 +15,8 @@ from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
+from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.input_checks import (
-    check_moe_keys,
-    check_sequence_parallel_size,
-    choose_liger_kernels,
-    detect_node,
-    explain_missing_cluster,
-)
 from alphaapollo.launch.memory.finetuning import fit_finetuning_memory
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unplanned_memory_notice
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan
@@ -40,11 +34,8 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 
 
 def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
-    """Check the configuration, read the data, plan the memory and print the plan.
-
-    Raises ValueError for invalid input.
-    """
-    machine = detect_node(config.trainer)
+    """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
+    machine = input_checks.detect_node(config.trainer)
     config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check_config(machine.num_gpus) + kept_threads
@@ -52,10 +43,10 @@ def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS
     start = find_start_point(config)
     trainer, data = config.trainer, config.data
     check_target_modules(config.model, "model")
-    check_moe_keys(config.model, "model")
+    input_checks.check_moe_keys(config.model, "model")
     check_weight_files(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
-    check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
+    input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
     notices += more
@@ -69,7 +60,7 @@ def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS
         sequence_parallel=size,
     )
     notices += make_template_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
-    notices += filter(None, [explain_missing_cluster(trainer)])
+    notices += filter(None, [input_checks.explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.sizes)
     plan = FinetuningPlan(
@@ -132,7 +123,7 @@ def _plan_memory(
     The plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
     """
     device = placement.device
-    model = choose_liger_kernels(resolve_model(config.model, device), config.model.use_liger)
+    model = input_checks.choose_liger_kernels(resolve_model(config.model, device), config.model.use_liger)
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)

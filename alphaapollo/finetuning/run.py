@@ -19,17 +19,14 @@ __all__ = ["prepare", "run"]  # called by launch/command.py
 
 
 async def run(plan: FinetuningPlan, progress: Progress) -> None:
-    """Train from `progress` to the last step, export the model, and end all started processes.
-
-    Updates `progress` in place.
-    """
+    """Train from `progress` to the last step, export the model, and end all started processes."""
     config, trainer = plan.config, plan.config.trainer
     build = partial(
         plan.task.worker_class,
         config,
         plan.model,
         optimizer_steps=plan.total_steps,
-        saves_in_background=plan.saves_in_background,
+        saves_in_background=plan.memory is None or plan.memory.saves_in_background,
     )
     run_id = new_run_id() if resolve_controller(trainer) == "ray" else ""
     specs = WorkerSpecs(placement=plan.placement, run_id=run_id, rank_builders={"trainer": build})

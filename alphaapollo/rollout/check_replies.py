@@ -11,7 +11,7 @@ from alphaapollo.types import Message, Score
 
 
 def check_reset_reply(reply: Any) -> list[Message] | str:
-    """Return the prompt from the result of `reset`. Raises EnvironmentFailure unless it is a str or an Observation."""
+    """Return the prompt in an environment's `reset` result. Raises EnvironmentFailure for an invalid result."""
     if isinstance(reply, str):
         return reply
     _check_type(reply, Observation, "reset returned", "an Observation or a str")
@@ -19,7 +19,7 @@ def check_reset_reply(reply: Any) -> list[Message] | str:
 
 
 def check_step_reply(reply: Any) -> StepResult:
-    """Return the result of `step`. Raises EnvironmentFailure unless it is a StepResult with valid fields."""
+    """Return an environment's `step` result. Raises EnvironmentFailure for an invalid result."""
     _check_type(reply, StepResult, "step returned", "a StepResult")
     result: StepResult = reply
     if not result.done and result.observation is None:
@@ -37,7 +37,7 @@ def check_step_reply(reply: Any) -> StepResult:
     if result.kept_chars is not None:
         _check_type(result.kept_chars, int, "step: kept_chars is", "a number of characters")
     if not isinstance(result.info, dict) or not all(isinstance(key, str) for key in result.info):
-        raise EnvironmentFailure("step: info must be a dict with str keys.")
+        raise EnvironmentFailure(f"step: info={str(result.info)[:80]} must be a dict with str keys.")
     calls = result.info.get("tool_calls", ())  # read by the metrics
     for call in calls if isinstance(calls, list | tuple) else [calls]:
         if not isinstance(call, dict) or not isinstance(call.get("status"), str):
@@ -47,22 +47,24 @@ def check_step_reply(reply: Any) -> StepResult:
 
 
 def check_messages(messages: Any, method: str) -> list[Message]:
-    """Return chat messages. Raises EnvironmentFailure unless they are a non-empty list with role and content."""
+    """Return the chat messages from an environment's `method`. Raises EnvironmentFailure for invalid messages."""
     if not isinstance(messages, list) or not messages:
-        got = type(messages).__name__ if messages else "empty"
-        raise EnvironmentFailure(f"{method}: messages is {got}. Return a non-empty list.")
+        found = type(messages).__name__ if messages else "empty"
+        raise EnvironmentFailure(f"{method}: messages is {found}. Return a non-empty list.")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise EnvironmentFailure(f"{method}: invalid message {str(message)[:80]}. role and content must be str.")
     return messages
 
 
-def _check_type(value: Any, expected: type, subject: str, hint: str) -> None:
+def _check_type(value: Any, expected: type, subject: str, expected_text: str) -> None:
     if not isinstance(value, expected):
-        raise EnvironmentFailure(f"{subject} {type(value).__name__}. Return {hint}.")
+        raise EnvironmentFailure(f"{subject} {type(value).__name__}. Return {expected_text}.")
 
 
-def _check_number(value: Any, subject: str) -> None:
+def _check_number(value: Any, field_name: str) -> None:
     if not isinstance(value, Real) or not abs(value) <= MAX_REWARD:  # type: ignore[operator]  # also rejects NaN
-        got = str(value)[:30] if isinstance(value, Real) else type(value).__name__
-        raise EnvironmentFailure(f"step: {subject} is {got}. Return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
+        found = str(value)[:30] if isinstance(value, Real) else type(value).__name__
+        raise EnvironmentFailure(
+            f"step: {field_name} is {found}. Return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}."
+        )

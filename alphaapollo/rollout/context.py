@@ -1,9 +1,9 @@
-"""Token contexts of an episode: they build the prompts of its turns. Each object serves one episode.
+"""Token contexts: they build the engine's prompts for the turns of one episode, and the rows to train on.
 
     append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
     memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
 
-Rows contain exactly the engine's prompts and sampled tokens. `prompt_ids` is the engine's next prompt.
+A Row (token sequence to train on) has exactly the engine's prompts and sampled tokens.
 """
 
 from __future__ import annotations
@@ -15,96 +15,79 @@ import numpy as np
 from alphaapollo.environments.base import Environment, wrap_environment_errors
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.rollout.check_replies import check_messages
-from alphaapollo.types import Completion, Message, Row, Turn
+from alphaapollo.types import Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
-RenderDelta = Callable[[list[Message], int | None], list[int]]
+RenderObservation = Callable[[list[Message], int | None], list[int]]
 
 
 def build_append_rows(turns: Sequence[Turn]) -> list[Row]:
-    """Build the row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ...
-
-    Action tokens have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0. Returns an empty
-    list if there are no turns.
-    """
+    """Build the only training row of an append-context episode: context_0 + action_0 + context_1 + action_1 + ..."""
     return [_build_row(turns)] if turns else []
 
 
 def build_memory_rows(turns: Sequence[Turn]) -> list[Row]:
-    """Build one row per turn: the prompt of the turn, then its action."""
+    """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
     return [_build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
-def collect_experts(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
-    """Return the routed experts [T, layers, k] of a row's tokens, or None if the engine returned none.
-
-    The experts of a token come from the first completion that ends after it. The engine never computes the last token
-    of a row: it gets the experts of the previous token, and training does not use its outputs.
-
-    `ends`: position of each completion's last token.
-    """
-    parts: list[np.ndarray] = []
-    known = 0
-    for completion, end in zip(completions, ends, strict=True):
-        if completion.routed_experts is None:
-            return None
-        parts.append(completion.routed_experts[known:end])
-        known = end
-    return np.concatenate([*parts, parts[-1][-1:]])
-
-
 def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
-    """Concatenate the contexts and actions of the turns."""
+    """Build the training row of some turns of an episode, the first of which has the index `first_turn`. Action tokens
+    have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0."""
     token_ids: list[int] = []
     action_mask: list[int] = []
     logprobs: list[float] = []
     ends: list[int] = []
+    experts: list[np.ndarray] = []  # [T, layers, k] of each turn's new tokens, but the last
     for turn in turns:
         context, action = turn.context_ids, turn.completion
         token_ids += [*context, *action.token_ids]
         action_mask += [0] * len(context) + [1] * len(action.token_ids)
         logprobs += [0.0] * len(context) + [*action.logprobs]
+        previous_end = ends[-1] if ends else 0
         ends.append(len(token_ids) - 1)
+        if action.routed_experts is not None:
+            experts.append(action.routed_experts[previous_end : ends[-1]])
     versions = [version for turn in turns for version in turn.completion.weight_versions]
-    experts = collect_experts([turn.completion for turn in turns], ends)
-    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, experts)
+    # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
+    routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
+    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts)
 
 
 class AppendContext:
-    """Append context: one growing token sequence. Sampled tokens are never decoded and rendered again."""
+    """Append context: one token sequence that grows each turn. Sampled tokens are never tokenized again."""
 
-    rows = staticmethod(build_append_rows)
+    build_rows = staticmethod(build_append_rows)
 
-    def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
-        self._render_prompt, self._render_delta = render_prompt, render_delta
-        self.prompt_ids: list[int] = []
+    def __init__(self, render_prompt: RenderPrompt, render_observation: RenderObservation):
+        self._render_prompt, self._render_observation = render_prompt, render_observation
+        self.prompt_ids: list[int] = []  # the engine's next prompt
 
-    def begin(self, content: list[Message] | str) -> list[int]:
-        """Start the episode with the first observation and return its prompt tokens."""
-        self.prompt_ids = self._render_prompt(content)
-        return self.prompt_ids
+    def begin(self, first_observation: list[Message] | str) -> None:
+        """Start the episode: set `prompt_ids` to the tokens of the first prompt."""
+        self.prompt_ids = self._render_prompt(first_observation)
 
     def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """Add an action and the following observation. Return the context of the next turn: the tokens of the
-        observation (append context) or the complete new prompt (memory context)."""
+        """Add an action of the model and the observation that follows. Returns the context of the next turn: the tokens
+        of the observation (append context), or the complete new prompt (memory context)."""
         with wrap_environment_errors("rendering the observation"):
-            delta = self._render_delta(step.observation, action_ids[-1])
-        self.prompt_ids = [*self.prompt_ids, *action_ids, *delta]
-        return delta
+            observation_ids = self._render_observation(step.observation, action_ids[-1])
+        self.prompt_ids = [*self.prompt_ids, *action_ids, *observation_ids]
+        return observation_ids
 
-    def count_budget_tokens(self, context_ids: list[int]) -> int:
-        """Return how many tokens of the response budget the context of a later turn uses."""
+    def count_response_tokens(self, context_ids: list[int]) -> int:
+        """Return how many tokens of the episode's response length the context of a turn after the first takes up."""
         return len(context_ids)
 
 
 class MemoryContext:
     """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
 
-    An environment with a method `recall(steps)` builds the messages instead. If the prompt is too long, the oldest
-    steps are dropped first.
+    If the environment has a method `recall(steps)`, that method builds the messages. Of a prompt that is too long, the
+    oldest steps are dropped.
     """
 
-    rows = staticmethod(build_memory_rows)
+    build_rows = staticmethod(build_memory_rows)
 
     def __init__(
         self,
@@ -112,23 +95,24 @@ class MemoryContext:
         render_prompt: RenderPrompt,
         is_within_limit: Callable[[list[Message]], bool],
         history_length: int,
-        kind: MemoryType,
+        memory_type: MemoryType,
     ):
-        self._recall = getattr(environment, "recall", self._build_messages)
+        self._recall = getattr(environment, "recall", self._build_default_messages)
         self._render_prompt, self._is_within_limit = render_prompt, is_within_limit
-        self._history_length, self._kind = history_length, kind
+        self._history_length, self._memory_type = history_length, memory_type
         self._first: list[Message] = []
         self._steps: list[Step] = []
         self.prompt_ids: list[int] = []
 
-    def begin(self, content: list[Message] | str) -> list[int]:
-        self._first = [Message(role="user", content=content)] if isinstance(content, str) else content
+    def begin(self, first_observation: list[Message] | str) -> None:
+        if isinstance(first_observation, str):
+            first_observation = [Message(role="user", content=first_observation)]
+        self._first = first_observation
         self.prompt_ids = self._render_prompt(self._first)
-        return self.prompt_ids
 
     def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
-        chosen = select_steps(self._steps, self._history_length, self._kind)
+        chosen = select_steps(self._steps, self._history_length, self._memory_type)
         messages = self._recall_messages(chosen)
         while len(chosen) > 1 and not self._is_within_limit(messages):
             chosen = chosen[1:]
@@ -136,7 +120,7 @@ class MemoryContext:
         self.prompt_ids = self._render_prompt(messages)
         return self.prompt_ids
 
-    def count_budget_tokens(self, context_ids: list[int]) -> int:
+    def count_response_tokens(self, context_ids: list[int]) -> int:
         return 0  # limited by data.max_prompt_length instead
 
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
@@ -144,7 +128,7 @@ class MemoryContext:
             messages = self._recall(steps)
         return check_messages(messages, "recall")
 
-    def _build_messages(self, steps: Sequence[Step]) -> list[Message]:
+    def _build_default_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
         return [*self._first, *(message for messages in past for message in messages)]
 
@@ -153,20 +137,16 @@ Context = AppendContext | MemoryContext
 
 
 def check_rows(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
-    """Assert that each action follows the engine's prompt and that the action mask covers exactly the sampled tokens.
-
-    engine_prompts: token ids of the prompts that the engine received, one list per turn.
-    """
+    """Assert that training rows have exactly the tokens that the engine received and sampled. `engine_prompts` has the
+    token ids of the engine's prompt in each turn."""
     for row in rows:
+        expected_mask = [0] * len(row.token_ids)
         row_turns = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-        spans = []
         for turn, before, end in zip(row_turns, engine_prompts[row.first_turn :], row.turn_ends, strict=False):
             start = end + 1 - len(turn.completion.token_ids)
             assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
-            assert row.token_ids[start : end + 1] == turn.completion.token_ids, (
-                "a row's action differs from the sampled tokens"
-            )
-            spans.append((start, end + 1))
-        assert sum(row.action_mask) == sum(end - start for start, end in spans), "the mask covers more than actions"
-        assert all(all(row.action_mask[start:end]) for start, end in spans), "the mask misses an action"
+            action_ids = turn.completion.token_ids
+            assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
+            expected_mask[start : end + 1] = [1] * len(action_ids)
+        assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
         assert len(row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -1,5 +1,6 @@
-"""Call environment methods, which are user code, within a time limit: async methods on this event loop, sync methods in
-threads. Exceptions become EnvironmentFailure with a reason."""
+"""Call environment methods, which are user code, within a time limit. Async methods run on this event loop, sync
+methods in threads. Exceptions become EnvironmentFailure with a reason.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ MAX_THREADS = 64  # sync calls at a time
 
 
 class EnvironmentCaller:
-    """Caller of environment methods. At most `max_threads` sync methods run at a time. Bound to one event loop."""
+    """Calls environment methods on one event loop. At most `max_threads` sync methods run at a time."""
 
     def __init__(self, max_threads: int = MAX_THREADS):
         self._slots = asyncio.Semaphore(max_threads)
 
-    async def call(self, time_limit: TimeLimit, environment: Environment, name: str, *arguments: Any) -> Any:
-        """Call a method. Raises EnvironmentFailure if it fails, TimeoutError if the time limit is exceeded."""
+    async def call(self, time_limit: TimeLimit, environment: Environment, method_name: str, *arguments: Any) -> Any:
+        """Call a method of an environment. Raises EnvironmentFailure if it fails, TimeoutError after the time limit."""
         async with time_limit.count_time():
             with (
-                SPANS(f"environment.{name}", timeout=time_limit.left),
-                wrap_environment_errors(f"{type(environment).__qualname__}.{name}"),
+                SPANS(f"environment.{method_name}", timeout=time_limit.left),
+                wrap_environment_errors(f"{type(environment).__qualname__}.{method_name}"),
             ):
-                method = getattr(environment, name)
+                method = getattr(environment, method_name)
                 try:
                     if inspect.iscoroutinefunction(method):
                         return await method(*arguments)
@@ -48,7 +49,7 @@ class EnvironmentCaller:
         try:
             await self.call(TimeLimit(CLOSE_SECONDS), environment, "close")
         except (EnvironmentFailure, TimeoutError) as error:
-            logger.warning("close() of an environment failed: %r", error)
+            logger.warning("an environment's close() failed: %r", error)
 
     async def _run_in_thread(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Run a method in a new daemon thread and return its result. A cancelled call abandons the thread.
@@ -58,7 +59,7 @@ class EnvironmentCaller:
         outcome: Future[tuple[Any, BaseException | None]] = Future()
         outcome.set_running_or_notify_cancel()
 
-        def run() -> None:
+        def run_method() -> None:
             try:
                 outcome.set_result((method(*arguments), None))
             except BaseException as error:  # noqa: BLE001  the caller raises it
@@ -67,7 +68,7 @@ class EnvironmentCaller:
         with exclude_waiting():
             await self._slots.acquire()
         try:
-            Thread(target=run, daemon=True).start()
+            Thread(target=run_method, daemon=True).start()
             result, error = await asyncio.wrap_future(outcome)
         finally:
             self._slots.release()

@@ -1,4 +1,4 @@
-"""Play one episode: an environment and an engine take turns.
+"""Run one episode: an environment and an engine take turns.
 
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
@@ -13,6 +13,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
@@ -41,19 +43,19 @@ MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of one episode, besides its `sampling.max_tokens`."""
+    """Limits of one episode, besides its token budget `sampling.max_tokens`."""
 
     max_turns: int
     seconds: float  # time in the environment over all turns, without generation and waiting
-    tokens_per_turn: int | None = None  # sampled tokens per turn; None: the remaining budget of the episode
+    max_tokens_per_turn: int | None = None  # None: the remaining token budget of the episode
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTask:
-    """Specification of one episode: the prompt, the sample index and the random seeds."""
+    """An episode to run: prompt, environment, sampling parameters and random seeds."""
 
     prompt: Prompt
-    sample: int
+    sample: int  # index of the episode among those of the prompt
     make_environment: Callable[[Sequence[Turn]], Environment]  # gets the list to which each turn is appended
     sampling: Sampling  # max_tokens is the budget of the episode; in append context it includes observations
     derive_turn_seed: Callable[[int], int]  # turn number -> seed
@@ -62,21 +64,21 @@ class EpisodeTask:
 
 @dataclass(slots=True)
 class _Attempt:
-    """State of one attempt at an episode, also available after a failure."""
+    """Data of one attempt to run an episode, which remain available if the attempt fails."""
 
     turns: list[Turn] = field(default_factory=list)
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     score: Score | None = None
     first_observation: list[Message] | str | None = None
-    rows: Callable[[Sequence[Turn]], list[Row]] = build_append_rows
+    build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_rows
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Runner of episodes on one engine.
+    """Runs episodes on one engine.
 
-    `make_context` builds the token context of an episode (rollout/context.py). `grade` is the reward function of a
-    graded environment. If a limit ends an episode before its answer, an empty answer is graded.
+    `make_context` builds the token context of an episode (rollout/context.py). If a limit ends an episode before the
+    model's answer, `grade`, the reward function, grades an empty answer.
     """
 
     engine: Engine
@@ -84,75 +86,64 @@ class EpisodeRunner:
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
-    environments: EnvironmentCaller = field(default_factory=EnvironmentCaller)
+    environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
-        """Play one episode and return its trajectory.
+        """Run one episode and return its trajectory.
 
         If the environment fails, the episode is retried once in a new environment. After a second failure it ends with
         ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
         are not retried. Raises EngineError if the engine fails.
         """
         with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
-            return await self._run(task)
+            started, time_limit = time.perf_counter(), TimeLimit(self.limits.seconds)
+            for number in range(1, MAX_ATTEMPTS + 1):
+                attempt = _Attempt()
+                try:
+                    end = await self._run_attempt(task, attempt, time_limit)
+                    score = attempt.score or await self._score_unanswered(task.prompt, end, attempt.turns)
+                    break
+                except TimeoutError:
+                    limit = f"env.episode_timeout={self.limits.seconds:g} s"
+                    end = EpisodeEnd.TIME_LIMIT
+                    score = _make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
+                    break
+                except PromptTooLong as failure:
+                    end, score = EpisodeEnd.PROMPT_LIMIT, _make_failure_score(str(failure))
+                    break
+                except EnvironmentFailure as failure:
+                    end = EpisodeEnd.ENVIRONMENT_FAILED
+                    score = _make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})")
+            rows = attempt.build_rows(attempt.turns)
+            check_rows(rows, attempt.turns, attempt.engine_prompts)
+            for turn in attempt.turns:  # the rows contain them
+                turn.completion = replace(turn.completion, routed_experts=None)
+            seconds = time.perf_counter() - started
+            return Trajectory(
+                task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.first_observation
+            )
 
-    async def _run(self, task: EpisodeTask) -> Trajectory:
-        started, time_limit = time.perf_counter(), TimeLimit(self.limits.seconds)
-        for number in range(1, MAX_ATTEMPTS + 1):
-            attempt = _Attempt()
-            try:
-                end = await self._play(task, attempt, time_limit)
-                score = attempt.score or await self._score_unanswered(task.prompt, end, attempt.turns)
-                break
-            except TimeoutError:
-                end = EpisodeEnd.TIME_LIMIT
-                score = _make_failure_score(
-                    f"env.episode_timeout={self.limits.seconds:g} s was exceeded in turn {len(attempt.turns)}"
-                )
-                break
-            except PromptTooLong as failure:
-                end, score = EpisodeEnd.PROMPT_LIMIT, _make_failure_score(str(failure))
-                break
-            except EnvironmentFailure as failure:
-                end, score = (
-                    EpisodeEnd.ENVIRONMENT_FAILED,
-                    _make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})"),
-                )
-        rows = attempt.rows(attempt.turns)
-        check_rows(rows, attempt.turns, attempt.engine_prompts)
-        for turn in attempt.turns:  # the rows contain them
-            turn.completion = replace(turn.completion, routed_experts=None)
-        seconds = time.perf_counter() - started
-        return Trajectory(
-            task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.first_observation
-        )
-
-    async def _play(self, task: EpisodeTask, attempt: _Attempt, time_limit: TimeLimit) -> EpisodeEnd:
+    async def _run_attempt(self, task: EpisodeTask, attempt: _Attempt, time_limit: TimeLimit) -> EpisodeEnd:
         with wrap_environment_errors("creating the environment"):
             environment = task.make_environment(attempt.turns)
         try:
+            call = partial(self.environment_caller.call, time_limit, environment)
             context = self.make_context(environment)
-            attempt.rows = context.rows
-            content = check_reset_reply(await self.environments.call(time_limit, environment, "reset", task.prompt))
-            first = context.begin(content)
-            attempt.first_observation = content
-            return await self._take_turns(task, attempt, time_limit, environment, context, first)
+            attempt.build_rows = context.build_rows
+            first_observation = check_reset_reply(await call("reset", task.prompt))
+            context.begin(first_observation)
+            attempt.first_observation = first_observation
+            return await self._run_turns(task, attempt, context, partial(call, "step"))
         finally:
-            await self.environments.close(environment)
+            await self.environment_caller.close(environment)
 
-    async def _take_turns(
-        self,
-        task: EpisodeTask,
-        attempt: _Attempt,
-        time_limit: TimeLimit,
-        environment: Environment,
-        context: Context,
-        context_ids: list[int],
+    async def _run_turns(
+        self, task: EpisodeTask, attempt: _Attempt, context: Context, call_step: Callable[[str], Awaitable[Any]]
     ) -> EpisodeEnd:
-        budget = task.sampling.max_tokens
+        budget, context_ids = task.sampling.max_tokens, context.prompt_ids
         while True:
             number = len(attempt.turns)
-            limit = min(budget, self.limits.tokens_per_turn or budget)
+            limit = min(budget, self.limits.max_tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.derive_turn_seed(number))
             with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
                 completion = await self.engine.generate(context.prompt_ids, sampling, f"{task.name}.{number}")
@@ -160,11 +151,11 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)
 
-            result = check_step_reply(await self.environments.call(time_limit, environment, "step", turn.text))
+            result = check_step_reply(await call_step(turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
-                self._truncate(turn, result.kept_chars)
+                self._truncate_turn(turn, result.kept_chars)
             attempt.score = result.score
             budget -= len(turn.completion.token_ids)
             if result.done:
@@ -177,21 +168,20 @@ class EpisodeRunner:
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
             context_ids = context.extend(turn.completion.token_ids, step)
-            if context.count_budget_tokens(context_ids) >= budget:
+            if context.count_response_tokens(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
-            budget -= context.count_budget_tokens(context_ids)
+            budget -= context.count_response_tokens(context_ids)
 
     async def _score_unanswered(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
-        """Return the score of an episode without an answer: the grade of an empty answer, which has all reward
-        components, or 0 without a grader."""
+        """Return the score of an episode without an answer: the grade of an empty answer, or 0 without a grader."""
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
         score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
         reason = f"no answer before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
-    def _truncate(self, turn: Turn, kept_chars: int) -> None:
-        """Truncate the turn to the shortest token prefix whose text contains the first `kept_chars` characters."""
+    def _truncate_turn(self, turn: Turn, kept_chars: int) -> None:
+        """Truncate a turn's tokens to the shortest prefix that decodes to at least `kept_chars` characters."""
         if kept_chars >= len(turn.text):
             return
         ids = turn.completion.token_ids

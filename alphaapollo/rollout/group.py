@@ -1,4 +1,4 @@
-"""Play the n episodes of one prompt concurrently, each in its own environment."""
+"""Run all episodes of one prompt concurrently, each in its own environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaapollo.utils.seeds import derive_seed
 async def run_group(
     request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
 ) -> TrajectoryGroup:
-    """Play all episodes of the group, and the greedy baseline if requested. Return the trajectories in sample order.
+    """Run the episodes of a group, and a greedy episode (ReMax) if requested. Returns the trajectories in sample order.
 
     If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled.
     """

@@ -1,8 +1,7 @@
-"""Render prompts within data.max_prompt_length: the first of each episode, and every prompt in memory context."""
+"""Render prompts within data.max_prompt_length: the first prompt of an episode, and in memory context every prompt."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
@@ -13,34 +12,30 @@ CACHE_SIZE = 256  # rendered prompts
 
 
 class PromptTooLong(EnvironmentFailure):
-    """Error: an observation is longer than data.max_prompt_length, and data.truncation is not left or right."""
+    """Error: a prompt is longer than data.max_prompt_length, and data.truncation is neither left nor right."""
 
 
 class PromptRenderer:
-    """Renderer of observations to at most `max_tokens` prompt tokens.
+    """Renders messages or text to at most `max_tokens` prompt tokens.
 
-    Chat templates are slow, and the samples of a group start with the same observation. The last CACHE_SIZE rendered
-    prompts are therefore cached. Dataset prompts are checked before training (data.length_limit.apply_length_limit).
-    A longer prompt comes from an environment: it fails its episode, not the run.
+    The last CACHE_SIZE prompts are cached, because chat templates are slow and the episodes of a group start with the
+    same prompt. Prompts of datasets are checked before training. A prompt that is too long therefore comes from an
+    environment, and fails the episode, not the run.
     """
 
     def __init__(self, render: Callable[[list[Message] | str], list[int]], max_tokens: int, truncation: Truncation):
         self._render, self._max_tokens, self._truncation = render, max_tokens, truncation
-        self._rendered: OrderedDict[str, list[int]] = OrderedDict()
+        self._rendered: dict[str, list[int]] = {}
 
     def __call__(self, content: list[Message] | str) -> list[int]:
-        """Return the prompt's tokens as a new list.
-
-        Raises:
-            PromptTooLong: the prompt is too long and truncation is neither left nor right.
-            EnvironmentFailure: the chat template or the tokenizer raised an error.
-        """
+        """Return the prompt's tokens as a new list. Raises PromptTooLong, or EnvironmentFailure if the chat template or
+        the tokenizer raises an error."""
         token_ids = self._render_cached(content)
         if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
             return list(truncate_prompt(token_ids, self._max_tokens, self._truncation))
         raise PromptTooLong(
             f"the observation has {len(token_ids)} tokens, more than data.max_prompt_length={self._max_tokens}. "
-            "Increase it, or set data.truncation to left or right."
+            "Increase data.max_prompt_length, or set data.truncation to left or right."
         )
 
     def is_within_limit(self, content: list[Message] | str) -> bool:
@@ -53,5 +48,5 @@ class PromptRenderer:
             with wrap_environment_errors("rendering the observation"):
                 token_ids = self._rendered[key] = self._render(content)
             if len(self._rendered) > CACHE_SIZE:
-                self._rendered.popitem(last=False)
+                del self._rendered[next(iter(self._rendered))]  # the oldest
         return token_ids

@@ -1,5 +1,6 @@
-"""Select the parser of a model's native tool calls (env.action_format=chat_template) and test it on the chat template.
-For env.action_format=tags see environments/tag_parser.py."""
+"""Select the parser of a model's native tool calls (env.action_format=chat_template), and test that it can parse the
+calls that the chat template renders. For env.action_format=tags see environments/tag_parser.py.
+"""
 
 from __future__ import annotations
 
@@ -18,46 +19,49 @@ from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError, ToolCallP
 from alphaapollo.utils.user_module import load_user_module
 
 Parse = Callable[[str], list[ToolCall]]
-"""Parser of a library. For malformed text it may raise any exception or return an empty list."""
+"""Tool-call parser of vLLM or a tokenizer. For malformed text it may raise any exception or return an empty list."""
 
 
-def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser:
-    """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, the tokenizer's own
+def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallParser:
+    """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, a parser from the tokenizer's
     response_template.
 
     Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse the calls
     that the chat template renders. The message lists the parsers that work.
     """
-    parse_calls = _wrap_parser(
-        _make_vllm_parser(parser, renderer) if parser else _make_tokenizer_parser(renderer), renderer
-    )
-    if problem := _describe_mismatch(parse_calls, renderer):
-        what = f"env.tool_parser={parser}" if parser else "the tokenizer's response_template"
+    parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
+    parse_calls = _wrap_parser(parse, renderer)
+    if mismatch := _describe_mismatch(parse_calls, renderer):
+        parser = f"env.tool_parser={parser_name}" if parser_name else "the tokenizer's response_template"
         raise ValueError(
-            f"{what} does not parse what the chat template writes: {problem}. {_suggest_parsers(renderer)}"
+            f"{parser} cannot parse the tool calls that the chat template renders: {mismatch}. "
+            f"{_suggest_parsers(renderer)}"
         )
     return parse_calls
 
 
 def check_tool_call_parser(
-    env: Env, path: str, trust_remote_code: bool, schemas: Sequence[Any], template_arguments: Mapping[str, Any]
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[Any], arguments: Mapping[str, Any]
 ) -> None:
-    """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and fixes vLLM's settings."""
-    arguments = (env, path, trust_remote_code, list(schemas), dict(template_arguments))
+    """Check that a tool-call parser can be built, with the errors of make_tool_call_parser. The check runs in a
+    subprocess, because importing vLLM takes memory and fixes vLLM's settings."""
+    inputs = (env, tokenizer_path, trust_remote_code, list(schemas), dict(arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(_make_parser, *arguments).result()
+        process.submit(_check_in_subprocess, *inputs).result()
 
 
-def _make_parser(env: Env, path: str, trust_remote_code: bool, schemas: list[Any], arguments: dict[str, Any]) -> None:
+def _check_in_subprocess(
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[Any], template_arguments: dict[str, Any]
+) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # the module may register a parser
         load_user_module(env.custom_module, "env.custom_module")
-    tokenizer = load_tokenizer(path, trust_remote_code)
-    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, arguments))
+    tokenizer = load_tokenizer(tokenizer_path, trust_remote_code)
+    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
 
 
 def _wrap_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
-    """Wrap a library parser so that it returns calls or raises ToolCallParseError for any text."""
+    """Wrap a parser so that for any text it returns tool calls or raises ToolCallParseError."""
     call_prefix, supports_parallel = renderer.call_prefix, renderer.supports_parallel_calls
 
     def parse_calls(text: str) -> list[ToolCall]:
@@ -75,7 +79,7 @@ def _wrap_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
 
 
 def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
-    """Render and parse an example call. Return a description of the difference, or an empty string if there is none."""
+    """Render an example tool call and parse it. Returns how the parsed call differs, or "" if it is the same."""
     name, arguments = renderer.example_call
     written = renderer.render_call(name, arguments)
     try:
@@ -96,43 +100,44 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
 
     def parse(text: str) -> list[ToolCall]:
         message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)
-        return [_make_call(call["function"]) for call in message.get("tool_calls", [])]
+        return [_make_tool_call(call["function"]) for call in message.get("tool_calls", [])]
 
     return parse
 
 
-def _make_call(function: dict[str, Any]) -> ToolCall:
+def _make_tool_call(function: dict[str, Any]) -> ToolCall:
+    """Build a tool call from the `function` field of a chat message's tool call."""
     name, arguments = function["name"], function["arguments"]
     if not isinstance(name, str):
-        raise TypeError("the tool name is not a string")
+        raise TypeError(f"the tool name must be a string, not {name!r}")
     return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
 
 
-def _make_vllm_parser(name: str, renderer: ToolRenderer) -> Parse:
+def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            f"env.tool_parser={name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a tokenizer with "
-            "a response_template."
+            f"env.tool_parser={parser_name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a "
+            "tokenizer with a response_template."
         )
     from alphaapollo.engines.vllm.tool_parser import make_vllm_parser
 
-    return make_vllm_parser(name, renderer)
+    return make_vllm_parser(parser_name, renderer)
 
 
 def _suggest_parsers(renderer: ToolRenderer) -> str:
-    """Try all vLLM parsers and return a sentence that lists those that parse the calls of this template."""
+    """Return a sentence that lists the vLLM parsers that can parse the tool calls of the chat template."""
     if importlib.util.find_spec("vllm") is None:
         return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
-    from alphaapollo.engines.vllm.tool_parser import list_parsers
+    from alphaapollo.engines.vllm.tool_parser import list_tool_parsers
 
-    fitting = [name for name in list_parsers() if _can_parse_template(name, renderer)]
+    fitting = [name for name in list_tool_parsers() if _can_parse_template(name, renderer)]
     if not fitting:
         return "No vLLM parser works. Set env.action_format=tags."
     return f"These parsers work: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
 
 
-def _can_parse_template(name: str, renderer: ToolRenderer) -> bool:
+def _can_parse_template(parser_name: str, renderer: ToolRenderer) -> bool:
     try:
-        return not _describe_mismatch(_wrap_parser(_make_vllm_parser(name, renderer), renderer), renderer)
+        return not _describe_mismatch(_wrap_parser(_make_vllm_parser(parser_name, renderer), renderer), renderer)
     except ValueError:
         return False

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
@@ -28,7 +27,7 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.observability.memory import peak_memory_gib
+from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
@@ -42,10 +41,7 @@ from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import pause_time_limits, resume_time_limits
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import TransportKind, weights_folder
-
-if TYPE_CHECKING:
-    from alphaapollo.engines.vllm.engine import VllmEngine
+from alphaapollo.weight_sync.transport import TransportKind, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
 
@@ -67,10 +63,10 @@ class RolloutWorkerConfig:
 
 
 class RolloutWorker:
-    """Host of one engine replica, its environments and the reward client. Call `start` first.
+    """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
-    `index` is the index of the replica. `node` determines the folder from which weights are loaded. `engine` replaces
-    the engine of `rollout.name` in tests.
+    `index` is the index of the replica. `node` is its machine, which determines the shared-memory folder for weights.
+    `engine` replaces the engine of `rollout.name` in tests.
     """
 
     def __init__(self, setup: RolloutWorkerConfig, index: int = 0, node: str = "", engine: Engine | None = None):
@@ -89,11 +85,8 @@ class RolloutWorker:
             cleanup=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
-        self._weights_folder = weights_folder(setup.shared_memory, node)
-        self._index = index
-        self._model = model
-        self._env = env
-        self._data = data
+        self._weights_folder = get_weights_folder(setup.shared_memory, node)
+        self._setup, self._index = setup, index
         if env.custom_module:
             load_user_module(env.custom_module, "env.custom_module")
         self._environment = get_environment_spec(env.env_name)
@@ -110,7 +103,7 @@ class RolloutWorker:
 
     async def start(self) -> None:
         """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
-        env, path = self._env, self._model.tokenizer_path or self._model.path
+        model, env, data = self._setup.model, self._setup.env, self._setup.data
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         self._tools = await open_toolbox(env)
         gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
@@ -118,11 +111,11 @@ class RolloutWorker:
             # Import in one thread: concurrent imports would see a partly initialized module.
             await asyncio.to_thread(importlib.import_module, "transformers")
             tokenizer, *_ = await asyncio.gather(
-                asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
+                asyncio.to_thread(load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code),
                 self.engine.start(),
                 self._rewards.start(),
             )
-            template_arguments = self._data.apply_chat_template_kwargs
+            template_arguments = data.apply_chat_template_kwargs
             renderer = Renderer(tokenizer, template_arguments)
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
@@ -134,20 +127,20 @@ class RolloutWorker:
         self._runner = EpisodeRunner(
             engine=self.engine,
             decode=renderer.decode,
-            make_context=make_context_factory(env, renderer, self._data),
+            make_context=make_context_factory(env, renderer, data),
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        HEARTBEAT.watch(lambda: self.engine.progress(), self._list_engine_processes)
+        HEARTBEAT.watch(lambda: self.engine.count_progress(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
     def _list_engine_processes(self) -> dict[int, str]:
         """Return the processes that generation depends on as {pid: name}."""
         names = itertools.chain(["engine core"], itertools.repeat("engine worker"))
-        return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.pids()}
+        return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.list_pids()}
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        """Play the episodes of a group. Failures of graders and environments are recorded in the trajectories' scores.
+        """Run the episodes of a group. Failures of graders and environments are recorded in the trajectories' scores.
 
         If `sampling.stop_token_ids` is empty, sampling stops at the tokenizer's end-of-turn tokens. Raises EngineError
         if the engine fails.
@@ -160,16 +153,7 @@ class RolloutWorker:
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
         score = partial(self._rewards.score, turns=turns)
-        return self._environment.factory(Services(score, self._env, self._tools, self._read_calls))
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether the engine has weights to verify after a sync; False for the fake engine."""
-        return self.engine.has_weights
-
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
-        """Return the engine's log-prob of each token after the first, at temperature 1."""
-        return await self.engine.log_probs(token_ids)
+        return self._environment.factory(Services(score, self._setup.env, self._tools, self._read_calls))
 
     async def pause(self) -> None:
         """Pause generation between two tokens (engines/protocol.py), and the time limits of environments."""
@@ -177,58 +161,26 @@ class RolloutWorker:
         await self.engine.pause()
 
     async def resume(self) -> None:
-        """Continue after `pause`."""
+        """Resume generation and time limits after `pause`."""
         await self.engine.resume()
         resume_time_limits()
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
-        """Finish the weight update and return the digest of the engine's weights.
+        """Finish a weight sync, and return the digest of the engine's weights. Running requests must be paused.
 
-        `folder`: folder of weights in this node's shared memory, which are loaded first; empty: nothing to load.
-        Running requests must be paused.
+        `folder`: folder in this node's shared memory from which weights are loaded first; empty: none.
         """
         if folder:
             await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
         return await self.engine.confirm_weights(version)
 
-    async def sleep(self) -> None:
-        """Free the GPU memory of the engine (engines/protocol.py). Does nothing on a CPU."""
-        await self.engine.sleep()
-
-    async def wake_weights(self) -> None:
-        await self.engine.wake_weights()
-
-    async def release_cache(self) -> None:
-        await self.engine.release_cache()
-
-    async def wake_cache(self) -> None:
-        await self.engine.wake_cache()
-
     def memory(self) -> dict[str, float]:
         """Return the peak resident memory in GiB of this process and of all engine processes together."""
         worker_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        return {"memory/rollout_gib": worker_gib, "memory/engine_gib": sum(map(peak_memory_gib, self.engine.pids()))}
-
-    # Engine side of vLLM's weight transfer on GPUs.
-
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        await self._vllm.init_weight_transfer_engine(init_info)
-
-    async def start_weight_update(self) -> None:
-        await self._vllm.start_weight_update()
-
-    async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        await self._vllm.update_weights(update_info)
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        await self._vllm.finish_weight_update()
-
-    @property
-    def _vllm(self) -> VllmEngine:
-        from alphaapollo.engines.vllm.engine import VllmEngine
-
-        assert isinstance(self.engine, VllmEngine), "only the vLLM engine has a weight transfer"
-        return self.engine
+        return {
+            "memory/rollout_gib": worker_gib,
+            "memory/engine_gib": sum(map(read_peak_memory_gib, self.engine.list_pids())),
+        }
 
     async def close(self) -> None:
         """Stop the engine, the graders and the tools. Idempotent."""
@@ -239,7 +191,7 @@ class RolloutWorker:
 
 
 def make_context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
-    """Return a function that builds the token context of an episode. All episodes share one cached prompt renderer."""
+    """Return a function that builds the token context of an episode. All contexts share a cache of rendered prompts."""
     prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
     if env.context == "append":
         return lambda environment: AppendContext(prompts, renderer.encode_after_action)

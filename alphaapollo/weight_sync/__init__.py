@@ -1,1 +1,1 @@
-"""Weight sync from the trainer to the engines: transports, digest, verification."""
+"""Weight sync: send the trainer's weights to the inference engines and verify them."""

@@ -1,6 +1,6 @@
-"""Group full tensors into buckets.
+"""Group a model's tensors into buckets of about 0.5 GiB, to send weights without a full copy of the model.
 
-At most two buckets of a model exist twice in memory: the one being sent, and the next one, which is being gathered.
+At most two buckets are in memory in addition to the model: one is being sent while the next one is gathered.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Bucket = dict[str, torch.Tensor]
 def make_buckets(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device | None = None
 ) -> Iterator[Bucket]:
-    """Yield the tensors cast to `dtype`, contiguous, on `device` (None: unchanged), in buckets of about BUCKET_BYTES.
-    Every rank that iterates the same tensors gets the same buckets."""
+    """Yield buckets of about BUCKET_BYTES with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged).
+    All ranks that iterate the same tensors get the same buckets."""
     bucket: Bucket = {}
     for name, tensor in tensors:
         bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
@@ -33,8 +33,8 @@ def make_buckets(
 
 
 def prefetch_buckets(source: Iterator[Bucket]) -> Iterator[Bucket]:
-    """Yield complete buckets, and gather the next bucket on a separate CUDA stream meanwhile. Every rank enqueues the
-    next gather before it sends the current bucket, so all ranks run collectives in one order."""
+    """Yield the buckets, and gather the next bucket on a separate CUDA stream while the caller sends the current one.
+    Every rank starts the next gather before it yields, so all ranks run their collectives in the same order."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())  # the current stream computes the weights
 
@@ -52,5 +52,5 @@ def prefetch_buckets(source: Iterator[Bucket]) -> Iterator[Bucket]:
 
 
 def count_bytes(bucket: Bucket) -> int:
-    """Return the size of all tensors of a bucket, in bytes."""
+    """Return the size of a bucket in bytes."""
     return sum(tensor.nbytes for tensor in bucket.values())

@@ -1,13 +1,13 @@
-"""Choice of the weight transport of a run, and construction of the sender of a training rank.
+"""Choose how weights are sent from the training ranks to the engines, and build the sender of a training rank.
 
 shared_memory   CPU engines: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC through vLLM's weight transfer
 nccl            engines on separate GPUs: NCCL through vLLM's weight transfer
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
-Every training rank gathers each full tensor, and this gather transfers the weights between nodes. With shared memory
-and adapters, one rank per node then writes files for the engines on its node. With IPC, each rank sends to the engine
-on its own GPU. Only NCCL sends tensors to engines on other nodes.
+All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
+rank per node then writes files for the engines on its node. With ipc, each rank sends to the engine on its own GPU.
+Only nccl sends tensors to engines on other nodes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 
 
 class WeightSender(Protocol):
-    """Interface of the weight sender on a training rank. `send` is a collective: every rank sends the same names in the
-    same order."""
+    """Interface of the object that sends a training rank's weights to the engines."""
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name, full tensor) pairs. Returns the update on ranks that write it, and None on all other ranks."""
+        """Send (name, full tensor) pairs to the engines. A collective: all ranks send the same names in the same order.
+        Returns the update on ranks that write or send the tensors, and None on all other ranks."""
         ...
 
     def release(self) -> None:
@@ -38,50 +38,49 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True)
 class Transport:
-    """Settings of the weight transport that trainer and engines share."""
+    """Settings of the weight transfer from the trainer to the engines."""
 
     kind: TransportKind
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
-    shared_memory: str  # folder of the run under /dev/shm, with the same path on every node
+    shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
 
 
-def choose_transport(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> TransportKind:
-    """Return the kind of transport for engines on this device. `adapter`: whether the engines serve LoRA adapters.
-    vLLM's own transfers (ipc, nccl) need engines in separate processes."""
-    if adapter:
+def choose_transport(
+    device: str, is_colocated: bool, is_vllm_on_ray: bool, serves_adapters: bool = False
+) -> TransportKind:
+    """Choose how the engines receive weights. ipc and nccl are vLLM's own transfers and need engines over Ray.
+    serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter)."""
+    if serves_adapters:
         return "adapter"
-    if device == "cpu" or not vllm_on_ray:
+    if device == "cpu" or not is_vllm_on_ray:
         return "shared_memory"
-    return "ipc" if colocate else "nccl"
+    return "ipc" if is_colocated else "nccl"
 
 
-def weights_folder(shared_memory: str, node: str) -> str:
-    """Return the folder with weights for the engines of a node.
-
-    node: Ray node id, because several nodes may share a machine.
-    """
-    return f"{shared_memory}/weights/{node}"
+def get_weights_folder(shared_folder: str, node_id: str) -> str:
+    """Return the shared-memory folder with the weights for a node's engines. node_id: Ray's id of the node."""
+    return f"{shared_folder}/weights/{node_id}"
 
 
 def assign_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
-    """Return for each rank the node for whose engines it writes weights, or None. The first rank of each node writes
-    for that node if engines run on it."""
+    """Choose the first training rank of each node with engines to write the weights for these engines. Returns for each
+    rank the node for which it writes, or None."""
     return [
         node if node in engine_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
     ]
 
 
-def make_sender(
+def make_weight_sender(
     transport: Transport, rank: int, engine_node: str | None, master_address: str, client: Any
 ) -> WeightSender:
-    """Build the sender of training rank `rank`.
+    """Build the weight sender of a training rank.
 
-    engine_node: node for whose engines this rank writes weights; None: another rank writes (shared_memory, adapter).
-    master_address: host of rank 0 (nccl). client: engine side of vLLM's transfer (nccl, ipc).
+    engine_node: node for which this rank writes files; None: another rank writes them (shared_memory, adapter).
+    master_address: host of rank 0 (nccl). client: makes vLLM's remote calls to the engines (nccl, ipc).
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
-    folder = weights_folder(transport.shared_memory, engine_node or "")
+    folder = get_weights_folder(transport.shared_folder, engine_node or "")
     if transport.kind == "adapter" or transport.kind == "shared_memory":
         from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 

@@ -22,54 +22,58 @@ MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution o
 
 
 class WeightSyncError(RuntimeError):
-    """An engine does not hold the weights that the trainer sent."""
+    """Error: an engine does not compute with the weights that the trainer sent."""
 
 
-def merge_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """Return the update of the ranks that wrote one (None: wrote nothing). Raises WeightSyncError if updates differ."""
+def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+    """Return the update that the training ranks sent (None: the rank sent nothing). Raises WeightSyncError if two ranks
+    sent different weights."""
     sent = [update for update in updates if update is not None]
     for update in sent[1:]:
         if update != sent[0]:
             raise WeightSyncError(
                 f"training ranks sent different weights as version {sent[0].version}: digests {sent[0].digest} and "
-                f"{update.digest}."
+                f"{update.digest}. This is a bug; resume from the last checkpoint."
             )
     return sent[0]
 
 
-def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> None:
-    """Raise WeightSyncError if an engine's version or digest differs from the update (one receipt per engine)."""
+def check_weight_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> None:
+    """Raise WeightSyncError if an engine has another weight version or digest than the trainer sent. receipts: one per
+    engine."""
     for engine, receipt in enumerate(receipts):
         if (receipt.version, receipt.digest) != (update.version, update.digest):
             raise WeightSyncError(
-                f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "
-                f"version {update.version} with digest {update.digest}: its parameters differ from the trainer's."
+                f"the weights of engine {engine} (version {receipt.version}, digest {receipt.digest}) differ from the "
+                f"weights that the trainer sent (version {update.version}, digest {update.digest})."
             )
 
 
 def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
-    """Raise FloatingPointError if a log-prob of the trainer's probe is non-finite or above MAX_PROBE_LOGPROB."""
+    """Raise FloatingPointError if the trainer's log-prob of a probe token is non-finite or above MAX_PROBE_LOGPROB."""
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
     if not abs(worst) <= MAX_PROBE_LOGPROB:
         raise FloatingPointError(
-            f"the policy's weights are corrupt: a probe token has log-prob {worst:g} before weight version {version} "
-            "is published. The weights were not published or saved. Run the same command with a lower "
+            f"the policy's weights are corrupt: a test token has log-prob {worst:g} before weight version {version} "
+            "is sent to the engines. The weights were not sent or saved. Run the same command with a lower "
             "actor_rollout_ref.actor.optim.lr to resume from the last checkpoint."
         )
 
 
-def check_probe(expected: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float) -> float:
-    """Return the largest mean |difference|, over the engines, from the expected probe log-probs, in nats per token.
+def check_probe_log_probs(
+    expected: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
+) -> float:
+    """Compare each engine's log-probs of the probe (a few fixed tokens) with the trainer's. Returns the mean absolute
+    difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`.
 
     expected: log-probs of the trainer. engine_logprobs: one list per engine.
-    Raises WeightSyncError if the difference exceeds `tolerance`.
     """
     gaps = [float(np.abs(np.array(logprobs) - np.array(expected)).mean()) for logprobs in engine_logprobs]
     worst = max(gaps)
     if not worst <= tolerance:  # also true if `worst` is NaN
         raise WeightSyncError(
-            f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(expected)} probe tokens (tolerance {tolerance:.0e}): "
+            f"after a weight sync, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
+            f"{worst:.2e} nats on average over {len(expected)} test tokens (tolerance {tolerance:.0e}): "
             "the engine received the weights but does not compute with them."
         )
     return worst

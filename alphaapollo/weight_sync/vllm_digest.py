@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from alphaapollo.weight_sync.digest import MODULUS, tensors_digest
+from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 
 
-def select_owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the part of a parameter that contributes to this tensor-parallel rank's digest. For a sharded parameter
-    this is the rank's shard. A replicated parameter contributes on rank 0 only."""
+def select_counted_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the part of a parameter that this tensor-parallel rank adds to the digest, so that no element counts twice:
+    the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only. name: within the layer."""
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -29,38 +29,38 @@ def select_owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[
         yield tensor
 
 
-def compute_loaded_digest(model: torch.nn.Module, packed: str) -> int:
-    """Compute this rank's part of the digest of the weights that `model` computes with.
+def compute_model_digest(model: torch.nn.Module, packed_digest: str) -> int:
+    """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
-    A packed layer contributes the digest that was computed when the layer was packed, a future in the attribute named
-    `packed`. If the layer still has its unpacked weight (an output head tied to the embedding), any difference between
-    packed and unpacked weight changes the result.
+    packed_digest: attribute of layers whose weight vLLM has packed, a future of the digest from before packing. If such
+    a layer also keeps the unpacked weight (an output head tied to the embedding), both must agree to give the digest.
     """
     total = 0
     live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                parts = select_owned_parts(layer, name, parameter)
-                live[id(parameter)] = tensors_digest(parts) if parameter.numel() else 0
+                parts = select_counted_parts(layer, name, parameter)
+                live[id(parameter)] = compute_joint_digest(parts) if parameter.numel() else 0
                 total += live[id(parameter)]
-            if name == "weight" and hasattr(layer, packed):
-                total += getattr(layer, packed).result() - live[id(parameter)]
+            if name == "weight" and hasattr(layer, packed_digest):
+                total += getattr(layer, packed_digest).result() - live[id(parameter)]
     return total % MODULUS
 
 
 def compute_adapter_digest(model: torch.nn.Module) -> int:
-    """Compute the digest of the LoRA adapters of a single-rank engine. Empty slots do not change it."""
+    """Compute the digest of the LoRA adapter in a vLLM model without tensor parallelism. Empty adapter slots are zero
+    and do not change the digest."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):
             stacked = getattr(layer, name, ())
-            total += tensors_digest((stacked,) if isinstance(stacked, torch.Tensor) else stacked)
+            total += compute_joint_digest((stacked,) if isinstance(stacked, torch.Tensor) else stacked)
     return total % MODULUS
 
 
 def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the layers that share their weight with another layer."""
+    """Return the layers that share their weight with another layer, e.g. the output head with the embedding."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
     shares = Counter(id(layer.weight) for layer in layers)
     return [layer for layer in layers if shares[id(layer.weight)] > 1]

@@ -1,7 +1,4 @@
-"""Engine side of the CPU weight transfer: loads safetensors files from a shared-memory folder like a checkpoint.
-
-It is a backend of vLLM's weight transfer, so CPU and GPU engines are updated in the same three phases.
-"""
+"""Engine side of the CPU weight transfer: a backend of vLLM's weight transfer that loads safetensors files."""
 
 from __future__ import annotations
 
@@ -22,18 +19,19 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Handshake settings of the shared-memory transfer: none are needed."""
+    """Settings that vLLM exchanges at the start of a weight transfer. Shared memory needs none."""
 
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    """Location of one version of the weights."""
+    """Folder in shared memory with one version of the weights."""
 
-    folder: str  # folder with *.safetensors files in checkpoint format
+    folder: str  # with *.safetensors files, named as in a checkpoint
 
 
 class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
-    """Transfer engine that loads full checkpoints. Each tensor-parallel rank reads all files and keeps its shard."""
+    """Backend of vLLM's weight transfer that loads weights from shared memory like a checkpoint. Each tensor-parallel
+    rank reads all files and keeps its shard."""
 
     init_info_cls = SharedMemoryInitInfo
     update_info_cls = SharedMemoryUpdateInfo
@@ -48,7 +46,7 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
-        self.model.load_weights(read_folder(Path(update_info.folder)))
+        self.model.load_weights(read_safetensors(Path(update_info.folder)))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -57,8 +55,8 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo
         pass
 
 
-def read_folder(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) pairs of all safetensors files in the folder."""
+def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict

@@ -17,7 +17,7 @@ import torch
 from alphaapollo.types import WeightUpdate
 from alphaapollo.utils.network import find_free_port
 from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets, prefetch_buckets
-from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
+from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, VLLMWeightSyncClient, WeightSource
@@ -65,7 +65,7 @@ class VllmTransferSender:
             self._client.start_weight_update()
         for bucket in prefetch_buckets(make_buckets(tensors, self._dtype)):
             if self._rank == 0:
-                digest += tensors_digest(bucket.values())
+                digest += compute_joint_digest(bucket.values())
             self._send_bucket(self._engine, bucket)
             del bucket  # free its memory before another gather starts
         if self._rank > 0:

@@ -9,13 +9,8 @@ import torch
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
+from alphaapollo.models.export import verification
 from alphaapollo.models.export.hf_folder import export_critic, export_model
-from alphaapollo.models.export.verification import (
-    Kind,
-    check_exported_outputs,
-    compute_transformers_outputs,
-    make_probe_tokens,
-)
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -25,7 +20,7 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, init
 
 
 def export_checkpoint(
-    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind = "policy"
+    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: verification.Kind = "policy"
 ) -> float:
     """Export the weights in a worker's checkpoint folder to `output`, a Hugging Face model folder, and verify them.
 
@@ -41,12 +36,14 @@ def export_checkpoint(
     """
     probe, expected = _write_hf_folder(folder, model, dtype, output, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
-    return check_exported_outputs(expected, compute_transformers_outputs(Path(output), kind, probe, model), rounding)
+    return verification.check_exported_outputs(
+        expected, verification.compute_transformers_outputs(Path(output), kind, probe, model), rounding
+    )
 
 
 @torch.no_grad()
 def _write_hf_folder(
-    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
+    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: verification.Kind
 ) -> tuple[list[int], list[float]]:
     """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
@@ -65,7 +62,7 @@ def _write_hf_folder(
         else:
             export_model(output, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
-        probe = make_probe_tokens(config.vocab_size, config.pad_token_id)
+        probe = verification.make_probe_tokens(config.vocab_size, config.pad_token_id)
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
         micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # the response is all tokens except the first
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)

@@ -62,12 +62,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     def compute_loss(
         self, batch: B, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the share of one micro-batch in the loss, and its metric sums.
-
-        Args:
-            row_indices: rows of the micro-batch in `batch`.
-            counts: results of `count_loss_terms`, summed over all ranks.
-        """
+        """Compute a micro-batch's share of the loss, and its metric sums. `counts`: sums of count_loss_terms."""
 
     def load_model(self) -> None:
         """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `self_check_warnings`."""

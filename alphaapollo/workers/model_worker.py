@@ -49,11 +49,7 @@ class ModelWorker:
 
 
 class TrainingWorker(ModelWorker):
-    """Worker with one rank of a model that is trained. `get_save_future` is not a collective.
-
-    Args:
-        saves_in_background: write checkpoints from a copy in host memory while training continues.
-    """
+    """Worker that trains one rank of a model. Saves checkpoints in the foreground or in the background."""
 
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`

@@ -39,11 +39,7 @@ class PolicyMatrices(PolicyLossInputs):
 
 
 def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
-    """Build the inputs of the policy loss. If rows have trajectory ids, rows of a trajectory are concatenated.
-
-    Args:
-        old_logprobs: old log-probs [n] to use instead of those in `micro`.
-    """
+    """Build the inputs of the policy loss. `old_logprobs` [response tokens], if given, replace those in `micro`."""
     columns = micro.columns
     flat = {
         "logp": stats.logprobs,
@@ -58,7 +54,7 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
-    if columns.trajectory_ids is not None:
+    if columns.trajectory_ids is not None:  # concatenate the rows of each trajectory
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
@@ -124,10 +120,7 @@ def compute_policy_objective(
 
 
 def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Convert sums over all ranks to means: losses per optimizer step, other metrics per sampled token or row.
-
-    Without sampled tokens, only losses are returned.
-    """
+    """Convert sums over all ranks to means: losses per optimizer step, other metrics per sampled token or row."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:
         return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}

@@ -65,10 +65,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return sums
 
     def compute_weights_digest(self) -> int:
-        """Compute a digest of this rank's shard of the base model's weights.
-
-        The sum over all ranks, modulo 2**64, is the digest of the model.
-        """
+        """Compute a digest of this rank's shard of the base model. Digests of all ranks are added modulo 2**64."""
         if not self.is_first_replica():
             return 0
         named = self.model.named_parameters()
@@ -144,12 +141,7 @@ def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, T
 
 
 def count_correct_by_source(batch: PreferenceBatch, row_indices: list[int], correct: Tensor) -> dict[str, Tensor]:
-    """Count correctly ranked pairs (or single answers) in a micro-batch, also per data source if there are several.
-
-    Args:
-        row_indices: rows of the micro-batch in `batch`.
-        correct: bool [pairs or single answers of the micro-batch].
-    """
+    """Count correctly ranked pairs (or single answers) in a micro-batch, also per data source if there are several."""
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:
         return sums

@@ -25,9 +25,7 @@ NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit 
 
 
 class SharedPromptCheck:
-    """Compares results with and without shared prompts, on two example sequences at creation and on the first batch.
-
-    Both comparisons are collectives.
+    """Compares results with and without shared prompts, at creation and on the first batch (collectives).
 
     Args:
         compute: forward pass that returns one number per response token of a micro-batch.

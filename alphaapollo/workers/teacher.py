@@ -80,10 +80,7 @@ class FrozenTeacher:
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
-    """Sum divergences etc. over sampled tokens. {} if the teacher's distributions are not used.
-
-    mask: [n], 1 for sampled tokens.
-    """
+    """Sum divergences etc. over the tokens in `mask` [n]. {} if the teacher's full distributions are not used."""
     if stats.reverse_kl is None:
         return {}
     names = ("divergence", "reverse_kl", "forward_kl", "agreement")

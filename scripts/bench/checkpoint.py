@@ -73,18 +73,18 @@ def save_and_update(worker: PolicyWorker, columns: Columns, side: str) -> dict[s
     shutil.rmtree(FOLDER / "checkpoints", ignore_errors=True)
     checkpoints = CheckpointFolder(FOLDER / "checkpoints", keep=1)
     started = time.perf_counter()
-    folder = checkpoints.begin(1)
+    folder = checkpoints.begin_checkpoint(1)
     worker.save(str(folder / "policy"))
     if side == "foreground":
         write_progress(folder, {})
-        checkpoints.finish(folder)
+        checkpoints.complete_checkpoint(folder)
     saved = time.perf_counter()
     worker.update(columns)
     updated = time.perf_counter()
     writing = worker.get_save_future().result()
     if side == "background":
         write_progress(folder, {})
-        checkpoints.finish(folder)
+        checkpoints.complete_checkpoint(folder)
     ended = time.perf_counter()
     rest = ended - updated
     return {

@@ -280,7 +280,7 @@ async def vllm(args: argparse.Namespace) -> dict[str, object]:
         for draw in range(1, args.rounds + 1):
             order = [("ours", ours), ("open-loop", open_loop)]
             for side, run in order if draw % 2 else reversed(order):
-                await engine.engine._llm.reset_prefix_cache()
+                await engine.engine._running_llm.reset_prefix_cache()
                 start = time.perf_counter()
                 found[side].append(await run(draw) / (time.perf_counter() - start))
         ratios = [one / other for one, other in zip(*found.values(), strict=True)]

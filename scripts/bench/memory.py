@@ -28,8 +28,8 @@ import torch  # noqa: E402
 from alphaapollo.algorithms.divergence import REVERSE  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
-from alphaapollo.launch.memory.model import MemoryUsage, TrainedModel, count_frozen_bytes  # noqa: E402
-from alphaapollo.models.activation_memory import TrainingPass, load_meta, measure_activations, read_model_sizes  # noqa: E402
+from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory, count_frozen_bytes  # noqa: E402
+from alphaapollo.models.activation_memory import TrainingPass, load_meta_model, measure_activation_bytes, read_model_sizes  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -64,19 +64,19 @@ CASES = {
 
 
 def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
-    model = load_meta(Model(path=folder), torch.float32)
+    model = load_meta_model(Model(path=folder), torch.float32)
     sizes = read_model_sizes(model)
     divergence = REVERSE if case.reference else None
     training = TrainingPass(case.rows, case.length, case.checkpointing, "cpu", divergence=divergence)
-    share = measure_activations(model, training)
-    trained = TrainedModel(sizes, share, case.ranks, dtype_bytes=4)
+    share = measure_activation_bytes(model, training)
+    trained = TrainedModelMemory(sizes, share, case.ranks, dtype_bytes=4)
     frozen = MemoryUsage(frozen_models=count_frozen_bytes(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
     return {moment: held + frozen for moment, held in trained.plan_update().items()}
 
 
 def measure(case: Case, folder: str, rank: int) -> float:
     """Peak GiB of the second update of a rank."""
-    load_meta(Model(path=folder), torch.float32)  # imports the libraries of the worker
+    load_meta_model(Model(path=folder), torch.float32)  # imports the libraries of the worker
     before = resident("VmRSS")
     setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu"),

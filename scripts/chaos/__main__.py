@@ -79,7 +79,7 @@ def report(args: argparse.Namespace, every: list[FaultCampaign]) -> None:
     text = "\n".join([f"# chaos, seed {args.seed}, {time.strftime('%Y-%m-%d')}", "", *table(every), ""])
     text += "".join(f"* {problem}\n" for problem in problems)
     if args.soak:
-        text += "\n".join(["", *memory_table(every), ""])
+        text += "\n".join(["", *make_memory_table(every), ""])
     print(text)
     (args.out / "table.md").write_text(text)
     harms = [{"scene": campaign.folders.scene} | asdict(fault) for campaign in every for fault in campaign.faults]
@@ -104,7 +104,7 @@ def table(every: list[FaultCampaign]) -> list[str]:
     return lines
 
 
-def memory_table(every: list[FaultCampaign]) -> list[str]:
+def make_memory_table(every: list[FaultCampaign]) -> list[str]:
     """Markdown table with the memory metrics of each run."""
     lines = ["| scene | run | memory | MiB per iteration | at the end, MiB | peak, MiB |", "|---|---|---|---|---|---|"]
     for campaign in every:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from alphaapollo.weight_sync.digest import tensors_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest
 from scripts.gpu_check.kit import Kit
 
 ROUNDS = 5
@@ -26,7 +26,7 @@ def run(kit: Kit) -> dict[str, Any]:
     try:
         held, seconds = [], []
         for number in range(ROUNDS):
-            expected = [tensors_digest([tensor]) for tensor in weights]
+            expected = [compute_joint_digest([tensor]) for tensor in weights]
             with kit.clock() as clock:
                 for tensor in weights:
                     here.put(tensor)
@@ -57,7 +57,7 @@ def receive(here: Any, there: Any) -> None:
     while True:
         tensor = here.get()
         if tensor is None:
-            there.put([tensors_digest([one]) for one in own])
+            there.put([compute_joint_digest([one]) for one in own])
             number = 0
             continue
         if number == len(own):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModel
-from alphaapollo.models.activation_memory import TrainingPass, load_meta, measure_activations, read_model_sizes
+from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModelMemory
+from alphaapollo.models.activation_memory import TrainingPass, load_meta_model, measure_activation_bytes, read_model_sizes
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
 
@@ -49,6 +49,6 @@ def run(kit: Kit) -> dict[str, Any]:
 
 
 def plan(folder: Any) -> dict[str, Any]:
-    model = load_meta(Model(path=str(folder)), torch.bfloat16)
-    share = measure_activations(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
-    return TrainedModel(read_model_sizes(model), share, shards=1, dtype_bytes=2).plan_update()
+    model = load_meta_model(Model(path=str(folder)), torch.bfloat16)
+    share = measure_activation_bytes(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
+    return TrainedModelMemory(read_model_sizes(model), share, shards=1, dtype_bytes=2).plan_update()

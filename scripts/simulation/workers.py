@@ -147,7 +147,7 @@ class SimulatedRanks(RayRanks[Any]):
         self.network = network
         self.actors = [Actor(network, worker) for worker in workers]
 
-    def _put(self, item: Any) -> Any:
+    def _put_in_object_store(self, item: Any) -> Any:
         return self.network.put(item)
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class FakeRollout:
     has_weights = True
 
     def __init__(self, latencies: Latencies, clock: Clock):
-        self.latencies, self.clock = latencies, clock
+        self.engine, self.latencies, self.clock = self, latencies, clock
         self.version = 0
         self.pauses = 0.0  # total seconds
         self.paused_since: float | None = None

@@ -83,7 +83,7 @@ def test_result_does_not_depend_on_the_batch(session: Session) -> None:
     ]
 
     def answers(order: list[int]) -> dict[int, tuple[list[int], list[float]]]:
-        session.run(session.engine._llm.reset_prefix_cache())
+        session.run(session.engine._running_llm.reset_prefix_cache())
         done = session.generate(*(requests[i] for i in order))
         return {i: (answer.token_ids, answer.logprobs) for i, answer in zip(order, done, strict=True)}
 
@@ -106,14 +106,14 @@ def test_cancelled_request_frees_the_engine(session: Session) -> None:
             asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200, seed=seed), f"given-up {seed}"))
             for seed in range(64)
         ]
-        while session.engine._llm.get_num_unfinished_requests() < 64:
+        while session.engine._running_llm.get_num_unfinished_requests() < 64:
             await asyncio.sleep(0)
         for request in requests:
             request.cancel()
         ends = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ends)
         await session.engine.generate(PROMPT, Sampling(2), "next")
-        return await session.engine._llm.reset_prefix_cache()
+        return await session.engine._running_llm.reset_prefix_cache()
 
     assert session.run(give_up()), "nothing may be running"
 

@@ -32,7 +32,7 @@ async def main(model, log, shared, ranks):
     rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks), enforce_eager=True)
     engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup=(shared,)))
     await engine.start()
-    print(*engine.pids(), forkserver._forkserver._forkserver_pid, flush=True)
+    print(*engine.list_pids(), forkserver._forkserver._forkserver_pid, flush=True)
     await asyncio.sleep(600)
 
 if __name__ == "__main__":
@@ -88,12 +88,12 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
                 asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}"))
                 for seed in range(64)
             ]
-            while session.engine._llm.get_num_unfinished_requests() < 64:
+            while session.engine._running_llm.get_num_unfinished_requests() < 64:
                 await asyncio.sleep(0)
-            os.kill(session.engine.pids()[0], signal.SIGSTOP)  # it answers nothing any more
-            waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_confirm")))
+            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # it answers nothing any more
+            waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_digest")))
             await asyncio.sleep(0.1)
-            os.kill(session.engine.pids()[0], signal.SIGKILL)
+            os.kill(session.engine.list_pids()[0], signal.SIGKILL)
             return await asyncio.gather(*waiting, return_exceptions=True)
 
         ends = session.run(die())  # pending calls fail

@@ -42,7 +42,7 @@ async def completions_in_flight(session: Session, models: list[Any]) -> list[Com
     calls = [
         asyncio.ensure_future(engine.generate(PROBE, Sampling(LENGTH, seed=seed), f"r{seed}")) for seed in range(2)
     ]
-    states = engine._llm.output_processor.request_states
+    states = engine._running_llm.output_processor.request_states
     for version, model in enumerate(models[1:], start=2):
         while (
             len(states) < 2 or min(one.detokenizer.num_output_tokens() for one in states.values()) < 50 * version - 50

@@ -19,7 +19,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
-from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.digest import format_digest, compute_joint_digest
 from alphaapollo.weight_sync.vllm_transfer import SingleUpdateClient, VllmTransferSender
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
@@ -70,7 +70,7 @@ def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPat
     for version in (1, 2):
         update = sender.send(iter(TENSORS.items()), version)
         assert update is not None and update.version == version and update.folder == ""
-        assert update.digest == format_digest(tensors_digest(TENSORS.values()))
+        assert update.digest == format_digest(compute_joint_digest(TENSORS.values()))
     one_update = ["start", "update", "update", "finish"]  # a has 256 bytes, b and c have 20 + 256
     assert [name for name, _ in client.calls] == ["init", *one_update, *one_update]
     assert client.calls[0][1] == {"packed": True}
@@ -96,7 +96,7 @@ def test_tensors_are_cast_to_the_engine_dtype(no_cuda: None) -> None:
     client = Client()
     update = VllmTransferSender(client, torch.bfloat16, rank=0, transport="ipc").send(TENSORS.items(), 1)
     cast = [tensor.to(torch.bfloat16) for tensor in TENSORS.values()]
-    assert update is not None and update.digest == format_digest(tensors_digest(cast))
+    assert update is not None and update.digest == format_digest(compute_joint_digest(cast))
     assert client.calls[2][1]["dtype_names"] == ["bfloat16"] * 3
 
 
@@ -216,7 +216,7 @@ async def publish_and_sleep(device: str, **rollout: Any) -> tuple[list[str], Vll
 
 
 def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
-    update = ["start_weight_update", "update_weights", "finish_weight_update", "alphaapollo_confirm", "forget"]
+    update = ["start_weight_update", "update_weights", "finish_weight_update", "alphaapollo_compute_digest", "forget"]
     lent = ["pause", "release kv_cache", "wake kv_cache"]
     calls, engine = asyncio.run(publish_and_sleep("cuda"))
     assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
@@ -236,7 +236,7 @@ def test_core_failure_names_engine_and_log() -> None:
         await engine.sleep()
         await engine.wake_weights()
 
-    with pytest.raises(EngineError, match=r"engine 2: Call to wake_up .* out of memory\. Log: logs/engine_2"):
+    with pytest.raises(EngineError, match=r"engine 2 failed\. See its log logs/engine_2.* Call to wake_up .* out of"):
         asyncio.run(wake())
 
 

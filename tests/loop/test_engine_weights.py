@@ -77,7 +77,7 @@ def test_stale_output_head_fails_both_verifications(tied: Session) -> None:
     """With tied embeddings, the output head's packed copy is stale: the parameters are right but are not used."""
     with tied.sent(NEW, 1) as update:
         tied.run(tied.receive(update))
-        (stale,) = tied.run(tied.engine._call_workers("alphaapollo_confirm", False))
+        (stale,) = tied.run(tied.engine._call_workers("alphaapollo_compute_digest", False))
         assert gap(tied, NEW) > 1e-2
         assert f"{stale:016x}" != update.digest
         receipt = tied.publish(update)
@@ -106,7 +106,7 @@ def test_missing_weights_fail_the_digest(tied: Session) -> None:
 def test_weight_update_during_requests_is_refused(tied: Session) -> None:
     async def too_early(update: WeightUpdate) -> None:
         request = asyncio.ensure_future(tied.engine.generate(PROBE, Sampling(200), "long"))
-        while not tied.engine._llm.get_num_unfinished_requests():
+        while not tied.engine._running_llm.get_num_unfinished_requests():
             await asyncio.sleep(0)
         try:
             await tied.receive(update)

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.5
 
 @asynccontextmanager
 async def monitor_processes(required: Mapping[str, int], notify: Callable[[str], None]) -> AsyncIterator[None]:
-    """Context manager that raises WorkerDied when a required process dies, in place of errors that follow from it.
+    """Context manager that raises WorkerDied when a required process dies, instead of the errors that its death causes.
 
     Args:
         required: name -> pid of the processes.
@@ -29,14 +29,14 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
     task, dead = asyncio.current_task(), ""
     assert task
 
-    async def poll() -> None:
+    async def poll_processes() -> None:
         nonlocal dead
-        while not (dead := _find_dead_process(required)):
+        while not (dead := find_dead_process(required)):
             await asyncio.sleep(POLL_SECONDS)
         notify(f"{dead} died")
         task.cancel(CANCELLED_BY_MONITOR)
 
-    polling = asyncio.create_task(poll())
+    polling = asyncio.create_task(poll_processes())
     try:
         yield
     except (Exception, asyncio.CancelledError) as error:
@@ -44,7 +44,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
             while task.cancelling():
                 task.uncancel()
         elif isinstance(error, Exception):  # the process may have died since the last poll
-            dead = _find_dead_process(required)
+            dead = find_dead_process(required)
         if dead:
             raise WorkerDied(f"{dead} died", "Ray") from None
         raise
@@ -52,8 +52,8 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
         polling.cancel()
 
 
-def _find_dead_process(required: Mapping[str, int]) -> str:
-    """Return name and pid of a dead process, or "" if all are alive."""
+def find_dead_process(required: Mapping[str, int]) -> str:
+    """Return the name and the pid of the first dead process, or "" if all are alive. required: name -> pid."""
     for name, pid in required.items():
         process = read_process(pid)
         if process is None or process.state == psutil.STATUS_ZOMBIE:

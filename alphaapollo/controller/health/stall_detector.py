@@ -6,7 +6,8 @@ The cases, in this order:
     computing    a process that uses CPU time is slow, not hung. For processes that use GPUs only heartbeat counts are
                  compared, because waiting for a GPU may use CPU time, too
     silent       a worker does not answer
-    waiting      all workers answer and wait: the ranks with the lowest heartbeat counts in the last call block the run
+    waiting      all workers answer and wait: of the ranks that were called last, those with the lowest heartbeat counts
+                 block the run
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DISK_BYTES = 1 << 20  # disk traffic between two snapshots that counts as progre
 class WorkerSnapshot:
     """State of one worker, or of the controller, at one time."""
 
-    key: str  # e.g. "policy 1", as in ActiveCall.worker
+    role_and_rank: str  # e.g. "policy 1", as in ActiveCall.worker
     name: str  # e.g. "the policy worker of rank 1 (pid 7)"
     report: ProcessReport | None  # None: the worker does not answer
     process: ProcessInfo | None = None  # state of a worker on this machine, even if the worker does not answer
@@ -36,21 +37,21 @@ class WorkerSnapshot:
 
     @property
     def role(self) -> str:
-        return self.key.rpartition(" ")[0]
+        return self.role_and_rank.rpartition(" ")[0]
 
     @property
     def rank(self) -> int:
-        return int(self.key.rpartition(" ")[2])
+        return int(self.role_and_rank.rpartition(" ")[2])
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
-        """Known processes of the worker, its main process first."""
+        """The worker's process and, if the worker has reported them, its subprocesses."""
         if self.report:
             return self.report.processes
         return [self.process] if self.process else []
 
     def name_process(self, process: ProcessInfo) -> str:
-        """Return the name of a process of this worker, unique in the run."""
+        """Return a name for one of this worker's processes that is unique in the run."""
         if process.pid == self.pid:
             return self.name
         return f"{process.name} (pid {process.pid})" + ("" if process.is_required else f" of {self.name}")
@@ -62,49 +63,49 @@ class RunSnapshot:
 
     time: float  # seconds on the controller's monotonic clock
     controller: WorkerSnapshot
-    workers: Mapping[str, WorkerSnapshot]  # key -> worker; empty if all workers run in the controller's process
+    workers: Mapping[str, WorkerSnapshot]  # by role_and_rank; empty if all workers run in the controller's process
 
     @property
     def calls(self) -> Sequence[ActiveCall]:
-        """Active calls of the controller."""
+        """Active calls of the controller, oldest first."""
         return self.controller.report.calls if self.controller.report else ()
 
     @property
     def awaited_workers(self) -> list[WorkerSnapshot]:
-        """Workers that the controller waits for, most recent call first."""
-        keys = dict.fromkeys(call.worker for call in sorted(self.calls, key=lambda call: call.seconds))
-        return [self.workers[key] for key in keys if key in self.workers]
+        """Workers that the controller waits for, those of the most recent call first."""
+        names = dict.fromkeys(call.worker for call in sorted(self.calls, key=lambda call: call.seconds))
+        return [self.workers[name] for name in names if name in self.workers]
 
     @property
     def all_workers(self) -> list[WorkerSnapshot]:
-        """Snapshots of the awaited workers, the controller, and the remaining workers."""
+        """All workers and the controller: first the awaited workers, then the controller, then the other workers."""
         awaited = self.awaited_workers
         return [*awaited, self.controller, *(worker for worker in self.workers.values() if worker not in awaited)]
 
     @property
     def phase(self) -> str:
-        """Phase of the controller's loop."""
+        """Name of the controller's own active call, e.g. generate or update; "start" if there is none."""
         return next((call.name for call in self.calls if not call.worker), "start")
 
 
 @dataclass(frozen=True)
 class StallFinding:
-    """Result of stall detection: the processes that block the run."""
+    """Result of stall detection: which workers block the run (`culprits`), and whether they are hung or only slow."""
 
     is_hung: bool  # False: the culprits compute and are only slow
     culprits: tuple[WorkerSnapshot, ...]
     verdict: str  # e.g. "the policy worker of rank 1 (pid 7) is stopped"
-    waiting: str  # e.g. "the controller is in update and waits for update of policy 0, policy 1 (61 s)"
-    limit: float = 0.0  # timeout in seconds of the culprits' active calls; 0: no timeout
+    controller_state: str  # e.g. "the controller is in update and waits for update of policy 0, policy 1 (61 s)"
+    call_timeout: float = 0.0  # timeout in seconds of the workers' active calls; 0: no timeout
 
 
 NamedProcess = tuple[WorkerSnapshot, str]  # a worker, and the name of one of its processes
 
 
 def has_progress(before: RunSnapshot, now: RunSnapshot) -> bool:
-    """Whether any process has made progress between the two snapshots."""
+    """Return whether any process of the run has made progress between the two snapshots."""
     for worker in now.all_workers:
-        earlier = before.controller if worker is now.controller else before.workers.get(worker.key)
+        earlier = before.controller if worker is now.controller else before.workers.get(worker.role_and_rank)
         if earlier and earlier.report and worker.report and earlier.report.ticks != worker.report.ticks:
             return True
     return any(
@@ -113,25 +114,25 @@ def has_progress(before: RunSnapshot, now: RunSnapshot) -> bool:
 
 
 def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFinding:
-    """Find what blocks the run, between two snapshots without progress."""
+    """Find the processes that block the run, from two snapshots between which there was no progress."""
     awaited = now.awaited_workers or [now.controller]
-    if stopped := _find_stopped(awaited) or _find_stopped(now.all_workers):
-        return _make_finding(now, True, stopped, f"is {STOPPED}")
-    if computing := _find_computing(before, now, awaited, device):
-        return _make_finding(now, False, computing, "computes")
+    if stopped := _find_stopped_processes(awaited) or _find_stopped_processes(now.all_workers):
+        return _make_stall_finding(now, True, stopped, f"is {STOPPED}")
+    if computing := _find_computing_processes(before, now, awaited, device):
+        return _make_stall_finding(now, False, computing, "computes")
     if silent := [(worker, worker.name) for worker in awaited if worker.report is None]:
-        return _make_finding(now, True, silent, "does not answer")
+        return _make_stall_finding(now, True, silent, "does not answer")
     calls = [call for worker in awaited if worker.report for call in worker.report.calls]
-    limit = max((call.limit for call in calls if call.limit is not None), default=0.0)
-    if helpers := _find_stopped(awaited, is_required=False):
-        return _make_finding(now, True, helpers, "is stopped", limit)
-    behind = _find_behind(awaited)
-    return _make_finding(
-        now, True, [(worker, worker.name) for worker in behind], f"waits, {_describe_calls(behind[0], now)}", limit
-    )
+    timeout = max((call.limit for call in calls if call.limit is not None), default=0.0)
+    if helpers := _find_stopped_processes(awaited, is_required=False):
+        return _make_stall_finding(now, True, helpers, "is stopped", timeout)
+    behind = _find_lagging_ranks(awaited)
+    state = f"waits, {_describe_active_calls(behind[0], now)}"
+    return _make_stall_finding(now, True, [(worker, worker.name) for worker in behind], state, timeout)
 
 
-def _find_stopped(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
+def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
+    """Return the processes stopped by a signal: those that the workers need, or (False) those that can be replaced."""
     return [
         (worker, worker.name_process(process))
         for worker in workers
@@ -140,9 +141,10 @@ def _find_stopped(workers: Iterable[WorkerSnapshot], is_required: bool = True) -
     ]
 
 
-def _find_computing(
+def _find_computing_processes(
     before: RunSnapshot, now: RunSnapshot, workers: Sequence[WorkerSnapshot], device: Device
 ) -> list[NamedProcess]:
+    """Return the processes that used CPU time between the snapshots, without those that may only wait for a GPU."""
     seconds = max(now.time - before.time, 1e-9)
     return [
         (worker, worker.name_process(process))
@@ -153,14 +155,15 @@ def _find_computing(
 
 
 def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
-    """Return whether a process may wait for a GPU. Graders, compilers and a controller without calls do not."""
+    """Return whether a process may use CPU time only to wait for a GPU. Graders, compilers and a controller without
+    active remote calls do not."""
     return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
 
 def _pair_processes(
     before: RunSnapshot, now: RunSnapshot, workers: Iterable[WorkerSnapshot]
 ) -> Iterator[tuple[WorkerSnapshot, ProcessInfo, ProcessInfo]]:
-    """Yield (worker, earlier state, current state) of each process that is in both snapshots."""
+    """Yield (worker, earlier state, current state) for each process of the workers that is in both snapshots."""
     earlier = {(worker.node, process.pid): process for worker in before.all_workers for process in worker.processes}
     for worker in workers:
         for process in worker.processes:
@@ -168,24 +171,29 @@ def _pair_processes(
                 yield worker, then, process
 
 
-def _find_behind(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
+def _find_lagging_ranks(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
     """Return the ranks with the lowest heartbeat counts in the role that was called last. In a collective, all other
     ranks wait for these ranks."""
-    ticks = {worker.key: worker.report.ticks for worker in awaited if worker.report and worker.role == awaited[0].role}
-    return [worker for worker in awaited if ticks.get(worker.key) == min(ticks.values())]
+    ticks = {
+        worker.role_and_rank: worker.report.ticks
+        for worker in awaited
+        if worker.report and worker.role == awaited[0].role
+    }
+    return [worker for worker in awaited if ticks.get(worker.role_and_rank) == min(ticks.values())]
 
 
-def _describe_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
+def _describe_active_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
+    """Return e.g. "in update (61 s)": the worker's own active calls, or else the controller's calls of this worker."""
     assert worker.report
     calls = [call for call in worker.report.calls if not call.worker] or [
-        c for c in now.calls if c.worker == worker.key
+        call for call in now.calls if call.worker == worker.role_and_rank
     ]
     shown = [f"{f'{call.count} x ' if call.count > 1 else ''}{call.name} ({call.seconds:.0f} s)" for call in calls]
     return f"in {', '.join(shown)}" if shown else "in an unknown call"
 
 
-def _make_finding(
-    now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], state: str, limit: float = 0.0
+def _make_stall_finding(
+    now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], state: str, call_timeout: float = 0.0
 ) -> StallFinding:
     names = [name for _, name in culprits]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -203,5 +211,5 @@ def _make_finding(
         tuple(dict.fromkeys(worker for worker, _ in culprits)),
         f"{', '.join(names[:3])}{more} {state}",
         f"the controller is in {now.phase}" + (f" and waits for {'; '.join(pending)}" if pending else ""),
-        limit,
+        call_timeout,
     )

@@ -1,7 +1,7 @@
 """Controller thread that detects a stalled run, reports which process blocks it, and ends the run after a timeout.
 
-    every tick    check whether this process has made progress; if so, nothing else is inspected
-    no progress   take snapshots of all workers, over a separate concurrency group that a busy worker answers, too
+    every check   read the controller's heartbeat; if there was progress, nothing else is inspected
+    no progress   take snapshots of all workers, which answer even while they compute (separate Ray concurrency group)
     notice        print one line with the blocking process and its active call (stall_detector.py)
     timeout       write stacks to the run's folder, and raise RunStalled out of the `async with`
 
@@ -49,7 +49,7 @@ class StallMonitor:
     Args:
         ranks: the workers of all roles.
         notify: prints one line; called from the monitor's thread.
-        next_step: returns how the run can be resumed, for the error message.
+        make_resume_hint: returns how the run can be resumed, for the error message.
         required: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
             reported even if the run makes progress.
     """
@@ -60,15 +60,15 @@ class StallMonitor:
         trainer: WatchedRun,
         device: Device,
         notify: Callable[[str], None],
-        next_step: Callable[[], str],
+        make_resume_hint: Callable[[], str],
         required: Mapping[str, int] = MappingProxyType({}),
     ):
         self._ranks, self._device, self._folder = ranks, device, trainer.folder
-        self._notice, self._timeout = trainer.stall_notice, trainer.stall_timeout
-        self._notify, self._next_step = notify, next_step
+        self._notice, self._timeout = trainer.stall_notice_seconds, trainer.stall_timeout
+        self._notify, self._make_resume_hint = notify, make_resume_hint
         self._tick = max(self._notice / CHECKS, SHORTEST_TICK)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stall-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._run_checks, name="stall-monitor", daemon=True)
         self._error: RunStalled | None = None
         self._before: RunSnapshot | None = None
         self._ticks = -1
@@ -97,12 +97,12 @@ class StallMonitor:
                 self._task.uncancel()
             raise self._error from None
 
-    def _run(self) -> None:
+    def _run_checks(self) -> None:
         last = time.monotonic()
         while not self._left.wait(self._tick):
             now = time.monotonic()
             try:  # exclude time in which this thread did not run, because of suspend or Ctrl-Z
-                self.check(min(now - last, 2 * self._tick + ANSWER_SECONDS))
+                self.check_progress(min(now - last, 2 * self._tick + ANSWER_SECONDS))
             except Exception as error:  # noqa: BLE001  the monitor must not end silently
                 if type(error) not in self._failures:
                     self._failures.add(type(error))
@@ -110,12 +110,13 @@ class StallMonitor:
                     self._notify(f"the stall monitor failed, which is a bug; it continues:\n{trace}")
             last = now
 
-    def check(self, seconds: float) -> None:
-        """Check for progress, `seconds` after the last check."""
-        self._check_required(seconds)
+    def check_progress(self, seconds: float) -> None:
+        """Check whether the run has made progress in the given seconds since the last check. If not, report the stall
+        or end the run."""
+        self._check_required_processes(seconds)
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
-            self._reset()
+            self._end_stall()
             return
         self._stalled += seconds
         self._idle += seconds
@@ -125,7 +126,7 @@ class StallMonitor:
         if before is None:
             return
         if has_progress(before, now):
-            self._reset()
+            self._end_stall()
             self._before = now
             return
         finding = find_stall(before, now, self._device)
@@ -134,42 +135,44 @@ class StallMonitor:
         if self._stalled >= self._notice and finding.is_hung not in self._reported:
             self._reported.add(finding.is_hung)
             self._notify(self._format_notice(finding))
-        if (timeout := self._get_timeout(finding)) is not None and self._idle >= timeout:
+        if (timeout := self._get_stall_timeout(finding)) is not None and self._idle >= timeout:
             self._end_run(finding, now)
 
-    def _check_required(self, seconds: float) -> None:
+    def _check_required_processes(self, seconds: float) -> None:
+        """Report the required processes that have been stopped by a signal for `stall_notice` seconds."""
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
             self._stopped[pid] = before + seconds if process and process.is_stopped else 0.0
             if before < self._notice <= self._stopped[pid]:
                 self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
-    def _reset(self) -> None:
+    def _end_stall(self) -> None:
         if self._reported:
             self._notify(f"progress again, after {self._stalled:.0f} s")
         self._stalled = self._idle = 0.0
         self._before = None
         self._reported.clear()
 
-    def _get_timeout(self, finding: StallFinding) -> float | None:
-        """Return the seconds after which this finding ends the run. A call with its own, longer timeout may use it."""
-        if self._timeout is None or not finding.limit:
+    def _get_stall_timeout(self, finding: StallFinding) -> float | None:
+        """Return the seconds without progress after which the run ends; None: never. Active calls with a longer timeout
+        of their own are given that timeout."""
+        if self._timeout is None or not finding.call_timeout:
             return self._timeout
-        return max(self._timeout, finding.limit + MARGIN_SECONDS)
+        return max(self._timeout, finding.call_timeout + MARGIN_SECONDS)
 
     def _format_notice(self, finding: StallFinding) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
-        text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.waiting}."
-        if finding.is_hung and (timeout := self._get_timeout(finding)) is not None:
+        text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.controller_state}."
+        if finding.is_hung and (timeout := self._get_stall_timeout(finding)) is not None:
             text += f" The run ends after {timeout:.0f} s (trainer.stall_timeout)."
         return text
 
     def _end_run(self, finding: StallFinding, now: RunSnapshot) -> None:
         self._error = RunStalled(
-            f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; {finding.waiting}. "
-            f"{self._write_stacks(finding, now)}",
-            [culprit.key for culprit in finding.culprits],
-            self._next_step(),
+            f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; "
+            f"{finding.controller_state}. {self._write_stacks(finding, now)}",
+            [culprit.role_and_rank for culprit in finding.culprits],
+            self._make_resume_hint(),
         )
         if self._left.is_set():  # the block has ended meanwhile
             return
@@ -182,12 +185,12 @@ class StallMonitor:
         os._exit(1)
 
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
-        """Write stacks of the culprits and of the workers that wait for them. Returns a sentence with the path."""
+        """Write the Python stacks of blocking and waiting workers to a file. Returns a sentence with its path."""
         path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         others = [worker for worker in (*now.awaited_workers, now.controller) if worker not in finding.culprits]
         shown = [*finding.culprits, *others][:MAX_STACKS]
         text = "\n".join(
-            [f"{finding.verdict}; {finding.waiting}", "", *map(_describe_worker, now.all_workers), ""]
+            [f"{finding.verdict}; {finding.controller_state}", "", *map(_describe_worker, now.all_workers), ""]
             + [self._collect_stacks(worker, now.workers) for worker in shown]
         )
         try:
@@ -198,9 +201,10 @@ class StallMonitor:
         return f"Python stacks are in {path}"
 
     def _collect_stacks(self, worker: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
-        """Return a worker's stacks, collected by itself, by the controller, or by another worker on the same node."""
+        """Return a worker's Python stacks. If the worker is silent, the controller or another worker of its node
+        collects them."""
         pids = [process.pid for process in worker.processes if process.is_required] or [worker.pid]
-        nearby = [worker, *workers.values()] if worker.key in workers else []
+        nearby = [worker, *workers.values()] if worker.role_and_rank in workers else []
         helper = next((other for other in nearby if other.report and other.node == worker.node), None)
         if worker.is_local and (worker.report is None or helper is None):
             text = dump_stacks(pids)
@@ -212,7 +216,7 @@ class StallMonitor:
         return f"=== {worker.name}\n{text}"
 
     def take_snapshot(self) -> RunSnapshot | None:
-        """Request reports from all workers and return the snapshot, or None if the monitor has ended meanwhile."""
+        """Collect heartbeat reports from all workers into a snapshot. None if the monitor has ended meanwhile."""
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
             ranks.request_reports()
@@ -225,12 +229,12 @@ class StallMonitor:
         controller = WorkerSnapshot(
             "controller", f"the controller (pid {pid})", replace(report, processes=(first, *rest)), pid=pid
         )
-        workers = {worker.key: worker for ranks in self._ranks for worker in ranks.take_snapshots()}
+        workers = {worker.role_and_rank: worker for ranks in self._ranks for worker in ranks.take_snapshots()}
         return RunSnapshot(time.monotonic(), controller, workers)
 
 
 def _describe_worker(worker: WorkerSnapshot) -> str:
-    """Describe a worker, its active calls and its processes, one per line."""
+    """Return lines with the worker's name, its active calls and its processes, for the file with stacks."""
     lines = [worker.name if worker.report else f"{worker.name}: does not answer"]
     for call in worker.report.calls if worker.report else ():
         lines.append(f"    in {call.count} x {call.name} {call.worker} for {call.seconds:.0f} s")

@@ -1,7 +1,4 @@
-"""vLLM engine: AsyncLLM in this process, the engine core (scheduler and model) in a separate process.
-
-generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load
-"""
+"""vLLM engine: AsyncLLM in this process, the engine core (scheduler and model) in a separate process."""
 
 from __future__ import annotations
 
@@ -16,9 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.interpreted import interpret_triton
-from alphaapollo.engines.vllm.process import EngineContext, build_process_environment, log_to_file, start_fork_server
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment, sockets_folder
+from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
+from alphaapollo.engines.vllm.process import (
+    EngineContext,
+    build_process_environment,
+    log_library_to_file,
+    start_fork_server,
+)
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment, get_sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ T = TypeVar("T")
 
 
 class VllmEngine(Engine):
-    """Engine with one vLLM replica. Its processes exit with this process and write to `spec.log_path`."""
+    """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
     has_weights = True
 
@@ -56,28 +58,23 @@ class VllmEngine(Engine):
         self._prepared = True
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
         if self.spec.cleanup:
-            Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
+            Path(get_sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(
             build_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup)
         )
-        log_to_file("vllm", self.spec.log_path)
-        interpret_triton()
+        log_library_to_file("vllm", self.spec.log_path)
+        register_triton_interpreter()
         if self.spec.device == "cpu":
             self._context = start_fork_server()
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:
-        """Start the core and load the model.
-
-        Raises:
-            ValueError: vLLM cannot serve the model.
-            EngineError: The core did not start.
-            EngineDied: The core was killed by a signal during the start.
-        """
+        """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
+        the core does not start, EngineDied if a signal kills the core."""
         await self.prepare()
         await asyncio.to_thread(self._start_core)
         self._watch_core()
-        await self._await_core(self._llm.update_weight_version(str(self.version)))
+        await self._await_core(self._running_llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._call_workers("alphaapollo_unlink_shared_memory")
 
@@ -97,34 +94,36 @@ class VllmEngine(Engine):
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
-            kind = EngineDied if is_core_killed(str(error)) else EngineError
-            raise kind(f"{self.spec.name} did not start: {error} Log: {self.spec.log_path}") from error
+            is_killed = re.search(r"core proc\(s\): \{.*: -\d+", str(error))  # by a signal, e.g. {'EngineCore': -9}
+            kind = EngineDied if is_killed else EngineError
+            message = f"{self.spec.name} did not start. See its log {self.spec.log_path}. vLLM's error: {error}"
+            raise kind(message) from error
 
     async def close(self) -> None:
-        """Stop the core and its workers. Idempotent."""
-        for process in self._list_cores():
+        """Stop the engine core and its workers. Idempotent."""
+        for process in self._list_core_processes():
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the core and, with tensor parallelism, of its workers."""
-        cores = [process.pid for process in self._list_cores() if process.pid is not None]
-        return cores + [child for pid in cores for child in list_children(pid)]
+    def list_pids(self) -> list[int]:
+        """Return the pids of the engine core and, with tensor parallelism, of its workers."""
+        cores = [process.pid for process in self._list_core_processes() if process.pid is not None]
+        return cores + [child for pid in cores for child in list_child_pids(pid)]
 
-    def progress(self) -> int:
+    def count_progress(self) -> int:
         """Return the number of tokens that running requests have sampled."""
         if self._engine is None:
             return 0
         running = list(self._engine.output_processor.request_states.values())
         return sum(len(state.detokenizer.output_token_ids) for state in running if state.detokenizer)
 
-    def _list_cores(self) -> list[BaseProcess]:
+    def _list_core_processes(self) -> list[BaseProcess]:
         return [] if self._engine is None else list(self._engine.engine_core.resources.engine_manager.processes)
 
     @property
-    def _llm(self) -> AsyncLLM:
+    def _running_llm(self) -> AsyncLLM:
         if self._engine is None:
             raise EngineError(f"{self.spec.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
@@ -136,7 +135,7 @@ class VllmEngine(Engine):
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
         self._core_death = loop.create_future()
-        for process in self._list_cores():
+        for process in self._list_core_processes():
             loop.add_reader(process.sentinel, self._handle_core_death, process.sentinel)
 
     def _handle_core_death(self, sentinel: int) -> None:
@@ -152,7 +151,7 @@ class VllmEngine(Engine):
         return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
     async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call to the core. Raises EngineError if the call fails, EngineDied if the core dies."""
+        """Await a call to the engine core. Raises EngineError if the call fails, EngineDied if the core dies."""
         assert self._core_death is not None
         task = asyncio.ensure_future(call)
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
@@ -160,20 +159,22 @@ class VllmEngine(Engine):
             task.cancel()
             raise self._make_death_error()
         if error := task.exception():  # vLLM keeps the message but not the exception type
-            raise EngineError(f"{self.spec.name}: {error} Log: {self.spec.log_path}") from error
+            message = f"{self.spec.name} failed. See its log {self.spec.log_path}. vLLM's error: {error}"
+            raise EngineError(message) from error
         return task.result()
 
     async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        return await self._await_core(self._llm.collective_rpc(method, args=arguments))
+        return await self._await_core(self._running_llm.collective_rpc(method, args=arguments))
 
     # Generation.
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         if self._stale and not self._paused:
-            raise EngineError(f"{self.spec.name} freed its weights in sleep(); publish weights first.")
-        self.spec.check_fits(len(token_ids), sampling.max_tokens)
+            raise EngineError(f"{self.spec.name} cannot generate: sleep() freed its weights. Send weights first.")
+        self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         output = await self._run_request(token_ids, _make_sampling_params(sampling), request_id)
         answer = output.outputs[0]
+        num_routed = len(token_ids) + len(answer.token_ids) - 1
         *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
         return Completion(
             token_ids=list(answer.token_ids),
@@ -182,18 +183,17 @@ class VllmEngine(Engine):
             weight_version=version,
             num_cached_tokens=output.num_cached_tokens or 0,
             earlier_versions=tuple(earlier),
-            routed_experts=self._check_experts(answer.routed_experts, len(token_ids) + len(answer.token_ids) - 1),
+            routed_experts=self._check_routed_experts(answer.routed_experts, num_routed),
         )
 
-    def _check_experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
-        """Return the routed experts of all tokens, or None without rollout.router_replay. Raises EngineError if some
-        are missing."""
+    def _check_routed_experts(self, routed_experts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
+        """Raise EngineError unless there are routed experts for all tokens. None without rollout.router_replay."""
         if not self.spec.rollout.router_replay:
             return None
-        if returned is None or len(returned) != num_tokens:
-            found = "none" if returned is None else str(len(returned))
+        found = 0 if routed_experts is None else len(routed_experts)
+        if found != num_tokens:
             raise EngineError(f"{self.spec.name} returned routed experts for {found} of {num_tokens} tokens.")
-        return returned
+        return routed_experts
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         from vllm.sampling_params import SamplingParams
@@ -213,7 +213,7 @@ class VllmEngine(Engine):
         try:
             # The salt keeps new requests from using prefixes that were cached with other weights.
             prompt = tokens_input(token_ids, cache_salt=str(self.version))
-            answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
         except EngineDeadError as error:
             raise self._make_death_error() from error
@@ -232,43 +232,42 @@ class VllmEngine(Engine):
     async def confirm_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
-        adapter = self.spec.transport == "adapter"
-        parts = await self._call_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
-        if not await self._await_core(self._llm.reset_prefix_cache()):
+        what = "adapter_digest" if self.spec.transport == "adapter" else "digest"
+        parts = await self._call_workers(f"alphaapollo_compute_{what}")
+        if not await self._await_core(self._running_llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name}: running requests block the prefix cache reset. Call pause() first.")
-        await self._await_core(self._llm.update_weight_version(str(version)))
+        await self._await_core(self._running_llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
     async def _receive_adapter(self, folder: str) -> None:
-        """Replace the LoRA adapter. The new adapter has a new id, so cached prefixes of the old one do not match."""
+        """Replace the LoRA adapter by the one in `folder`. Its new id invalidates prefixes cached with the old one."""
         from vllm.lora.request import LoRARequest
 
-        if self._llm.get_num_unfinished_requests():  # a running request keeps its adapter
-            raise EngineError(f"{self.spec.name} cannot receive an adapter while requests are running.")
+        if self._running_llm.get_num_unfinished_requests():  # a running request keeps its adapter
+            raise EngineError(f"{self.spec.name} cannot replace its LoRA adapter while requests are running.")
         number = 1
         if self._adapter is not None:
             number += self._adapter.lora_int_id
-            await self._await_core(self._llm.remove_lora(self._adapter.lora_int_id))
+            await self._await_core(self._running_llm.remove_lora(self._adapter.lora_int_id))
         adapter = LoRARequest(f"adapter_{number}", number, folder)
-        if not await self._await_core(self._llm.add_lora(adapter)):
-            raise EngineError(f"{self.spec.name} did not load the adapter in {folder}. Log: {self.spec.log_path}")
+        if not await self._await_core(self._running_llm.add_lora(adapter)):
+            message = f"{self.spec.name} did not load the LoRA adapter {folder}. See its log {self.spec.log_path}"
+            raise EngineError(message)
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Start the first of four phases of vLLM's weight transfer. For CUDA IPC and NCCL the trainer calls the phases;
-        for shared memory receive_weights calls them."""
+        """Connect vLLM's workers to the trainer, the first of the four calls of vLLM's weight transfer (this method and
+        the next three). With CUDA IPC and NCCL the trainer makes these calls, otherwise receive_weights."""
         if "rank_offset" in init_info:  # the offset of the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
         await self._call_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
-        if (
-            self._llm.get_num_unfinished_requests() and not self._paused
-        ):  # running requests would mix old and new weights
-            raise EngineError(f"{self.spec.name} needs pause() before new weights while requests are running.")
+        if self._running_llm.get_num_unfinished_requests() and not self._paused:  # would mix old and new weights
+            raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
         assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
         await self._call_workers("start_weight_update")
 
@@ -282,12 +281,12 @@ class VllmEngine(Engine):
 
     async def pause(self) -> None:
         if not self._paused:
-            await self._await_core(self._llm.pause_generation(mode="keep", clear_cache=True))
+            await self._await_core(self._running_llm.pause_generation(mode="keep", clear_cache=True))
             self._paused = True
 
     async def resume(self) -> None:
         if self._paused:
-            await self._await_core(self._llm.resume_generation())
+            await self._await_core(self._running_llm.resume_generation())
             self._paused = False
 
     # GPU memory shared with the trainer: running requests continue later with a recomputed KV cache.
@@ -295,26 +294,26 @@ class VllmEngine(Engine):
     async def sleep(self) -> None:
         if self.spec.is_colocated and "weights" not in self._asleep:
             keeps_weights = self.spec.transport == "adapter"  # level 1 moves the base model to host memory
-            await self._await_core(self._llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
+            await self._await_core(self._running_llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
             self._asleep, self._stale = {"weights", "kv_cache"}, True
 
     async def wake_weights(self) -> None:
-        await self._wake("weights")
+        await self._wake_memory("weights")
 
     async def release_cache(self) -> None:
         if self.spec.is_colocated and not self._asleep:
-            await self._await_core(self._llm.pause_generation(mode="keep"))
-            await self._await_core(self._llm.release_kv_cache_memory())
+            await self._await_core(self._running_llm.pause_generation(mode="keep"))
+            await self._await_core(self._running_llm.release_kv_cache_memory())
             self._asleep = {"kv_cache"}
 
     async def wake_cache(self) -> None:
         assert "weights" not in self._asleep, "call wake_weights first"
-        await self._wake("kv_cache")
+        await self._wake_memory("kv_cache")
 
-    async def _wake(self, part: str) -> None:
-        if part in self._asleep:
-            await self._await_core(self._llm.wake_up([part]))
-            self._asleep.remove(part)
+    async def _wake_memory(self, tag: str) -> None:
+        if tag in self._asleep:
+            await self._await_core(self._running_llm.wake_up([tag]))
+            self._asleep.remove(tag)
 
 
 def _make_sampling_params(sampling: Sampling) -> SamplingParams:
@@ -332,14 +331,9 @@ def _make_sampling_params(sampling: Sampling) -> SamplingParams:
     )
 
 
-def list_children(pid: int) -> list[int]:
-    """Return the process ids of the child processes; empty if the process ended."""
+def list_child_pids(pid: int) -> list[int]:
+    """Return the pids of a process's direct children; empty if the process has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-
-
-def is_core_killed(message: str) -> bool:
-    """Return whether vLLM's start error reports a core killed by a signal, e.g. {'EngineCore': -9}."""
-    return re.search(r"core proc\(s\): \{.*: -\d+", message) is not None

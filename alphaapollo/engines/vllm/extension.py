@@ -1,7 +1,7 @@
-"""Worker extension: methods mixed into vLLM's worker class, called on every rank by `collective_rpc`.
+"""Worker extension of vLLM: methods added to vLLM's worker class, called on every rank by `collective_rpc`.
 
-vLLM imports this module in each worker before it builds the model, and has no other hook that runs so early. The import
-therefore sets up the process (watchdog, log), applies the patches and registers the weight transfer.
+vLLM imports this module in each worker process before it builds the model. The import itself therefore sets up the
+process (watchdog, log), applies the patches and registers the weight transfer; vLLM has no other hook so early.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, apply_patches
 from alphaapollo.engines.vllm.process import enter_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
-from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_loaded_digest, find_tied_layers
+from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 
 
 class WorkerExtension:
@@ -23,27 +23,29 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def alphaapollo_confirm(self, repack: bool = True) -> int:
-        """Return the digest of the received weights, without the parts that another rank counts. Only a test uses
-        `repack=False`, to show that the packed copy is stale without repacking."""
+    def alphaapollo_compute_digest(self, repack: bool = True) -> int:
+        """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.
+
+        repack: whether to repack tied heads first; a test passes False, to show that the digest detects a stale head.
+        """
         model = self.model_runner.get_model()
         if repack:
             repack_tied_heads(model)
-        return compute_loaded_digest(model, PACKED_DIGEST)
+        return compute_model_digest(model, PACKED_DIGEST)
 
-    def alphaapollo_confirm_adapter(self) -> int:
-        """Return the digest of the LoRA adapter that this rank uses."""
+    def alphaapollo_compute_adapter_digest(self) -> int:
+        """Return the digest of the LoRA adapter that this rank has loaded."""
         return compute_adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
-        """Unlink the shared memory of the CPU ranks, because vLLM never removes it. Call after all ranks opened it."""
+        """Unlink the shared-memory files of vLLM's CPU ranks, because vLLM never removes them. Call after the start."""
         for path in Path("/dev/shm").glob(f"{os.environ['VLLM_DIST_IDENT']}*"):
             path.unlink(missing_ok=True)
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Repack tied output heads on a CPU, where they use a packed copy of the embedding that a weight update does not
-    change."""
+    """Pack the output heads that share their weight with the embedding again. On a CPU, vLLM computes with a packed
+    copy of the weight, which a weight sync does not update."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
 
@@ -52,7 +54,7 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
             utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
 
-def _set_up_process() -> None:
+def _set_up_worker_process() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     enter_engine_process()
@@ -62,4 +64,4 @@ def _set_up_process() -> None:
     )
 
 
-_set_up_process()
+_set_up_worker_process()

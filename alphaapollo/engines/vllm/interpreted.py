@@ -1,8 +1,8 @@
 """Run vLLM's Triton kernels on a CPU through Triton's interpreter.
 
-vLLM returns routed experts only through its V2 model runner, which needs a Triton with a CPU backend; the released
-package has none. This module therefore registers a CPU backend that interprets the few kernels of that runner (inputs,
-sampling): correct but slow. The kernel for top-k and top-p cannot be interpreted; patches.py uses PyTorch's instead.
+vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
+backend, so this module registers one that interprets the few kernels of that runner, slowly. The kernel for top-k and
+top-p cannot be interpreted; patches.py replaces it by PyTorch code.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from types import SimpleNamespace
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 
 
-def is_interpreted() -> bool:
-    """Return whether the engine of this process interprets Triton kernels."""
+def is_triton_interpreted() -> bool:
+    """Return whether vLLM in this process runs Triton kernels through Triton's interpreter."""
     return all(os.environ.get(name) == value for name, value in ENVIRONMENT.items())
 
 
-def interpret_triton() -> None:
-    """Register Triton's CPU backend. Call before vLLM is imported. Raises ValueError if triton is not installed."""
-    if not is_interpreted():
+def register_triton_interpreter() -> None:
+    """If Triton kernels are interpreted here, register a CPU backend in Triton. Call before vLLM is imported. Raises
+    ValueError if triton is not installed."""
+    if not is_triton_interpreted():
         return
     try:
         from triton.backends import backends  # type: ignore[import-untyped]

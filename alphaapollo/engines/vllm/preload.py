@@ -1,4 +1,4 @@
-"""Preload module of the fork server. It imports vLLM while the process that started the server continues."""
+"""Module that vLLM's fork server imports at its start: it imports vLLM, so that forked engine cores start at once."""
 
 import atexit
 import gc
@@ -7,11 +7,11 @@ import os
 
 import setproctitle
 
-from alphaapollo.engines.vllm.interpreted import interpret_triton
-from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output
+from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
+from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output_to_file
 
-redirect_output(os.environ[LOG])
-interpret_triton()
+redirect_output_to_file(os.environ[LOG])
+register_triton_interpreter()
 setproctitle.getproctitle()  # must run before the environment changes, so that children show as VLLM::EngineCore
 gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
 for module in CORE_MODULES:

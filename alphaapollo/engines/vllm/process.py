@@ -2,8 +2,8 @@
 
     this process --- fork server (imports vLLM in parallel) --- engine core --- tensor-parallel ranks
 
-On a CPU the core is forked from the fork server, and the ranks from the core. Processes that vLLM spawns would import
-vLLM again, which takes seconds. On GPUs vLLM's own start method is used.
+On a CPU the core is forked from the fork server, and the ranks from the core, so that vLLM is imported only once, which
+takes seconds. On GPUs vLLM's own start method is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def build_process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str
 
 
 class EngineProcess(ForkServerProcess):
-    """Forked process with the current environment variables instead of those of the fork server."""
+    """Process of vLLM's engine, forked from the fork server, with the environment variables of the caller."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -60,13 +60,13 @@ class EngineProcess(ForkServerProcess):
 
 
 class EngineContext(ForkServerContext):
-    """Multiprocessing context that replaces the one of `vllm.utils.system_utils.get_mp_context`."""
+    """Multiprocessing context that starts vLLM's engine core as an EngineProcess."""
 
     Process = EngineProcess
 
 
 def start_fork_server() -> EngineContext:
-    """Start the fork server, which imports vLLM in the background. Set environment variables before the call."""
+    """Start the fork server, which imports vLLM in the background with the current environment variables."""
     context = EngineContext()
     context.set_forkserver_preload([PRELOAD_MODULE])
     search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
@@ -80,22 +80,23 @@ def start_fork_server() -> EngineContext:
 
 
 def enter_engine_process() -> None:
-    """Set up an engine process to exit with its parent and to write to the engine's log. Call before anything else."""
+    """Make this process of an engine exit with the engine's owner and write to the engine's log. No effect in the
+    owner's process."""
     if os.getpid() != int(os.environ[PARENT]):
-        _set_up_process(os.getpid())
+        _set_up_engine_process(os.getpid())
 
 
 @functools.cache  # once per process
-def _set_up_process(pid: int) -> None:
+def _set_up_engine_process(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
-    redirect_output(os.environ[LOG])
+    redirect_output_to_file(os.environ[LOG])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 
 
-def redirect_output(path: str) -> None:
-    """Append stdout and stderr of this process, including C libraries, to the file `path`."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def redirect_output_to_file(log_path: str) -> None:
+    """Append stdout and stderr of this process, including those of C libraries, to a log file."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(log, 1)
@@ -103,11 +104,11 @@ def redirect_output(path: str) -> None:
     os.close(log)
 
 
-def log_to_file(name: str, path: str) -> None:
-    """Write the log of the library `name` only to the file `path`."""
-    handler = logging.FileHandler(path, delay=True)
+def log_library_to_file(library_name: str, log_path: str) -> None:
+    """Write the log messages of a library to a file instead of the console."""
+    handler = logging.FileHandler(log_path, delay=True)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    library = logging.getLogger(name)
+    library = logging.getLogger(library_name)
     library.handlers = [handler]
     library.setLevel(logging.INFO)
     library.propagate = False

@@ -1,4 +1,4 @@
-"""Command line of vLLM's OpenAI-compatible server with the settings of the rollout engines."""
+"""Build the command line that starts vLLM's OpenAI-compatible server with the settings of the rollout engines."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ ENGINE_ONLY_ARGUMENTS = {  # rollout engine arguments that a server must not hav
 
 
 def build_server_command(
-    spec: EngineSpec, name: str, host: str, port: int, tool_parser: str | None = None
+    spec: EngineSpec, served_model_name: str, host: str, port: int, tool_parser: str | None = None
 ) -> list[str]:
-    """Build the server command. `name`: model name in the API. `tool_parser`: vLLM parser of the model's tool calls."""
+    """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
     arguments = {key: value for key, value in build_engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
-    words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", name]
+    words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", served_model_name]
     words += ["--host", host, "--port", str(port), *format_flags(arguments)]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 
 def build_server_environment(spec: EngineSpec) -> dict[str, str]:
-    """Return the environment variables of the server: those of the rollout engines, but with vLLM's own logging."""
+    """Return the server's environment variables: those of a rollout engine, but with vLLM's own logging."""
     return {key: value for key, value in build_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 
 def format_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Format arguments for vLLM's command line: `--enforce-eager`, `--no-enable-chunked-prefill`, `--block-size 32`."""
+    """Return arguments as words of vLLM's command line, e.g. enforce_eager=True as --enforce-eager."""
     words: list[str] = []
     for key, value in arguments.items():
         flag = key.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Environment variables and engine arguments of vLLM, computed from an EngineSpec."""
+"""Translate an EngineSpec into vLLM's environment variables and engine arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if spec.cleanup:
-        variables["VLLM_RPC_BASE_PATH"] = sockets_folder(spec)
+        variables["VLLM_RPC_BASE_PATH"] = get_sockets_folder(spec)
     if Path(spec.model_path).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     if spec.device == "cpu":
@@ -32,8 +32,8 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
-def sockets_folder(spec: EngineSpec) -> str:
-    """Return the folder of vLLM's sockets in the run's temporary folder, because vLLM never removes its sockets."""
+def get_sockets_folder(spec: EngineSpec) -> str:
+    """Return a folder for vLLM's sockets that is removed with the run, because vLLM never removes its sockets."""
     return f"{spec.cleanup[0]}/sockets"
 
 

@@ -10,15 +10,15 @@ from alphaapollo.tools.tool_calls import ToolCall, strip_thinking
 from alphaapollo.utils.registry import suggest_similar
 
 
-def list_parsers() -> list[str]:
-    """Return the names for `vllm serve --tool-call-parser`, including parsers registered by a user module."""
+def list_tool_parsers() -> list[str]:
+    """Return the names of vLLM's tool-call parsers (`vllm serve --tool-call-parser`) and of the user module's."""
     from vllm.tool_parsers import ToolParserManager
 
     return ToolParserManager.list_registered()
 
 
 def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
-    """Build a thread-safe function that returns the tool calls in a text without its thinking part.
+    """Build a thread-safe function that extracts the tool calls from the text of a completion, after its thinking part.
 
     Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
     """
@@ -26,9 +26,9 @@ def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[
     from vllm.tokenizers.hf import get_cached_tokenizer
     from vllm.tool_parsers import ToolParserManager
 
-    if name not in list_parsers():
-        hint = suggest_similar(name, list_parsers())
-        raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(list_parsers())}.")
+    if name not in (known := list_tool_parsers()):
+        hint = suggest_similar(name, known)
+        raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(known)}.")
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log tracebacks of malformed calls
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)
     cached = get_cached_tokenizer(renderer.tokenizer)  # parsers read the whole vocabulary at each call
@@ -38,8 +38,8 @@ def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[
     except Exception as error:  # missing tokens raise different errors in each parser
         raise ValueError(f"env.tool_parser={name} does not work with this tokenizer: {error}") from error
 
-    def parse(text: str) -> list[ToolCall]:
+    def parse_tool_calls(text: str) -> list[ToolCall]:
         found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
         return [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
 
-    return parse
+    return parse_tool_calls

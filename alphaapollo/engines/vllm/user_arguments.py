@@ -1,4 +1,4 @@
-"""Validate engine_kwargs.vllm: vLLM must have each argument, and the project must not set it."""
+"""Validate the vLLM engine arguments that a user sets with engine_kwargs.vllm."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ RESERVED_ARGUMENTS = {name: reason for reason, names in _RESERVED.items() for na
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that the project sets.
+    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that another config key sets.
 
-    section: config section of the rollout, `rollout` or `actor_rollout_ref.rollout`.
+    section: config section of these settings, `rollout` or `actor_rollout_ref.rollout`.
     """
     user_kwargs, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
     if not user_kwargs or rollout.name != "vllm":

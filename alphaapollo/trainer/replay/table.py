@@ -106,13 +106,8 @@ def _compare_value(name: str, recorded: Value | None, replayed: Value | None) ->
         gap = abs(recorded - replayed)
         scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
     difference = 0.0 if same else gap / (scale or 1.0)
-    return ComparedValue(
-        name,
-        _get_value_or_norm(recorded),
-        _get_value_or_norm(replayed),
-        same,
-        math.inf if math.isnan(difference) else difference,
-    )
+    difference = math.inf if math.isnan(difference) else difference
+    return ComparedValue(name, _get_value_or_norm(recorded), _get_value_or_norm(replayed), same, difference)
 
 
 def _get_value_or_norm(value: Value | None) -> float | None:

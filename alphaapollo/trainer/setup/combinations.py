@@ -55,20 +55,18 @@ def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterat
     reads_components: the estimator reads the named reward components instead of their weighted sum.
     """
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
-    if algorithm.use_kl_in_reward:
-        yield f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)"
-    if algorithm.overlong_penalty.enable:
-        yield "algorithm.overlong_penalty.enable=false"
-    if algorithm.length_budget.mode:
-        yield "algorithm.length_budget.mode=null"
-    if config.actor_rollout_ref.actor.use_invalid_action_penalty:
-        yield f"{ACTOR}.use_invalid_action_penalty=false"
-    if reads_components and reward.required:
-        yield "reward.required=[] (algorithm.gdpo_conditions has conditions)"
-    if model.enable and model.weight and not reads_components:
-        yield "reward_model.weight=0"
-    if not reads_components and any(weight != (name == TASK) for name, weight in reward.components.items()):
-        yield "the weights of reward.components to 0"
+    weights = reward.components.items()
+    fixes = {
+        f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)": algorithm.use_kl_in_reward,
+        "algorithm.overlong_penalty.enable=false": algorithm.overlong_penalty.enable,
+        "algorithm.length_budget.mode=null": algorithm.length_budget.mode,
+        f"{ACTOR}.use_invalid_action_penalty=false": config.actor_rollout_ref.actor.use_invalid_action_penalty,
+        "reward.required=[] (algorithm.gdpo_conditions has conditions)": reads_components and reward.required,
+        "reward_model.weight=0": model.enable and model.weight and not reads_components,
+        "the weights of reward.components to 0": not reads_components
+        and any(weight != (name == TASK) for name, weight in weights),
+    }
+    yield from (fix for fix, is_needed in fixes.items() if is_needed)
 
 
 def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:

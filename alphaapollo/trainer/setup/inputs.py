@@ -145,19 +145,17 @@ def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int
 def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
     """Try the reward function on some rows. Returns whether there is a reward function, and notices."""
     graded = get_environment_spec(config.env.env_name).graded
-    has_reward_function = uses_reward_function(config, graded, prompts)
-    notices, tried = check_rewards(
-        prompts, config.reward, config.custom_reward_function, graded and has_reward_function
-    )
-    if not has_reward_function and not config.reward_model.enable:
+    has_function = uses_reward_function(config, graded, prompts)
+    notices, tried = check_rewards(prompts, config.reward, config.custom_reward_function, graded and has_function)
+    if not has_function and not config.reward_model.enable:
         notices = [
             *notices,
             "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to the rows a data_source with a "
             "grader and what it needs, or set custom_reward_function.path.",
         ]
-    if graded and has_reward_function:
+    if graded and has_function:
         asyncio.run(check_named_components(config, prompts[0], tried))
-    return has_reward_function, notices
+    return has_function, notices
 
 
 async def check_named_components(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:

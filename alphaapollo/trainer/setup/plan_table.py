@@ -27,11 +27,13 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
     actor, algorithm, teacher = config.actor_rollout_ref.actor, config.algorithm, config.teacher
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
+    dtypes = f"{plan.model.dtype}{plan.dtype_reason}" + ", Liger's kernels" * (plan.model.use_liger is True)
+    dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     rows = {
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
-        "model": f"{config.actor_rollout_ref.model.path}, {_describe_dtype(plan)}{plan.model.lora_summary}",
+        "model": f"{config.actor_rollout_ref.model.path}, {dtypes}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _describe_environment(config.env),
         "reward": _describe_reward(config) if inputs.has_reward_function else "none",
@@ -42,13 +44,6 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
     if inputs.reward_model_tokenizer:
         rows["reward"] = inputs.reward_model_tokenizer.describe_reward(config.reward_model, inputs.has_reward_function)
     return rows
-
-
-def _describe_dtype(plan: Plan) -> str:
-    """Describe dtypes and kernels, e.g. `float32 (auto on a CPU), engines bfloat16`."""
-    kernels = ", Liger's kernels" if plan.model.use_liger is True else ""
-    engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    return f"{plan.model.dtype}{plan.dtype_reason}{kernels}{engines}"
 
 
 def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:

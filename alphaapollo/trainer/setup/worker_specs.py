@@ -30,7 +30,14 @@ def make_worker_specs(
     """
     placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    transport = _choose_weight_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
+    is_vllm_on_ray = role.rollout.name == "vllm" and config.trainer.controller == "ray"
+    serves_adapters = role.rollout.lora == "adapter"
+    transport = Transport(
+        kind=choose_transport(placement.device, placement.colocate, is_vllm_on_ray, serves_adapters),
+        dtype=role.rollout.dtype,
+        shared_folder=f"/dev/shm/alphaapollo-{run_id}",
+        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
+    )
     custom_reward = config.custom_reward_function
     if not has_reward_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
@@ -90,16 +97,3 @@ def _make_rank_builders(
         scorer = make_reward_model_settings(config.reward_model, plan.model)
         builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
     return builders
-
-
-def _choose_weight_transport(config: Config, plan: Plan, shared_memory_path: str) -> Transport:
-    """Choose how weights get from the policy to the engines: shared memory, CUDA IPC or NCCL."""
-    placement, rollout = plan.placement, plan.rollout
-    on_ray = rollout.name == "vllm" and config.trainer.controller == "ray"
-    adapter = rollout.lora == "adapter"
-    return Transport(
-        kind=choose_transport(placement.device, placement.colocate, is_vllm_on_ray=on_ray, serves_adapters=adapter),
-        dtype=rollout.dtype,
-        shared_folder=shared_memory_path,
-        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
-    )

@@ -105,7 +105,7 @@ def build_batch(
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
-    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), settings.max_response_length
     layout = build_train_batch(
         rows,
         owners.tolist(),
@@ -124,9 +124,9 @@ def build_batch(
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)
     rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_response_length), mask, owners)
+    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, max_length), mask, owners)
     weights = torch.zeros(3, len(members), dtype=torch.float64)
-    horizon = actor.loss_scale_factor or float(settings.max_response_length)
+    horizon = actor.loss_scale_factor or float(max_length)
     lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
         ids = owners[mini_batch].unique()
@@ -145,9 +145,7 @@ def build_batch(
         group_ids=group_of[owners],
         trajectory_ids=owners,
         components=_expand_reward_components(trajectories, owners),
-        greedy_rewards=_compute_greedy_rewards(
-            groups, algorithm, actor, settings.max_response_length, group_of[owners]
-        ),
+        greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
         loss_weights=loss_weights,
         sequence_weights=sequence,
@@ -246,7 +244,7 @@ def _place_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, invali
 
 
 def _compute_greedy_rewards(
-    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_response_length: int, group_ids: Tensor
+    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_length: int, group_ids: Tensor
 ) -> Tensor | None:
     """Return the reward of the greedy rollout of each row's group (ReMax), [B]; None without greedy rollouts."""
     baselines = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
@@ -254,9 +252,7 @@ def _compute_greedy_rewards(
         return None
     penalty = get_invalid_action_penalty(actor)
     steps = [sum(compute_turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in baselines]
-    rewards = shape_outcome_rewards(baselines, algorithm, max_response_length) + torch.tensor(
-        steps, dtype=torch.float64
-    )
+    rewards = shape_outcome_rewards(baselines, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
     return rewards[group_ids]
 
 
@@ -279,11 +275,7 @@ def _compute_loss_weights(
     """Compute the loss weights of the n trajectories of a mini-batch (of all ranks), as a matrix [3, n].
 
     Weights of the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over tokens).
-
-    Args:
-        loss_lengths: [n], number of tokens in the policy loss.
-        lengths: [n], number of action tokens.
-        horizon: divisor of the aggregation mode seq-mean-token-sum-norm.
+    loss_lengths, lengths: [n], number of tokens in the policy loss and of all action tokens.
     """
     return torch.stack(
         [

@@ -17,6 +17,7 @@ class Engine:
     """A rollout worker that generates nothing, slowly for large ids, and counts its concurrent samples."""
 
     has_weights = True
+    engine = property(lambda self: self)
     running: int = 0
     most: int = 0
     receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))

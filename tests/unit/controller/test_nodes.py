@@ -72,4 +72,4 @@ def test_each_difference_is_named_with_its_fix() -> None:
 
 
 def test_our_own_files_count_as_a_version() -> None:
-    assert nodes.code_version().startswith("0.") and "(files " in nodes.code_version()
+    assert nodes.compute_code_version().startswith("0.") and "(files " in nodes.compute_code_version()

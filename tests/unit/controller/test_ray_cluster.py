@@ -72,15 +72,15 @@ def test_the_workers_of_a_dead_ray_are_killed(
     monkeypatch.setattr(ray_launcher, "kill_run_processes", lambda run: calls.append(f"end {run}"))
     monkeypatch.setenv(RUN, "7-abc")
     assert ray_cluster.find_local_ray_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
-    assert not ray_cluster.is_local_ray_silent()
+    assert not ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGSTOP)
     while not (seen := read_process(raylet.pid)) or not seen.is_stopped:
         time.sleep(0.01)
-    assert ray_cluster.is_local_ray_silent()
+    assert ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGCONT)
     gcs.kill()
     gcs.wait()
-    assert ray_cluster.is_local_ray_silent()
+    assert ray_cluster.is_local_ray_unresponsive()
     groups: Any = object.__new__(RayWorkerGroups)
     groups.specs, groups.ranks_by_role = WorkerSpecs(placement=Placement(device="cpu")), {"rollout": Silent()}
     asyncio.run(groups.close())
@@ -90,7 +90,7 @@ def test_the_workers_of_a_dead_ray_are_killed(
 def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray_cluster.ray._private.worker, "_global_node", SimpleNamespace(all_processes={}))
-    assert ray_cluster.find_local_ray_processes() == {} and not ray_cluster.is_local_ray_silent()
+    assert ray_cluster.find_local_ray_processes() == {} and not ray_cluster.is_local_ray_unresponsive()
 
 
 def test_a_failed_start_is_a_worker_death(

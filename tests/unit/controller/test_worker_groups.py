@@ -60,8 +60,8 @@ def make_specs(calls: list[str], **placement: Any) -> WorkerSpecs:
 
     return WorkerSpecs(
         placement=Placement(ranks_per_node=1, num_engines=1, **placement),
-        ranks=dict.fromkeys(("policy", "critic", "reward model"), build),
-        engine=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
+        rank_builders=dict.fromkeys(("policy", "critic", "reward model"), build),
+        engine_builder=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
         needs_shared_memory=True,
     )
 
@@ -86,9 +86,9 @@ def test_a_local_engine_is_replaced_by_another() -> None:
 
     async def replace() -> None:
         specs = make_specs(calls, device="cpu")
-        groups = LocalWorkerGroups(WorkerSpecs(placement=specs.placement, engine=specs.engine))
+        groups = LocalWorkerGroups(WorkerSpecs(placement=specs.placement, engine_builder=specs.engine_builder))
         await groups.start_engine()
-        assert groups.replaces_engines and groups.critic is None and not hasattr(groups, "policy")
+        assert groups.can_replace_engines and groups.critic is None and not hasattr(groups, "policy")
         await groups.replace_engine(0)
         await groups.close()
 

@@ -129,7 +129,7 @@ class Engine:
     has_weights = True
 
     def __init__(self, gpu: Gpu):
-        self.gpu = gpu
+        self.gpu, self.engine = gpu, self
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         self.gpu.note("generate", "weights", "cache")

@@ -4,7 +4,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 
 LAYER = "base_model.model.model.layers.0.self_attn"
@@ -25,7 +25,7 @@ def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
     read = load_file(tmp_path / "w" / update.folder / "adapter_model.safetensors")
     assert read.keys() == adapter().keys()
     assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
-    assert update.digest == format_digest(tensors_digest(read.values()))
+    assert update.digest == format_digest(compute_joint_digest(read.values()))
     config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
     sender.release()

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync import buckets
-from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 
 
@@ -26,7 +26,7 @@ def test_sent_tensors_can_be_read_and_match_the_digest(tmp_path):
     sent = tensors()
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(sent.items(), version=7)
     assert update is not None and update.version == 7 and update.folder == "v7"
-    assert update.digest == format_digest(tensors_digest(sent.values()))
+    assert update.digest == format_digest(compute_joint_digest(sent.values()))
     assert read(tmp_path / "w", update).keys() == sent.keys()
     assert all(torch.equal(read(tmp_path / "w", update)[name], sent[name]) for name in sent)
 
@@ -34,7 +34,7 @@ def test_sent_tensors_can_be_read_and_match_the_digest(tmp_path):
 def test_tensors_are_cast_to_the_engines_dtype_before_the_digest(tmp_path):
     update = SharedMemorySender(tmp_path / "w", torch.bfloat16).send(tensors().items(), version=0)
     cast = {name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}
-    assert update.digest == format_digest(tensors_digest(cast.values()))
+    assert update.digest == format_digest(compute_joint_digest(cast.values()))
     assert all(torch.equal(read(tmp_path / "w", update)[name], cast[name]) for name in cast)
 
 
@@ -43,7 +43,7 @@ def test_large_models_are_sent_in_buckets(tmp_path, monkeypatch):
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=0)
     assert len(list((tmp_path / "w" / "v0").iterdir())) == 2  # 96 + 32 bytes, then 60
     assert read(tmp_path / "w", update).keys() == tensors().keys()
-    assert update.digest == format_digest(tensors_digest(tensors().values()))
+    assert update.digest == format_digest(compute_joint_digest(tensors().values()))
 
 
 def test_only_one_version_exists_and_none_after_release(tmp_path):

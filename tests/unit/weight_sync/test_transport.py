@@ -1,14 +1,20 @@
 from pathlib import Path
 
-from alphaapollo.weight_sync.transport import Transport, assign_writers, choose_transport, make_sender, weights_folder
+from alphaapollo.weight_sync.transport import (
+    Transport,
+    assign_writers,
+    choose_transport,
+    get_weights_folder,
+    make_weight_sender,
+)
 
 
 def test_transport_depends_on_where_the_engines_run():
-    assert choose_transport("cpu", colocate=True, vllm_on_ray=True) == "shared_memory"
-    assert choose_transport("cuda", colocate=True, vllm_on_ray=True) == "ipc"
-    assert choose_transport("cuda", colocate=False, vllm_on_ray=True) == "nccl"
-    assert choose_transport("cuda", colocate=True, vllm_on_ray=False) == "shared_memory"  # hf, or one process
-    assert choose_transport("cuda", colocate=True, vllm_on_ray=True, adapter=True) == "adapter"
+    assert choose_transport("cpu", is_colocated=True, is_vllm_on_ray=True) == "shared_memory"
+    assert choose_transport("cuda", is_colocated=True, is_vllm_on_ray=True) == "ipc"
+    assert choose_transport("cuda", is_colocated=False, is_vllm_on_ray=True) == "nccl"
+    assert choose_transport("cuda", is_colocated=True, is_vllm_on_ray=False) == "shared_memory"  # hf, or one process
+    assert choose_transport("cuda", is_colocated=True, is_vllm_on_ray=True, serves_adapters=True) == "adapter"
 
 
 def test_one_rank_of_each_node_with_engines_writes_for_them():
@@ -18,9 +24,14 @@ def test_one_rank_of_each_node_with_engines_writes_for_them():
 
 def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
     transport = Transport("shared_memory", "float32", str(tmp_path), num_engine_ranks=2)
-    senders = [make_sender(transport, rank, engine_node, "", None) for rank, engine_node in enumerate(["a", None, "b"])]
+    senders = [
+        make_weight_sender(transport, rank, engine_node, "", None) for rank, engine_node in enumerate(["a", None, "b"])
+    ]
     updates = [sender.send([], version=3) for sender in senders]
     assert updates[0] == updates[2] and updates[1] is None
     assert {path.name for path in (tmp_path / "weights").iterdir() if (path / "v3").is_dir()} == {"a", "b"}
     senders[0].release()
-    assert not Path(weights_folder(str(tmp_path), "a")).exists() and Path(weights_folder(str(tmp_path), "b")).exists()
+    assert (
+        not Path(get_weights_folder(str(tmp_path), "a")).exists()
+        and Path(get_weights_folder(str(tmp_path), "b")).exists()
+    )

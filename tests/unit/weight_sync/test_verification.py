@@ -1,14 +1,14 @@
 import pytest
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync.verification import WeightSyncError, check_probe_finite, merge_updates
+from alphaapollo.weight_sync.verification import WeightSyncError, check_probe_finite, merge_weight_updates
 
 
 def test_writing_ranks_must_send_equal_updates():
     update = WeightUpdate(4, "ab", "v4")
-    assert merge_updates([None, update, None, WeightUpdate(4, "ab", "v4")]) == update
+    assert merge_weight_updates([None, update, None, WeightUpdate(4, "ab", "v4")]) == update
     with pytest.raises(WeightSyncError, match="different weights as version 4: digests ab and cd"):
-        merge_updates([update, None, WeightUpdate(4, "cd", "v4")])
+        merge_weight_updates([update, None, WeightUpdate(4, "cd", "v4")])
 
 
 def test_corrupt_weights_raise_floating_point_error():

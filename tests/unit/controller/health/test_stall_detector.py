@@ -52,7 +52,7 @@ def snapshot(
     *workers: WorkerSnapshot, calls: Sequence[ActiveCall] = (), at: float = 0.0, ticks: int = 3, cpu: float = 1.0
 ) -> RunSnapshot:
     return RunSnapshot(
-        at, answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), {one.key: one for one in workers}
+        at, answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), {one.role_and_rank: one for one in workers}
     )
 
 
@@ -73,9 +73,9 @@ def test_a_stopped_rank_of_a_collective_is_named() -> None:
         )
 
     found = finding(snapshots_at(0), snapshots_at(6))
-    assert found.is_hung and [one.key for one in found.culprits] == ["policy 1"]
+    assert found.is_hung and [one.role_and_rank for one in found.culprits] == ["policy 1"]
     assert found.verdict == "the policy 1 (pid 11) is stopped (SIGSTOP; kill -CONT resumes it)"
-    assert found.waiting == "the controller is in update and waits for update of policy 0, policy 1 (62 s)"
+    assert found.controller_state == "the controller is in update and waits for update of policy 0, policy 1 (62 s)"
 
 
 def test_a_stopped_engine_core_is_named() -> None:
@@ -131,7 +131,7 @@ def test_a_call_has_its_own_timeout() -> None:
     sleeps = [ActiveCall("episode", "", 4, 70, None), ActiveCall("environment.step", "", 2, 65, 600.0)]
     one = snapshot(answers("rollout 0", 10, calls=sleeps), calls=PLAY)
     found = finding(one, one)
-    assert found.is_hung and found.limit == 600.0
+    assert found.is_hung and found.call_timeout == 600.0
     assert found.verdict == "the rollout 0 (pid 10) waits, in 4 x episode (70 s), 2 x environment.step (65 s)"
 
 
@@ -139,7 +139,7 @@ def test_a_stopped_grader_is_named_after_required_processes() -> None:
     grader = process(12, "stopped", name="grader", is_required=False)
     one = snapshot(answers("rollout 0", 10, grader, calls=[ActiveCall("grade", "", 1, 65, 120.0)]), calls=PLAY)
     found = finding(one, one)
-    assert found.limit == 120.0 and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) is stopped"
+    assert found.call_timeout == 120.0 and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) is stopped"
     elsewhere = snapshot(answers("rollout 0", 10, grader), silent("policy 0", 20, process(20, "stopped")), calls=PLAY)
     assert "policy 0" in finding(elsewhere, elsewhere).verdict  # required processes come first
 
@@ -150,7 +150,7 @@ def test_if_all_wait_the_rank_with_the_fewest_counts_is_named() -> None:
         answers("rollout 0", 10), answers("policy 0", 20, ticks=31), answers("policy 1", 21, ticks=30), calls=update
     )
     found = finding(one, one)
-    assert [each.key for each in found.culprits] == ["policy 1"]
+    assert [each.role_and_rank for each in found.culprits] == ["policy 1"]
     assert found.verdict == "the policy 1 (pid 21) waits, in update (62 s)"
 
 
@@ -158,7 +158,7 @@ def test_without_awaited_workers_the_controller_is_named() -> None:
     idle = snapshot(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 61, None)])
     found = finding(idle, idle)
     assert found.verdict == "the controller (pid 1) waits, in advantage (61 s)"
-    assert found.waiting == "the controller is in advantage"
+    assert found.controller_state == "the controller is in advantage"
     computing = finding(idle, snapshot(answers("policy 0", 10), at=6, cpu=4), "cuda")
     assert not computing.is_hung and computing.verdict == "the controller (pid 1) computes"
     assert finding(snapshot(), snapshot()).verdict == "the controller (pid 1) waits, in an unknown call"

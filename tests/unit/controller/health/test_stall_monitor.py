@@ -19,7 +19,7 @@ import pytest
 from alphaapollo.controller.health import stall_monitor
 from alphaapollo.controller.health.stall_detector import RunSnapshot
 from alphaapollo.controller.health.stall_monitor import StallMonitor
-from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_method_name
+from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_enclosing_method_name
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, read_process
 from tests.unit.controller.health.test_stall_detector import UPDATE, answers, process, silent, snapshot
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def trainer(folder: Path, notice: float, timeout: float | None) -> Any:
-    return SimpleNamespace(folder=folder, stall_notice=notice, stall_timeout=timeout)
+    return SimpleNamespace(folder=folder, stall_notice_seconds=notice, stall_timeout=timeout)
 
 
 class Replay(StallMonitor):
@@ -51,7 +51,7 @@ class Case:
         )
         self.ended: list[str] = []
         self.monitor._end_run = lambda finding, now: self.ended.append(finding.verdict)  # type: ignore[method-assign]
-        self.monitor.check(6.0)
+        self.monitor.check_progress(6.0)
 
     def take_snapshot(self) -> RunSnapshot:
         self.asked += 1
@@ -59,7 +59,7 @@ class Case:
 
     def wait(self, seconds: int) -> None:
         for _ in range(seconds // 6):
-            self.monitor.check(6.0)
+            self.monitor.check_progress(6.0)
 
 
 STOPPED = snapshot(answers("policy 0", 10), silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
@@ -69,7 +69,7 @@ def test_workers_are_not_asked_while_this_process_makes_progress(tmp_path: Path)
     case = Case(tmp_path)
     for _ in range(200):
         HEARTBEAT.tick()
-        case.monitor.check(6.0)
+        case.monitor.check_progress(6.0)
     assert case.asked == 0 and not case.lines
 
 
@@ -120,7 +120,7 @@ def test_a_slow_worker_is_not_hung(tmp_path: Path) -> None:
     case = Case(tmp_path)
     for number in range(1000):  # 100 minutes
         case.now = snapshot(answers("policy 0", 10, cpu=number), calls=UPDATE, at=6.0 * number)
-        case.monitor.check(6.0)
+        case.monitor.check_progress(6.0)
     (line,) = case.lines
     assert "the policy 0 (pid 10) computes" in line and "The run ends" not in line and not case.ended
 
@@ -129,7 +129,7 @@ def test_counts_of_workers_are_progress_and_the_end_of_a_stall_is_reported(tmp_p
     case = Case(tmp_path)
     for number in range(1000):  # a long answer, token by token
         case.now = snapshot(answers("rollout 0", 10, ticks=number), calls=UPDATE)
-        case.monitor.check(6.0)
+        case.monitor.check_progress(6.0)
     assert not case.lines and not case.ended
     case.now = STOPPED
     case.wait(120)
@@ -198,7 +198,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 stall_monitor.GRACE_SECONDS = 0.2
 
 async def main():
-    trainer = SimpleNamespace(folder=Path(sys.argv[1]), stall_notice=1.0, stall_timeout=2.0)
+    trainer = SimpleNamespace(folder=Path(sys.argv[1]), stall_notice_seconds=1.0, stall_timeout=2.0)
     async with StallMonitor([], trainer, "cpu", print, lambda: "stopped"):
         time.sleep(50)
 
@@ -228,7 +228,7 @@ class Group:
 
 def test_a_call_has_the_name_of_its_method() -> None:
     assert asyncio.run(Group().update(LocalRanks("worker"))) == [["update"]]
-    assert get_method_name(partial(print, "x")) == "call"
+    assert get_enclosing_method_name(partial(print, "x")) == "call"
 
 
 def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) 
             time.sleep(0.01)
         for _ in range(20):
             HEARTBEAT.tick()
-            monitor.check(6.0)
+            monitor.check_progress(6.0)
 
     try:
         wait(False)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from alphaapollo.engines.vllm.process import build_process_environment, log_to_file
+from alphaapollo.engines.vllm.process import build_process_environment, log_library_to_file
 
 
 def test_library_log_goes_to_its_file_only(tmp_path, capsys):
     path = tmp_path / "engine.log"
-    log_to_file("some_library", str(path))
+    log_library_to_file("some_library", str(path))
     logging.getLogger("some_library.part").info("loading %d layers", 3)
     logging.getLogger("some_library.part").debug("too much")
     assert path.read_text().endswith("INFO some_library.part: loading 3 layers\n")

@@ -28,7 +28,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         goal = TrainingGoal.from_schedule(2, 1, 64, 32)
         inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_reward_function, [])  # type: ignore[list-item]
         out = StringIO()
-        start = SimpleNamespace(step=0, lines=list)
+        start = SimpleNamespace(step=0, describe=list)
         print_run_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
         lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
         return {name: text.strip() for name, text in lines}
