@@ -174,10 +174,7 @@ def _set_nested_value(values: dict[str, Any], key_parts: Sequence[str], value: A
 
 
 def _check_object_keys_unset(config: BaseModel, object_overrides: Sequence[str]) -> None:
-    """Raise ConfigError if the call sets a key and also passes the Python object that sets the key.
-
-    The estimator is exempt: an algorithm preset sets it, and the call's object replaces it.
-    """
+    """Raise ConfigError if the call sets a key and also passes a Python object for it, except a preset's estimator."""
     known = list_keys(type(config))
     for key in (override.partition("=")[0] for override in object_overrides):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:

@@ -46,10 +46,7 @@ class PythonObjects:
     graded: bool = False  # whether a reward function scores the episodes of `environment`
 
     def write_files(self, folder: Path) -> list[str]:
-        """Write the objects to files. Returns overrides such as `env.custom_module=.../objects.py` that load the files.
-
-        Raises ValueError if an object cannot be pickled.
-        """
+        """Pickle the objects into files. Returns overrides that load them, e.g. `env.custom_module=.../objects.py`."""
         words: list[str] = []
         if self.reward is not None:  # graders load only this file
             path = _pickle_objects(PythonObjects(self.reward), folder / "reward.py")
@@ -75,10 +72,7 @@ class PythonObjects:
 
 
 def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
-    """Write the objects to a pickle, and beside it a Python file that loads the pickle. Returns the Python file's path.
-
-    Raises ValueError if an object cannot be pickled.
-    """
+    """Write a pickle and a Python file that loads it; return the latter. Raises ValueError for unpicklable objects."""
     import cloudpickle  # type: ignore[import-untyped]
 
     parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]

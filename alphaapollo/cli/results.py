@@ -70,10 +70,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Contents of summary.csv, one row per data source and metric such as pass@8 (docs/evaluation.md).
-
-        Columns: data_source, figure (name of the metric), value, low and high (95 % interval), problems (their number).
-        """
+        """Contents of summary.csv: data_source, figure (metric), value, low, high (95 % interval), problems (count)."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "summary.csv", keep_default_na=False, na_values=["nan"])

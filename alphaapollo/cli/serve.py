@@ -64,7 +64,6 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
 
 
 def _is_override(word: str) -> bool:
-    """Return whether a command-line argument is `KEY=VALUE`, not an option."""
     return "=" in word and not word.startswith("-")
 
 

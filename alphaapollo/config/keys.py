@@ -186,10 +186,7 @@ def _quote_for_hydra(text: str) -> str:
 
 
 def move_verl_group_size(values: dict[str, Any]) -> None:
-    """Move a group size under verl's key, actor_rollout_ref.rollout.n, to env.rollout.n. Changes `values`.
-
-    Raises ConfigError if both keys are set to different values above 1.
-    """
+    """Move the value of verl's actor_rollout_ref.rollout.n to env.rollout.n. Raises ConfigError if they contradict."""
     match values:
         case {"actor_rollout_ref": {"rollout": {"n": theirs} as engines}, "env": {"rollout": {"n": ours} as group}}:
             if ours != 1 and theirs not in (1, ours):

@@ -82,9 +82,8 @@ def load_with_user_settings(
     exit with code 0. Raises ConfigError if arguments, files, keys or values are wrong.
     """
     shipped = find_shipped_config_folder()
-    options = _parse_options(
-        argv, find_command_module(config_name), _list_presets([shipped]) if schema is Config else []
-    )
+    presets = _list_presets([shipped]) if schema is Config else []
+    options = _parse_options(argv, find_command_module(config_name), presets)
     name = (options.config_name or config_name).removesuffix(".yaml")
     user_values = read_user_yaml(options.config) if options.config else None
     config_folders = [shipped]
@@ -122,10 +121,7 @@ def read_user_yaml(file: str) -> dict[str, Any]:
 
 
 def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """Create a configuration object from nested values, with strict types. May change `values`.
-
-    Raises ConfigError with all unknown keys, wrong types and invalid combinations.
-    """
+    """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
     if schema is Config:
         move_verl_group_size(values)
     for key in list_keys(schema).values():

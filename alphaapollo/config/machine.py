@@ -1,4 +1,4 @@
-"""Check whether the sizes of a configuration fit the machine."""
+"""Check whether the machine has the GPUs and CPU cores that a configuration needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def find_machine_errors(config: Section, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
-    """Yield one error line per size that does not fit. num_gpus, num_cores: GPUs and CPU cores of one node."""
+    """Yield an error for each key that needs more GPUs or CPU cores than a node has (num_gpus, num_cores)."""
     assert isinstance(config, Config | TuningConfig | GenerationConfig | EvolvingConfig)
     if isinstance(config, EvolvingConfig) and not any(model.path for model in config.models.values()):
         return
@@ -25,7 +25,7 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
         return
     ranks = config.trainer.n_gpus_per_node
     if device == "cuda" and ranks > num_gpus:
-        yield f"trainer.n_gpus_per_node={ranks}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
+        yield f"trainer.n_gpus_per_node={ranks}, but a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if isinstance(config, Config):
         yield from _find_engine_core_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
         if device == "cuda":
@@ -37,20 +37,20 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
 
 
 def find_machine_warnings(config: Section, device: Device, num_cores: int) -> Iterator[str]:
-    """Yield one warning per setting that works on this machine, but slowly."""
+    """Yield a warning for each setting that makes a run slow on this machine."""
     if not isinstance(config, Config) or device != "cpu":
         return
     if config.actor_rollout_ref.rollout.router_replay:
-        yield f"{ROLLOUT}.router_replay=true: without a GPU the engine is many times slower with it."
+        yield f"{ROLLOUT}.router_replay=true makes engines on a CPU many times slower. Set it to false, or use GPUs."
     if config.trainer.n_gpus_per_node > num_cores:
         ranks = f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
-        yield f"{ranks} on {num_cores} cores: the ranks share the cores and slow each other down."
+        yield f"{ranks} training ranks share {num_cores} CPU cores, which is slow. Set {num_cores} or less."
 
 
 def _find_engine_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
-        yield f"{section}.tensor_model_parallel_size={size} needs as many cores, but there are {num_cores}. Lower it."
+        yield f"{section}.tensor_model_parallel_size={size} needs {size} cores, but there are {num_cores}. Lower it."
 
 
 def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
         each = f" on each of {nodes} nodes" if nodes > 1 else ""
         yield (
             f"{ROLLOUT}.num_engines={engines} with tensor_model_parallel_size={size} needs {engines * size} GPUs, but "
-            f"{free} GPUs{each} are {where}. Lower either, or change trainer.n_gpus_per_node."
+            f"{free} GPUs{each} are {where}. Lower one of them, or change trainer.n_gpus_per_node."
         )
 
 
@@ -103,7 +103,7 @@ def _find_generation_errors(config: GenerationConfig, device: Device) -> Iterato
     elif device == "cuda" and not 0 < engines <= fit:
         machine = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}"
         key = f"rollout.tensor_model_parallel_size={size}"
-        yield f"{key}: only {fit} engines of this size fit {machine}, but rollout.num_engines={engines}. Lower either."
+        yield f"{key}: only {fit} engines of this size fit {machine}, but rollout.num_engines={engines}. Lower one."
 
 
 def _find_shared_gpu_errors(config: EvolvingConfig) -> Iterator[str]:

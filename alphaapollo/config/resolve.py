@@ -1,4 +1,4 @@
-"""Resolve the value `auto` on this machine: device, dtype, attention and the number of engines.
+"""Replace `auto` in a configuration by the value for this machine: device, dtype, attention, number of engines.
 
 The driver resolves sections once, before workers start. Workers receive resolved sections, which contain no `auto`.
 """
@@ -17,16 +17,16 @@ Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
-    """Resolve the device on a machine with `num_gpus` GPUs."""
+    """Return the device of a run; `auto` is `cuda` if the machine has a GPU."""
     if device == "auto":
         return "cuda" if num_gpus else "cpu"
     return device
 
 
 def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Literal["ray", "local"]:
-    """Resolve the controller: `ray` = workers are Ray actors, `local` = workers are objects of this process.
+    """Return how workers run: as Ray actors (`ray`), or as objects in this process (`local`).
 
-    `auto` is local for one rank, unless RAY_ADDRESS is set.
+    `auto` is `local` for one rank, unless RAY_ADDRESS is set.
     """
     if trainer.controller != "auto":
         return trainer.controller
@@ -34,10 +34,10 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 
 def resolve_model(model: Model, device: Device) -> Model:
-    """Resolve dtype, attention and kernels of training. Raises ValueError for a value that the device cannot run.
+    """Replace `auto` in dtype, attention, use_liger and enable_gradient_checkpointing of a trained model.
 
     `enable_gradient_checkpointing=auto` becomes false here; the memory plan (launch/memory/plan.py) may enable it.
-    launch/input_checks.py checks later whether the kernels support the architecture.
+    Raises ValueError for a value that cannot run on the device.
     """
     dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
@@ -47,11 +47,9 @@ def resolve_model(model: Model, device: Device) -> Model:
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
-    """Resolve the engines' dtype, their number, and whether they compile.
+    """Choose the engines' dtype (by default the model's), their number, and whether they compile.
 
-    Args:
-        model: Section whose dtype is the default of the engines.
-        training_gpus: Number of training GPUs of all nodes, which engines share by default.
+    training_gpus: Number of training GPUs of all nodes, which engines share by default.
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
@@ -64,21 +62,21 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
 def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
-    """Resolve dtype, number and CPU threads of engines, for a run without trainer: engines never sleep."""
+    """Choose dtype, number and CPU threads of engines for a command that only generates, so engines never sleep."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, is_concurrent=False)
-    alone = {"colocate": False, "free_cache_engine": False, "router_replay": False}
-    return rollout.model_copy(update=alone | {"cpu_threads": threads})
+    without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
+    return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
 
 
 def get_attention(model: Model) -> Attention:
-    """Return the attention kernel of a resolved section."""
+    """Return the attention kernel; the section must be resolved (resolve_model)."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
 
 
 def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """Return the number of engines: as configured, else as many as fit the GPUs; at least one."""
+    """Return rollout.num_engines or, if it is null, how many engines fit the GPUs; at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
     fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
@@ -86,15 +84,15 @@ def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
 
 
 def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
-    """Return the number of engine processes per node, from a resolved section."""
+    """Return how many engine processes run on a node (tensor parallelism has one per GPU or CPU rank)."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
 
 def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, is_concurrent: bool) -> int:
-    """Return the threads per engine process on a CPU, from a resolved section.
+    """Return the threads of each engine process on a CPU: rollout.cpu_threads or, if null, an equal share of the cores.
 
-    The default is an equal share of the node's cores, or one if the trainer runs at the same time (is_concurrent).
+    If training runs at the same time (is_concurrent), the share is one core.
     """
     share = 1 if is_concurrent else num_cores // count_engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
@@ -104,15 +102,17 @@ def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def explain_dtype(requested: str, device: Device, units: str) -> str:
-    """Explain the dtype on a CPU, for the plan. units: bfloat16 instructions of the processor; "" = none."""
+def explain_dtype(requested: str, device: Device, bfloat16_units: str) -> str:
+    """Return a remark for the printed plan about the dtype on a CPU (bfloat16_units: instructions such as amx_bf16)."""
     if device == "cuda":
         return ""
     if requested == "auto":
-        return f" (auto on a CPU; model.dtype=bfloat16 would use its {units})" if units else " (auto on a CPU)"
+        hint = f"; model.dtype=bfloat16 would use its {bfloat16_units}" if bfloat16_units else ""
+        return f" (auto on a CPU{hint})"
     if requested == "float32":
         return ""
-    return f" (with {units})" if units else " (slow: this processor has neither amx_bf16 nor avx512_bf16)"
+    slow = "slow: this processor has neither amx_bf16 nor avx512_bf16"
+    return f" (with {bfloat16_units})" if bfloat16_units else f" ({slow})"
 
 
 def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
@@ -126,7 +126,7 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
     if device == "cpu" and requested in ("varlen", "flex", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
-        fact = "computes in half precision only, but model.dtype=float32"
+        fact = "supports only bfloat16, but model.dtype=float32"
         raise ValueError(f"model.attention={requested} {fact}. Set attention=sdpa or flex, or dtype=bfloat16.")
     if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
@@ -145,10 +145,10 @@ def _should_use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     if not has_liger:
         raise ValueError(f"{key}=true, but liger-kernel is not installed. pip install liger-kernel, or set {key}=auto.")
     if model.use_torch_compile:
-        raise ValueError(f"{key}=true and model.use_torch_compile=true fuse the same parts. Set one of them.")
+        raise ValueError(f"{key}=true and model.use_torch_compile=true fuse the same layers. Set one of them to false.")
     return True
 
 
 def has_flash_attn() -> bool:
-    """Return whether flash-attn 2 is installed. Its compiled part tells it from version 4, also named `flash_attn`."""
+    """Return whether flash-attn 2 is installed; version 4, which has the same module name, does not count."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None

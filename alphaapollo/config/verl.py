@@ -1,4 +1,4 @@
-"""verl's keys that are renamed, dropped or not supported here, or have another meaning (verl_keys.yaml)."""
+"""Look up verl's configuration keys: renamed, dropped, not supported, or with another meaning here (verl_keys.yaml)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tables = dict[str, dict[str, Any]]
 
 @cache
 def load_verl_tables() -> dict[str, Tables]:
-    """Load verl_keys.yaml: {command: {table: entries}}. The file describes its tables."""
+    """Load verl_keys.yaml: {command: {table: entries}}. A comment at the start of the file describes the tables."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
     found: dict[str, Tables] = yaml.safe_load(text)
     return found
@@ -29,7 +29,7 @@ def load_verl_tables() -> dict[str, Tables]:
 
 @cache
 def list_verl_keys() -> dict[str, dict[str, str]]:
-    """Return verl's keys that are not accepted: {command: {key or pattern with `*`: verdict}}, e.g. `renamed to ...`"""
+    """Return what became of verl's keys: {command: {key or pattern with `*`: "renamed to env.max_steps", ...}}."""
     verdicts = {}
     for command, tables in load_verl_tables().items():
         renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
@@ -40,9 +40,9 @@ def list_verl_keys() -> dict[str, dict[str, str]]:
 
 
 def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
-    """Return the verdict on a key of verl, from its entry or from the longest matching pattern; None = not verl's.
+    """Return what became of a verl key, e.g. `renamed to env.max_steps`; None if verl does not have the key.
 
-    Schemas that have the key's section take precedence.
+    If several patterns match, the longest applies. Schemas that have the key's section take precedence.
     """
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
@@ -69,10 +69,7 @@ def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
 
 
 def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
-    """Yield warnings about keys with another meaning in verl whose value looks like a value for verl.
-
-    user_keys: Keys that the user set, without those of the shipped files.
-    """
+    """Yield a warning for each key with another meaning in verl that the user set to a value that suits verl."""
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
     if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
         yield (
@@ -85,8 +82,8 @@ def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
         yield f"{key}={control.target_kl:g} is in nats per sequence, but per token in verl. {fix}"
     key, groups = "algorithm.filter_groups.max_num_gen_batches", config.algorithm.filter_groups
     if key in user_keys and groups.enable:
-        yield f"{key}={groups.max_num_gen_batches}: a run then trains on the groups that it has; in verl, it fails."
+        yield f"{key}={groups.max_num_gen_batches}: at this limit, training uses the groups found; in verl, it fails."
     key, sampling = f"{VALIDATION}.temperature", config.actor_rollout_ref.rollout.val_kwargs
     others = user_keys & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
     if config.data.val_files and others and key not in user_keys and sampling.temperature == 1 and not sampling.greedy:
-        yield f"{key}=1.0 samples, but verl's default is 0, greedy. {min(others)} is set without it: set both."
+        yield f"{key}=1.0 samples, but verl's default is 0 (greedy). {min(others)} is set without it: set both."

@@ -1,1 +1,1 @@
-"""The verl command of a shell script, written as an alphaapollo command."""
+"""Convert a shell script that runs verl to a script that runs alphaapollo."""

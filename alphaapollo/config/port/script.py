@@ -1,4 +1,4 @@
-"""Record the commands of a shell script: bash runs it in a sandbox with stubs.sh, where no program can start."""
+"""Record the commands that a shell script would run: bash executes it in a sandbox where stubs.sh replaces programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib import resources
 
-Command = tuple[int, list[str]]  # (line number, words)
+Command = tuple[int, list[str]]  # (line number in the script, words of the command)
 UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
 QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
 KEPT = rf"""{QUOTED}|(?<!\S)\#.*|\(\(.*?\)\)|\[\[.*?\]\]|<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.*?)\n\s*(?P=end)\n"""
@@ -25,7 +25,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 
 
 def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
-    """Return the commands that the script would run with only `variables` set, and the messages of bash.
+    """Return the commands that the script `source` would run with only `variables` set, and bash's error messages.
 
     A value that depends on the machine stays as text between the characters 2 and 3: `\\2${HOME}\\3/data`.
     Raises ValueError if bash cannot parse the script, or if this machine has no sandbox.
@@ -38,7 +38,7 @@ def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[
         source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)(\s*){name}(\+?=)", r"\1\2_\3", source)
     known, unset = dict(variables), {""}
     while unset:
-        commands, errors = _run_bash(source, path, known)
+        commands, errors = _run_in_sandbox(source, path, known)
         unset = set(re.findall(r"line \d+: \$?(\w+)(?:\[.*\])?: unbound variable", errors)) - known.keys()
         known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
@@ -47,12 +47,12 @@ def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[
     return commands, list(dict.fromkeys(UNKNOWN.sub(r"\1", note) for note in notes))
 
 
-def _run_bash(source: str, path: str, known: dict[str, str]) -> tuple[list[Command], str]:
-    """Run bash. Returns the commands, and the error messages with line numbers of the script."""
+def _run_in_sandbox(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], str]:
+    """Run the script with bash in the sandbox. Returns the recorded commands and bash's error messages."""
     stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
-    stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in known.items() if not name.isdigit())
-    last = max((int(name) for name in known if name.isdigit()), default=0)
-    arguments = [path, *(known.get(str(number), "") for number in range(1, last + 1))]
+    stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())
+    last = max((int(name) for name in variables if name.isdigit()), default=0)
+    arguments = [path, *(variables.get(str(number), "") for number in range(1, last + 1))]
     command = [sys.executable, "-m", "alphaapollo.tools.sandbox.bash", "-u", "-f", "-c", stubs + source, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     output, errors = (text.decode(errors="replace").replace("\4", " ") for text in (done.stdout, done.stderr))

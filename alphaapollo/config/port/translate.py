@@ -1,6 +1,6 @@
 """Convert the verl commands of a shell script to alphaapollo commands, with a comment at each difference.
 
-RULES lists the keys whose values need a conversion. A rule receives the value and all keys of the command.
+RULES lists the keys whose values need a conversion. A rule receives the value and all keys of verl's command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from alphaapollo.config.port.script import UNKNOWN, Command, record_commands
 from alphaapollo.config.verl import find_verl_verdict, load_verl_tables
 
 Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
-Values = Mapping[str, str]
-Converted = tuple[dict[str, str], str]  # alphaapollo's keys with values, and a remark
+Values = Mapping[str, str]  # keys and values of verl's command
+Converted = tuple[dict[str, str], str]  # alphaapollo's keys with values, and a remark for the comment
 
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
@@ -31,15 +31,15 @@ HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with traine
 OFFLINE = "\n# To send to wandb, log in and remove the next line.\nexport WANDB_MODE=${WANDB_MODE:-offline}\n"
 
 
-def port_script(source: str, path: str, words: Iterable[str] = ()) -> str:
-    """Return a shell script with alphaapollo commands. Raises ValueError if `source` starts no program of verl.
+def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
+    """Convert the shell script `source` to one with alphaapollo commands. Raises ValueError if it does not run verl.
 
-    words: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
+    arguments: `KEY=VALUE` adds a key to verl's command, `NAME=VALUE` sets a variable that the script reads.
     """
-    pairs = {match[1]: match[2] for word in words if (match := WORD.fullmatch(word))}
+    pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
     commands, notes = record_commands(source, path, {name: value for name, value in pairs.items() if "." not in name})
-    added = {key: value for key, value in pairs.items() if "." in key}
-    ported = "".join(line + "\n" for command in commands for line in _port_command(command, added, Path(path)))
+    new_keys = {key: value for key, value in pairs.items() if "." in key}
+    ported = "".join(line + "\n" for command in commands for line in _port_command(command, new_keys, Path(path)))
     if not ported:
         raise ValueError(
             f"{path}: found no command that starts a program of verl, such as python3 -m verl.trainer.main_ppo. "
@@ -49,14 +49,14 @@ def port_script(source: str, path: str, words: Iterable[str] = ()) -> str:
     return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
 
 
-def _port_command(command: Command, added: dict[str, str], script: Path) -> Iterator[str]:
-    """Yield the lines of the alphaapollo command; no lines if the command starts no program of verl."""
+def _port_command(command: Command, new_keys: dict[str, str], script: Path) -> Iterator[str]:
+    """Yield the lines of the alphaapollo command for a verl command; no lines if the command does not run verl."""
     line, words = command
     modules = [word for last, word in pairwise(words) if last == "-m" or word.endswith(".py")]
     if not (module := next(filter(PROGRAM.fullmatch, modules), "")):
         return
     program = next((ours for part, ours in OTHER_PROGRAMS.items() if part in module), "main_ppo")
-    values = {match[1]: match[2] for word in words[words.index(module) :] if (match := WORD.fullmatch(word))} | added
+    values = {match[1]: match[2] for word in words[words.index(module) :] if (match := WORD.fullmatch(word))} | new_keys
     pairs = re.findall(r"--([\w-]+)(?:=| (?!--))(\S*)", " ".join(words))
     options = {name.replace("-", "_"): text for name, text in pairs}
     yield f"\n# line {line}: {module}"
@@ -73,28 +73,28 @@ def _port_command(command: Command, added: dict[str, str], script: Path) -> Iter
     yield "arguments=("
     for word, comment in lines:
         comment = "# " + " ".join(UNKNOWN.sub(r"\1", comment).split()) if comment else ""
-        yield "    " + "  ".join(part for part in (_quote_word(word), comment) if part)
+        yield "    " + "  ".join(part for part in (_quote_for_shell(word), comment) if part)
     yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 
-def _read_yaml_keys(folder: str, name: str, script: Path) -> dict[str, str]:
-    """Read the YAML file that the command starts from, from the working directory or a folder above the script."""
-    folder = UNKNOWN.split(folder)[-1].strip("/") if UNKNOWN.search(folder) else folder
-    files = (root / folder / name for root in (Path(), *script.resolve().parents))
+def _read_yaml_keys(config_path: str, file_name: str, script: Path) -> dict[str, str]:
+    """Read the keys of verl's YAML file, searched below the working directory and the folders above the script."""
+    folder = UNKNOWN.split(config_path)[-1].strip("/") if UNKNOWN.search(config_path) else config_path
+    files = (root / folder / file_name for root in (Path(), *script.resolve().parents))
     file = next(filter(Path.is_file, files), None)
     found = flatten_maps(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
     return {key: format_value(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
 
 
 def translate_keys(values: Values, program: str) -> Lines:
-    """Return alphaapollo's keys and values for verl's, with verl's defaults if alphaapollo's differ."""
+    """Translate verl's keys to keys of a program, e.g. main_ppo, with comments; add defaults of verl that differ."""
     schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
         words, remark = _convert_key(key, value, values, program)
         if remark and not words:
             lines[f"# {key}"] = ("", f"{key}={value}: {remark}")
         for ours, text in words.items():
-            lines[ours] = _check_value(ours, text, remark, schema)
+            lines[ours] = _format_argument(ours, text, remark, schema)
             remark = ""
     tables = load_verl_tables()["main_ppo"]
     for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
@@ -123,8 +123,8 @@ def _convert_key(key: str, value: str, values: Values, program: str) -> Converte
     return ({}, f"{ours} keeps its default") if value == "null" else ({ours: value}, f"was {key} {remark}".rstrip())
 
 
-def _check_value(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
-    """Return the argument and its comment, or only a comment if the key does not accept a value of this type."""
+def _format_argument(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
+    """Return `KEY=VALUE` and its comment; only a comment if the key does not accept the value's type."""
     try:
         if not UNKNOWN.search(value):
             check_override(schema, f"{key}={value}")
@@ -134,8 +134,8 @@ def _check_value(key: str, value: str, remark: str, schema: type[BaseModel]) -> 
     return f"{key}={value}", remark
 
 
-def _quote_word(word: str) -> str:
-    """Quote a word for the shell, which expands its unknown parts."""
+def _quote_for_shell(word: str) -> str:
+    """Quote a word for the shell, except parts such as `${HOME}` that the shell must expand at run time."""
     parts = UNKNOWN.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
     return f'"{"".join(parts)}"' if len(parts) > 1 else shlex.quote(word) if word else ""
@@ -149,7 +149,7 @@ def _read_number(values: Values, key: str, default: int) -> int:
     return int(values[key]) if values.get(key, "").isdigit() else default
 
 
-def _convert_mini_batch(value: str, values: Values) -> Converted:
+def _convert_mini_batch_size(value: str, values: Values) -> Converted:
     key, n = f"{ACTOR}.ppo_mini_batch_size", _read_number(values, f"{ROLLOUT}.n", 1)
     if not value.isdigit():
         return {key: value}, f"counts trajectories here, prompts there: multiply it by rollout.n={n}"
@@ -162,13 +162,13 @@ def _convert_truncation(value: str, values: Values) -> Converted:
     return {"data.truncation": values.get("data.truncation", "error").replace("middle", "left")}, ""
 
 
-def _convert_validation(value: str, values: Values) -> Converted:
+def _convert_validation_temperature(value: str, values: Values) -> Converted:
     is_greedy = values.get(f"{VALIDATION}.do_sample", "").lower() == "false"
     temperature = "0" if is_greedy else values.get(f"{VALIDATION}.temperature", "1.0")
     return {f"{VALIDATION}.temperature": temperature}, "was val_kwargs.do_sample=False: greedy" if is_greedy else ""
 
 
-def _convert_tensor_parallel(value: str, values: Values) -> Converted:
+def _convert_tensor_parallel_size(value: str, values: Values) -> Converted:
     gpus = _read_number(values, "trainer.n_gpus_per_node", 8) * _read_number(values, "trainer.nnodes", 1)
     size = str(min(int(value), gpus)) if value.isdigit() else value
     remark = f"was {value}, but there are {gpus} GPUs" if size != value else ""
@@ -188,12 +188,12 @@ def _convert_target_kl(value: str, values: Values) -> Converted:
     return {"algorithm.kl_ctrl.target_kl": f"{float(value) * length:g}" if is_number else value}, remark
 
 
-def _convert_folder(value: str, values: Values) -> Converted:
+def _convert_output_dir(value: str, values: Values) -> Converted:
     run = "/".join(values.get(f"trainer.{name}", "") for name in ("project_name", "experiment_name"))
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _convert_correction(value: str, values: Values) -> Converted:
+def _convert_rollout_is(value: str, values: Values) -> Converted:
     weights, mask = (values.get(f"{CORRECTION}.rollout_{name}", "null") for name in ("is", "rs"))
     threshold = values.get(f"{CORRECTION}.rollout_{'rs' if weights == 'null' else 'is'}_threshold", "null")
     levels = load_verl_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
@@ -211,9 +211,9 @@ def _convert_correction(value: str, values: Values) -> Converted:
     return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
 
 
-def _convert_turns(value: str, values: Values) -> Converted:
+def _convert_multi_turn(value: str, values: Values) -> Converted:
     if values.get(f"{TURNS}.enable", "").lower() != "true":
-        return {}, "there is one turn"
+        return {}, "episodes have one turn"
     limits = (values.get(f"{TURNS}.max_{limit}turns", "null") for limit in ("assistant_", "user_", ""))
     words = {"env_name": "informal_math", "max_steps": next((limit for limit in limits if limit != "null"), "10")}
     words |= {"action_format": "chat_template", "tool_parser": values.get(f"{TURNS}.format", "hermes")}
@@ -222,18 +222,18 @@ def _convert_turns(value: str, values: Values) -> Converted:
 
 
 RULES: dict[str, Callable[[str, Values], Converted]] = {
-    f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch,
-    f"{ACTOR}.tis_imp_ratio_cap": _convert_correction,
-    f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel,
-    **{f"{CORRECTION}.rollout_{name}": _convert_correction for name in ("is", "is_threshold", "rs", "rs_threshold")},
+    f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
+    f"{ACTOR}.tis_imp_ratio_cap": _convert_rollout_is,
+    f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
+    **{f"{CORRECTION}.rollout_{name}": _convert_rollout_is for name in ("is", "is_threshold", "rs", "rs_threshold")},
     **{
-        f"{TURNS}.{name}": _convert_turns
+        f"{TURNS}.{name}": _convert_multi_turn
         for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
     },
-    **{f"{VALIDATION}.{name}": _convert_validation for name in ("do_sample", "temperature")},
+    **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,
     "data.truncation": _convert_truncation,
     "data.filter_overlong_prompts": _convert_truncation,
     "trainer.logger": _convert_logger,
-    "trainer.default_local_dir": _convert_folder,
+    "trainer.default_local_dir": _convert_output_dir,
 }

@@ -41,7 +41,6 @@ class RunFolder(Section):
 
     @property
     def folder(self) -> Path:
-        """Folder of this run."""
         return Path(self.output_dir) / self.project_name / self.experiment_name
 
 
@@ -120,7 +119,6 @@ class Training(WatchedRun):
         return self.n_gpus_per_node * self.nnodes
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         if self.keep_best and getattr(self, "test_freq", 1) < 1:
             yield f"keep_best={self.keep_best} needs validation, but test_freq is -1. Set test_freq, e.g. to save_freq."
         if getattr(self, "controller", None) == "local" and self.num_ranks > 1:

@@ -111,7 +111,7 @@ def test_a_machine_without_gpus():
         error = problem("trainer.device=cuda", command=command)
         assert error.startswith("trainer.device=cuda, but this machine has no GPU")
     assert outcome("trainer.n_gpus_per_node=9") == [
-        "trainer.n_gpus_per_node=9 on 8 cores: the ranks share the cores and slow each other down."
+        "trainer.n_gpus_per_node=9 training ranks share 8 CPU cores, which is slow. Set 8 or less."
     ]
     assert "many times slower" in outcome(f"{ROLLOUT}.router_replay=true")[0]
 

@@ -60,7 +60,7 @@ def test_attention_by_device(requested: str, device: Device, kind: str):
 
 def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
     assert resolve_model(Model(dtype="float32"), "cuda").attention == "sdpa"
-    with pytest.raises(ValueError, match=r"model.attention=varlen computes in half precision only"):
+    with pytest.raises(ValueError, match=r"model.attention=varlen supports only bfloat16"):
         resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
 
 

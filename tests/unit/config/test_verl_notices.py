@@ -45,7 +45,7 @@ def test_the_end_of_dynamic_sampling():
 def test_validation_that_is_greedy_there():
     key = "actor_rollout_ref.rollout.val_kwargs"
     (line,) = notices("data.val_files=a.parquet", f"{key}.n=4")
-    assert line.endswith(f"verl's default is 0, greedy. {key}.n is set without it: set both.")
+    assert line.endswith(f"verl's default is 0 (greedy). {key}.n is set without it: set both.")
     assert notices("data.val_files=a.parquet", f"{key}.n=4", f"{key}.temperature=1.0") == []
     assert notices(f"{key}.n=4") == []
     assert notices("data.val_files=a.parquet") == []

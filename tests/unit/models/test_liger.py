@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.input_checks import choose_kernels
+from alphaapollo.launch.input_checks import choose_liger_kernels
 from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model
@@ -54,7 +54,7 @@ def test_auto_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_impossible_settings_are_errors() -> None:
     with pytest.raises(ValueError, match=rf"^{KEY}=true: Liger's kernels run on a GPU\. Set {KEY}=auto\.$"):
         resolve_model(Model(use_liger=True), "cpu")
-    with pytest.raises(ValueError, match=r"model.use_torch_compile=true fuse the same parts"):
+    with pytest.raises(ValueError, match=r"model.use_torch_compile=true fuse the same layers"):
         resolve_model(Model(use_liger=True, use_torch_compile=True), "cuda")
 
 
@@ -62,11 +62,11 @@ def test_impossible_settings_are_errors() -> None:
 def test_unsupported_architectures(tmp_path: Path) -> None:
     """An error before a worker starts if Liger is required, else the plain layers."""
     known, other = (Model(path=str(save_model(name, tmp_path / name))) for name in ("qwen3", "gemma2"))
-    assert choose_kernels(resolve_model(known, "cuda"), "auto").use_liger is True
-    assert choose_kernels(resolve_model(other, "cuda"), "auto").use_liger is False
-    assert choose_kernels(resolve_model(other, "cpu"), "auto").use_liger is False
+    assert choose_liger_kernels(resolve_model(known, "cuda"), "auto").use_liger is True
+    assert choose_liger_kernels(resolve_model(other, "cuda"), "auto").use_liger is False
+    assert choose_liger_kernels(resolve_model(other, "cpu"), "auto").use_liger is False
     with pytest.raises(ValueError, match=r"not tested on 'gemma2' models .* only on granite, llama"):
-        choose_kernels(resolve_model(other.model_copy(update={"use_liger": True}), "cuda"), True)
+        choose_liger_kernels(resolve_model(other.model_copy(update={"use_liger": True}), "cuda"), True)
 
 
 @pytest.mark.parametrize("setting", [True, False, "auto"])

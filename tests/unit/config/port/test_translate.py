@@ -173,7 +173,7 @@ def test_names_of_types_and_trackers_of_other_programs():
         ("reward.custom_reward_function.path", "null", "custom_reward_function.path keeps its default"),
         ("my_recipe.alpha", "1", "my_recipe.alpha=1: not a known key of verl"),
         ("actor_rollout_ref.actor.grad_clip", "none", "expected number > 0"),
-        ("actor_rollout_ref.rollout.multi_turn.format", "hermes", "there is one turn"),
+        ("actor_rollout_ref.rollout.multi_turn.format", "hermes", "episodes have one turn"),
     ],
 )
 def test_what_is_left_out_says_why(key: str, value: str, comment: str):
