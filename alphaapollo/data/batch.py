@@ -94,9 +94,8 @@ class Rows:
     def segment_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass over some rows computes, without padding.
 
-        Without shared prefixes, these are the rows. With shared prefixes, these are each prefix once, and each row
-        without its prefix. Returns two int64 arrays [sequences]: lengths, and tokens of the prefix that the sequence
-        also attends to.
+        With shared prefixes, it computes each prefix once, and each row without its prefix; otherwise the rows.
+        Returns two int64 arrays [sequences]: lengths, and number of prefix tokens that the sequence also attends to.
         """
         lengths = self.lengths[list(row_indices)]
         if self.prefixes is None:
@@ -104,10 +103,7 @@ class Rows:
         return self.prefixes.select(row_indices).segment_lengths(lengths)
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
-        """Count the tokens that a forward pass over some rows computes. Shared prefixes count once.
-
-        padded: rows without shared prefixes are padded to the longest row, and padding counts.
-        """
+        """Count the tokens that a forward pass over some rows computes. Padding counts; shared prefixes count once."""
         lengths = self.segment_lengths(row_indices)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
@@ -242,13 +238,10 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class FinetuningStepResult:
-    """Loss sums and metrics of one optimizer step in fine-tuning, equal on all ranks.
+    """Loss sums and metrics of one optimizer step in fine-tuning, equal on all ranks."""
 
-    Example: `FinetuningStepResult({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5})`.
-    """
-
-    sums: dict[str, float]  # sums over all ranks and micro-batches, from which the task computes metrics
-    metrics: dict[str, float]  # metrics of the optimizer step
+    sums: dict[str, float]  # sums over all ranks and micro-batches, e.g. {"loss": 812.4, "tokens": 960.0}
+    metrics: dict[str, float]  # metrics of the optimizer step, e.g. {"grad_norm": 1.3, "lr": 1e-5}
 
 
 def concatenate_segments(values: np.ndarray, offsets: np.ndarray, segment_indices: Sequence[int]) -> np.ndarray:

@@ -53,10 +53,7 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
-    """Apply `convert` to each row of the file `path`.
-
-    If `convert` raises ValueError for some rows, raises one ValueError with their number and the first few errors.
-    """
+    """Apply `convert` to each row of the file `path`. Its ValueErrors are raised as one, with the first messages."""
     converted, errors = [], []
     for index, row in enumerate(rows):
         try:
@@ -125,10 +122,7 @@ def _parse_json_line(line: str, location: str, strict: bool) -> DataRow | BadRow
 
 
 def _check_json_row(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
-    """Return the parsed JSON `value` if it is a valid row, else BadRow.
-
-    A row must be an object and, with check_surrogates, must not contain an unpaired surrogate.
-    """
+    """Return a parsed row, or BadRow if it is not an object or (with check_surrogates) has an unpaired surrogate."""
     if not isinstance(value, dict):
         return BadRow("not an object {...}", location, f"a {type(value).__name__}")
     if check_surrogates:

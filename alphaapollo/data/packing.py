@@ -62,14 +62,14 @@ def build_train_batch(
     steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
     if not needs_full_trajectories:
         steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
-    split = [_distribute_step(step, lengths, prefixes, num_ranks, max_tokens) for step in steps]
+    split = [_distribute_step_rows(step, lengths, prefixes, num_ranks, max_tokens) for step in steps]
     num_computed = sum(bundle.cost for bundles, _ in split for bundle in bundles)
     if prefixes is not None and sum(lengths) < min_sharing_ratio * num_computed:
-        prefixes, split = None, [_distribute_step(step, lengths, None, num_ranks, max_tokens) for step in steps]
+        prefixes, split = None, [_distribute_step_rows(step, lengths, None, num_ranks, max_tokens) for step in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for bundles, shares in split:
-        costs = [[bundles[i].costs for i in share] for share in shares]
+        costs = [[bundles[i].token_costs for i in share] for share in shares]
         micros = split_micro_batches_on_ranks(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
             micro_rows = [[row for i in micro for row in bundles[share[i]].rows] for micro in rank_micros]
@@ -87,14 +87,12 @@ def build_train_batch(
 
 
 def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Leave out rows of a batch. Returns the mini-batches of each rank with fewer rows and micro-batches.
+    """Remove rows from the mini-batches of a batch, and join small micro-batches. Returns mini-batches per rank.
 
     All ranks run the same number of forward passes. A mini-batch without remaining rows is not removed.
 
     Args:
-        keep: bool [B], False for rows to leave out.
-        max_tokens: maximum tokens of one micro-batch on one rank.
-        padded: rows without shared prefixes are padded to the longest row of the micro-batch.
+        keep: bool [B], False for rows to remove.
     """
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
@@ -128,23 +126,20 @@ class _RowBundle:
     """Rows that must be in one micro-batch."""
 
     rows: list[int]
-    costs: list[int]  # computed tokens: of each row, or of the shared prefix and of each row without the prefix
+    token_costs: list[int]  # computed tokens: of each row, or of the shared prefix and of each row without the prefix
 
     @property
     def cost(self) -> int:
-        return sum(self.costs)
+        return sum(self.token_costs)
 
 
-def _distribute_step(
+def _distribute_step_rows(
     step_rows: list[list[int]], lengths: list[int], prefixes: SharedPrefixes | None, num_ranks: int, max_tokens: int
 ) -> tuple[list[_RowBundle], list[list[int]]]:
-    """Distribute the rows of one optimizer step to ranks. Returns bundles, and the indices of bundles for each rank.
+    """Distribute the rows of one optimizer step to ranks. Returns row bundles, and bundle indices for each rank.
 
-    Rows that share a prefix form one bundle, unless it exceeds max_tokens or the ranks' loads are unbalanced; then the
-    rows form several bundles.
-
-    Args:
-        step_rows: lists of rows that must stay together.
+    A bundle has rows that must be in one micro-batch: one of the lists in `step_rows`, or rows that share a prefix. The
+    latter are split if they exceed max_tokens or if the ranks' loads are unbalanced.
     """
     if prefixes is None or any(len(rows) > 1 for rows in step_rows):
         bundles = [_RowBundle(rows, _compute_token_costs(rows, lengths, prefixes)) for rows in step_rows]
@@ -182,7 +177,7 @@ def _bundle_by_prefix(
         rest = lengths[row] - prefix_lengths[row]
         if prefix_ids[row] == prefix_id and cost + rest <= max_tokens:
             bundles[-1].rows.append(row)
-            bundles[-1].costs.append(rest)
+            bundles[-1].token_costs.append(rest)
             cost += rest
         else:
             bundles.append(_RowBundle([row], [prefix_lengths[row], rest]))
@@ -209,12 +204,11 @@ def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens.
 
-    Returns the indices of each rank's sequences, longest first. Token counts of two ranks differ by at most the length
-    of one sequence.
+    Returns the indices of each rank's sequences. Token counts of ranks differ by at most the length of one sequence.
     """
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for index in _sort_longest_first(lengths):
+    for index in _sort_indices_longest_first(lengths):
         load, rank = loads[0]
         shares[rank].append(index)
         heapq.heapreplace(loads, (load + lengths[index], rank))
@@ -222,9 +216,9 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Split the bundles of one rank into micro-batches of at most max_tokens, longest first. Returns bundle indices.
+    """Split the row bundles of one rank into micro-batches of at most max_tokens tokens. Returns bundle indices.
 
-    A bundle that exceeds max_tokens is a micro-batch by itself.
+    Starts with the longest. A bundle that exceeds max_tokens is a micro-batch by itself.
 
     Args:
         bundle_lengths: for each bundle, the lengths of the rows in it, which stay together.
@@ -232,7 +226,7 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
-    for index in _sort_longest_first([max(rows) if padded else sum(rows) for rows in bundle_lengths]):
+    for index in _sort_indices_longest_first([max(rows) if padded else sum(rows) for rows in bundle_lengths]):
         lengths = bundle_lengths[index]
         cost = (num_rows + len(lengths)) * longest if padded else tokens + sum(lengths)
         if not batches or cost > max_tokens:
@@ -246,16 +240,16 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
 def split_micro_batches_on_ranks(
     rank_bundle_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """Split the bundles of each rank into micro-batches, the same number (at least one) on every rank.
+    """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank.
 
     A rank with too few micro-batches splits those with the most bundles, and adds empty ones if that is not enough.
     """
     ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in rank_bundle_lengths]
     count = max([1, *map(len, ranks)])
-    return [_split_further(batches, count) for batches in ranks]
+    return [_split_largest_micro_batches(batches, count) for batches in ranks]
 
 
-def _split_further(batches: list[list[int]], count: int) -> list[list[int]]:
+def _split_largest_micro_batches(batches: list[list[int]], count: int) -> list[list[int]]:
     """Halve the micro-batches with the most bundles until there are `count` micro-batches. Appends empty ones."""
     batches = list(batches)
     while len(batches) < count:
@@ -267,5 +261,5 @@ def _split_further(batches: list[list[int]], count: int) -> list[list[int]]:
     return batches
 
 
-def _sort_longest_first(lengths: Sequence[int]) -> list[int]:
+def _sort_indices_longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])

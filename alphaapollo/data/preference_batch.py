@@ -26,7 +26,7 @@ class PreferenceBatch(RankBatch):
     sources: np.ndarray  # int64 [R], indices into source_names
     source_names: list[str]  # data sources of all ranks
     ref_logps: np.ndarray | None  # float64 [R] reference log-probs, if precomputed
-    unrelated: RankBatch  # for KTO's KL estimate: prompts of single answers with answers to other prompts
+    unrelated_answers: RankBatch  # for KTO's KL estimate: prompts of single answers with answers to other prompts
     unrelated_ref_logps: np.ndarray | None  # float64 [unrelated rows] reference log-probs, if precomputed
 
 
@@ -36,8 +36,6 @@ def distribute_preference_examples(
     """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank.
 
     Args:
-        max_tokens: maximum tokens of one micro-batch on one rank.
-        padded: rows are padded to the longest row of the micro-batch, and padding counts.
         share_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
@@ -49,7 +47,7 @@ def distribute_preference_examples(
     sources = np.array([names.index(examples[index].data_source) for index in row_examples])
     has_ref_logps = all(example.ref_logps is not None for example in examples)
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
-    unrelated_rows = [example.unrelated for example in examples if example.unrelated is not None]
+    unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
     assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
     unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded, False)
     unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
@@ -62,7 +60,7 @@ def distribute_preference_examples(
             sources=sources[order],
             source_names=names,
             ref_logps=ref[order] if has_ref_logps else None,
-            unrelated=unrelated_rank,
+            unrelated_answers=unrelated_rank,
             unrelated_ref_logps=unrelated_ref[unrelated_order] if has_ref_logps else None,
         )
         for rank, order, unrelated_rank, unrelated_order in zip(

@@ -41,13 +41,13 @@ class PreferenceExample:
     is_good: list[bool]  # for each row: the answer is chosen, or labelled desirable
     data_source: str = ""
     margin: float = 0.0  # margin of the chosen over the rejected answer, from the data
-    unrelated: Row | None = None  # the prompt with an answer to another prompt, for KTO's KL estimate
-    ref_logps: list[float] | None = None  # summed reference log-probs of `rows` and `unrelated`, if computed
+    unrelated_answer: Row | None = None  # the prompt with an answer to another prompt, for KTO's KL estimate
+    ref_logps: list[float] | None = None  # summed reference log-probs of `rows` and `unrelated_answer`
 
     @property
     def reference_rows(self) -> list[Row]:
         """Token sequences whose log-probs under the reference model a loss may need."""
-        return self.rows if self.unrelated is None else [*self.rows, self.unrelated]
+        return self.rows if self.unrelated_answer is None else [*self.rows, self.unrelated_answer]
 
     @property
     def max_length(self) -> int:
@@ -108,7 +108,7 @@ def load_labelled_answers(
         )
     unrelated = make_unrelated_answers([answer.rows[0] for answer in fitting], data.seed, data.max_length)
     for answer, row in zip(fitting, unrelated, strict=True):
-        answer.unrelated = row
+        answer.unrelated_answer = row
     return fitted
 
 
@@ -229,7 +229,10 @@ def _join_prompt_and_answer(
         )
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
-        raise ValueError("an answer must start and end with an assistant message.")
+        raise ValueError(
+            f"an answer must start and end with an assistant message, not with {answer_messages[0]['role']} and "
+            f"{answer_messages[-1]['role']}."
+        )
     return split_prompt_and_answer(chat, answer_messages, renderer)
 
 

@@ -65,10 +65,7 @@ class Renderer:
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
-        """Append the tokens that the template adds after the end-of-turn token, e.g. a newline.
-
-        A truncated answer, which does not end with the end-of-turn token, is returned unchanged.
-        """
+        """Append what the template adds after the end-of-turn token, e.g. a newline; nothing to a truncated answer."""
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 

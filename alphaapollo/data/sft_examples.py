@@ -87,10 +87,7 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
 
 
 def split_prompt_and_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Render a chat of prompt and answer, and split its text into pieces. Only the answer is trained on.
-
-    The answer must begin and end with an assistant message.
-    """
+    """Render a chat of prompt and answer, and split its text into pieces. Only the answer is trained on."""
     pieces = split_chat_into_pieces([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
     return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]

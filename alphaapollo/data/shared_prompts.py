@@ -30,8 +30,8 @@ class SharedPrefixes:
     prefix_ids: np.ndarray  # int64 [R], equal for rows that share a prefix
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
 
-    def select(self, positions: Sequence[int]) -> SharedPrefixes:
-        return SharedPrefixes(self.prefix_ids[list(positions)], self.lengths[list(positions)])
+    def select(self, row_indices: Sequence[int]) -> SharedPrefixes:
+        return SharedPrefixes(self.prefix_ids[list(row_indices)], self.lengths[list(row_indices)])
 
     def segment_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass computes: each prefix, then each row without prefix.
@@ -111,7 +111,7 @@ def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]
     return groups
 
 
-def _common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
-    size = min(len(a), len(b))
-    differs = a[:size] != b[:size]
+def _common_prefix_length(first_tokens: np.ndarray, second_tokens: np.ndarray) -> int:
+    size = min(len(first_tokens), len(second_tokens))
+    differs = first_tokens[:size] != second_tokens[:size]
     return int(differs.argmax()) if differs.any() else size

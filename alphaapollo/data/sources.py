@@ -22,17 +22,17 @@ TuningData = SftData | PairData
 class LoadedExamples(Generic[E]):
     """Fine-tuning examples that were loaded from the data files.
 
-    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
+    Example: `LoadedExamples([row, row, row], file_sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
     """
 
     examples: list[E]  # examples of all files, concatenated
-    sizes: list[int]  # number of examples of each file
+    file_sizes: list[int]  # number of examples of each file
     notices: list[str]  # messages for the user
 
     def split_by_file(self) -> list[list[E]]:
         """Return one list of examples per file."""
-        ends = [sum(self.sizes[: index + 1]) for index in range(len(self.sizes))]
-        return [self.examples[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+        ends = [sum(self.file_sizes[: index + 1]) for index in range(len(self.file_sizes))]
+        return [self.examples[end - size : end] for end, size in zip(ends, self.file_sizes, strict=True)]
 
 
 def read_examples(
@@ -46,8 +46,8 @@ def read_examples(
 def apply_max_length(
     files: str | Sequence[str],
     examples: Sequence[tuple[int, E]],
-    measure: Callable[[E], int],
-    noun: str,
+    count_tokens: Callable[[E], int],
+    plural_noun: str,
     data: TuningData,
     truncate: Callable[[E], E | None] = lambda example: None,
 ) -> LoadedExamples[E]:
@@ -55,15 +55,15 @@ def apply_max_length(
 
     Args:
         examples: pairs (index of the file, example).
-        measure: returns the length of an example in tokens.
-        noun: plural noun for messages, e.g. "examples".
+        count_tokens: returns the length of an example in tokens.
+        plural_noun: name of the examples in messages, e.g. "examples".
         truncate: returns a shorter copy of a long example, or None to drop the example.
 
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
-    lengths = [measure(example) for _, example in examples]
+    lengths = [count_tokens(example) for _, example in examples]
     limit, row_numbers = data.max_length, range(len(lengths))
-    counts = check_length_limit(lengths, row_numbers, noun, "data.max_length", limit, data.truncation)
+    num_long = check_length_limit(lengths, row_numbers, plural_noun, "data.max_length", limit, data.truncation)
     fitted = [
         (number, example if size <= limit else truncate(example))
         for (number, example), size in zip(examples, lengths, strict=True)
@@ -71,11 +71,11 @@ def apply_max_length(
     remaining = [(number, example) for number, example in fitted if example is not None]
     sizes = Counter(number for number, _ in remaining)
     action = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
-    notice = f"{counts.too_long} of {counts.total} {noun} are longer than data.max_length and were {action}."
+    notice = f"{num_long} of {len(lengths)} {plural_noun} are longer than data.max_length and were {action}."
     return LoadedExamples(
         [example for _, example in remaining],
         [sizes[number] for number in range(len(to_file_list(files)))],
-        [notice] if counts.too_long else [],
+        [notice] if num_long else [],
     )
 
 

@@ -59,18 +59,18 @@ class MixedStream:
     An epoch contains round(size * weight) examples of each file, shuffled together. With a weight below 1, the next
     epoch continues with the examples that the previous epoch did not reach.
 
-    Example: for sizes [2, 4] and weights [2.0, 0.5], an epoch has 4 examples of the first file and 2 of the second.
-    Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
+    Example: with file_sizes=[2, 4] and file_weights=[2.0, 0.5], an epoch has 4 examples of the first file and 2 of the
+    second. Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool):
-        self._quotas = [max(1, round(size * weight)) for size, weight in zip(sizes, weights, strict=True)]
+    def __init__(self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool):
+        self._quotas = [max(1, round(size * weight)) for size, weight in zip(file_sizes, file_weights, strict=True)]
         self._slots = PromptStream(sum(self._quotas), seed, shuffle)
         self._sources = [
-            PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(sizes)
+            PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(file_sizes)
         ]
         self._ends = np.cumsum(self._quotas)
-        self._firsts = np.cumsum([0, *sizes])
+        self._firsts = np.cumsum([0, *file_sizes])
 
     @property
     def num_prompts(self) -> int:

@@ -1,6 +1,6 @@
-"""Prepare and run an evolution.
+"""Prepare and run a self-evolution.
 
-prepare: read the data, check the configuration, print the plan; starts nothing.
+prepare: read the data, check the configuration, print the plan; starts no process.
 run: start models, tools and graders, run the loop, write the results.
 """
 
@@ -27,18 +27,19 @@ from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.candidates import CandidateMaker, Grader, digest_row
 from alphaapollo.evolving.loop import EvolutionLoop
 from alphaapollo.evolving.model_clients import (
+    EngineClient,
     ModelClient,
     ServerClient,
     check_local_models,
     make_engine_clients,
-    watch_engines,
+    report_engine_progress,
 )
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
-from alphaapollo.launch.input_checks import check_rewards, find_environment
-from alphaapollo.launch.resume import StartPoint, find_start_by_file
-from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
+from alphaapollo.launch.resume import StartPoint, find_start_by_results
+from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
@@ -51,7 +52,7 @@ from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 @dataclass(frozen=True)
 class PreparedEvolution:
-    """Evolution that has passed all checks. No process is started yet."""
+    """Checked inputs of a self-evolution run that has not started any process."""
 
     config: EvolvingConfig
     prompts: list[Prompt]
@@ -68,33 +69,36 @@ class PreparedEvolution:
         """Model name of each branch."""
         return self.config.evolving.branches or [next(iter(self.config.models))]
 
-    def has_truth(self, prompt: Prompt) -> bool:
-        """Return whether solutions of a problem can be graded."""
+    def has_ground_truth(self, prompt: Prompt) -> bool:
+        """Whether solutions of a problem can be graded."""
         return bool(self.config.custom_reward_function.path) or is_gradable(prompt)
 
 
 def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
-    """Check everything that needs no model, and print the plan. Raises ValueError if the configuration, the data or the
-    run folder is invalid."""
+    """Check everything that can be checked without starting a model, and print the plan.
+
+    Raises ValueError if the configuration, the data or the run folder is invalid.
+    """
     serves = any(model.path for model in config.models.values())
     notices = check_config(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
     make_roles(config.all_roles)
-    environment = find_environment(config.env)
+    environment = find_environment_spec(config.env)
     renderers = check_local_models(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
     for renderer in renderers.values():
-        prompts, lengths = apply_length_limit(prompts, renderer, config.data.max_prompt_length, config.data.truncation)
-        if lengths.too_long:
-            notices.append(f"{lengths.too_long} of {lengths.total} problems exceed data.max_prompt_length.")
+        total, limit = len(prompts), config.data.max_prompt_length
+        prompts, num_long = apply_length_limit(prompts, renderer, limit, config.data.truncation)
+        if num_long:
+            notices.append(f"{num_long} of {total} problems exceed data.max_prompt_length.")
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_by_file(config, FILE))
-    if not prepared.start.has_previous_run:
-        _check_same_data(prepared)
-    gradable = [prompt for prompt in prompts if prepared.has_truth(prompt)]
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_by_results(config, FILE))
+    if not prepared.start.replaces_previous_run:
+        _check_pool_matches_data(prepared)
+    gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
     if environment.graded and len(gradable) < len(prompts):
         notices.append(
             f"{len(prompts) - len(gradable)} of {len(prompts)} problems have no ground truth. They are solved, but "
@@ -102,31 +106,31 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
         )
     if gradable:
         notices += check_rewards(gradable, config.reward, config.custom_reward_function, environment.graded)[0]
-    asyncio.run(try_resets(config.env, prompts[:1]))
-    _print_plan(prepared, [*notices, *prepared.start.lines()], terminal)
+    asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    _print_plan(prepared, [*notices, *prepared.start.describe()], terminal)
     return prepared
 
 
-def _check_same_data(prepared: PreparedEvolution) -> None:
-    """Raise ValueError if the pool has results of other data."""
+def _check_pool_matches_data(prepared: PreparedEvolution) -> None:
+    """Raise ValueError if the run folder has results for other data than data.path."""
     rows = {prompt.id: digest_row(prompt) for prompt in prepared.prompts}
     for candidate in Pool(prepared.folder).candidates.values():
         if rows.get(candidate.id.problem) != candidate.row:
             raise ValueError(
-                f"{prepared.folder} has results of other data: its {candidate.key} does not belong to row "
+                f"{prepared.folder} has results for other data: its candidate {candidate.key} is not a solution of row "
                 f"{candidate.id.problem} of data.path. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
 
 
 async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
-    """Run or resume an evolution until its end or the end of the budget, and write the results."""
+    """Run or resume the evolution until its end or the end of the budget, and write the results."""
     config, folder, note = prepared.config, prepared.folder, terminal.note
-    if moved := prepared.start.claim(config):
+    if moved := prepared.start.prepare_folder(config):
         note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)
     if pool.incomplete_bytes:
-        note(f"an incomplete last line of {pool.incomplete_bytes} bytes is removed; its call is made again")
+        note(f"{pool.path} ends with an incomplete last line of {pool.incomplete_bytes} bytes, which is removed")
     if pool.calls:
         counts = f"{len(pool.calls)} calls, {len(pool.candidates)} candidates, {len(pool.judgements)} judgements"
         note(f"resuming from {counts}")
@@ -134,14 +138,14 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     problems = [prompt.id for prompt in prepared.prompts]
     with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as tracker:
 
-        def log_round(number: int) -> None:
-            metrics = compute_round_metrics(pool, problems, number)
+        def log_round(round_number: int) -> None:
+            metrics = compute_round_metrics(pool, problems, round_number)
             if metrics["cost/calls"]:
-                tracker.log(number, metrics)
+                tracker.log(round_number, metrics)
                 made, failed = metrics["candidates/made"], metrics["candidates/failed"]
                 accuracy = "" if math.isnan(chosen := metrics["accuracy/chosen"]) else f"accuracy {chosen:.3f}   "
-                counts = f"{made:.0f} candidates, {failed:.0f} failed   {pool.total.tokens:,} tokens in total"
-                terminal.write(f"round {number}   {accuracy}{counts}")
+                counts = f"{made:.0f} candidates, {failed:.0f} failed   {pool.total_usage.tokens:,} tokens in total"
+                terminal.write(f"round {round_number}   {accuracy}{counts}")
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
@@ -157,16 +161,17 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
 async def _start_loop(
     prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None]
 ) -> AsyncIterator[EvolutionLoop]:
-    """Start models, tools and graders. Context manager that yields the loop and closes everything at the end."""
+    """Context manager that starts models, tools and graders, yields the loop, and stops everything at the end."""
     config, evolving = prepared.config, prepared.config.evolving
     async with AsyncExitStack() as stack:
         clients: dict[str, ModelClient] = {
             name: ServerClient(name, model) for name, model in config.models.items() if not model.path
         }
+        engines: dict[str, EngineClient] = {}
         if prepared.renderers:
             start_reaper(new_run_id(), [])
             engines = make_engine_clients(config, prepared.renderers, prepared.folder)
-            watch_engines(engines)
+            report_engine_progress(engines)
             clients |= engines
         for client in clients.values():
             stack.push_async_callback(client.close)
@@ -175,11 +180,11 @@ async def _start_loop(
         toolbox = await open_toolbox(config.env)
         if toolbox:
             stack.push_async_callback(toolbox.close)
-        for client in clients.values():
-            await client.start()
+        for engine_client in engines.values():
+            await engine_client.engine.start()
         await rewards.start()
-        budget = Budget(config.budget, pool.total, pool.seconds, prepared.folder / STOP)
-        grader = Grader(rewards.score, prepared.has_truth, prepared.uses_reward)
+        budget = Budget(config.budget, pool.total_usage, pool.seconds, prepared.folder / STOP)
+        grader = Grader(rewards.score, prepared.has_ground_truth, prepared.uses_reward)
         services = Services(grader.grade, config.env, toolbox)
         roles = RoleCaller(config, pool, budget, clients, services)
         environment = get_environment_spec(config.env.env_name)

@@ -131,10 +131,7 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights_dige
 
 
 def read_reference_logps(path: Path, digest: str, notify: Callable[[str], None]) -> np.ndarray | None:
-    """Read the reference log-probs of all responses, float64 [responses].
-
-    Returns None if the file is missing, damaged or has a different digest.
-    """
+    """Read reference log-probs, float64 [responses]. None if the file is missing, damaged or has another digest."""
     if not path.exists():
         return None
     try:

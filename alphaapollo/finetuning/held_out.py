@@ -18,14 +18,7 @@ from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.data.stream import choose_row_indices
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
-from alphaapollo.launch.input_checks import (
-    check_context_length,
-    check_rewards,
-    collect_environment_notices,
-    find_environment_spec,
-    make_renderer,
-    read_prompts,
-)
+from alphaapollo.launch import input_checks
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
@@ -37,10 +30,10 @@ BURST = 0.02  # seconds to wait for further requests before a batch is sampled
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read data.val_prompts. Returns the prompts and notices. Raises ValueError if a prompt cannot be used."""
-    environment, data = find_environment_spec(config.env), make_prompt_data(config)
-    notices = collect_environment_notices(config, environment)
-    check_context_length(config.model, Rollout(), data)
-    renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
+    environment, data = input_checks.find_environment_spec(config.env), make_generation_data(config)
+    notices = input_checks.collect_environment_notices(config, environment)
+    input_checks.check_context_length(config.model, Rollout(), data)
+    renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
 
     def choose_prompts(prompts: list[Prompt]) -> list[Prompt]:
         keys = config.data
@@ -48,8 +41,10 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
             prompts[index] for index in choose_row_indices(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)
         ]
 
-    prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, choose_prompts)
-    reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose_prompts)
+    reward_notices, _ = input_checks.check_rewards(
+        prompts, config.reward, config.custom_reward_function, environment.graded
+    )
     return prompts, [
         *notices,
         *truncated,
@@ -58,7 +53,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     ]
 
 
-def make_prompt_data(config: SftConfig) -> GenerationData:
+def make_generation_data(config: SftConfig) -> GenerationData:
     """Return the section `data` of main_generation with the keys for the held-out prompts."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
@@ -113,7 +108,7 @@ class HeldOutEvaluation:
             model=config.model,
             rollout=Rollout(),
             env=config.env,
-            data=make_prompt_data(config),
+            data=make_generation_data(config),
             reward=config.reward,
             custom_reward=config.custom_reward_function,
             device="cpu",

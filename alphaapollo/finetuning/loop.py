@@ -47,10 +47,7 @@ async def train(run: FinetuningRun) -> None:
 
 
 async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Compute metrics of all validation examples and, if there are several files, of each file.
-
-    val_batches: name of each validation file -> one batch per data-parallel rank.
-    """
+    """Compute metrics of all validation examples and, if there are several files, of each file."""
     compute = run.plan.task.compute_metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val_batches.items()}
     names = dict.fromkeys(name for source_sums in sums.values() for name in source_sums)

@@ -62,7 +62,7 @@ def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS
     notices += make_template_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
     notices += filter(None, [input_checks.explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
-    stream = make_example_stream(config, train.sizes)
+    stream = make_example_stream(config, train.file_sizes)
     plan = FinetuningPlan(
         task=task,
         config=config,
@@ -99,8 +99,8 @@ def _read_examples(
     """
     data = config.data
     train = task.load_examples(data.train_files, data.train_max_samples, renderer)
-    if data.source_weights is not None and 0 in train.sizes:
-        empty = make_source_names(data.train_files)[train.sizes.index(0)]
+    if data.source_weights is not None and 0 in train.file_sizes:
+        empty = make_source_names(data.train_files)[train.file_sizes.index(0)]
         raise ValueError(
             f"data.source_weights has a weight for {empty}, but no examples of this file remain. Increase "
             "data.train_max_samples or data.max_length, or remove the file."
@@ -144,7 +144,7 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
     rows = {
         "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
         "data": f"{len(plan.train.examples)} examples, {sum(map(len, plan.val.values()))} for validation",
-        **(_describe_sources(plan, epochs) if len(plan.train.sizes) > 1 else {}),
+        **(_describe_sources(plan, epochs) if len(plan.train.file_sizes) > 1 else {}),
         "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
         "ranks": f"{plan.placement.describe_ranks()}, {controller}",
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory),
@@ -156,8 +156,8 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:
-    """Return one line per training file: its examples, share of a batch, and number of passes in the plan."""
-    data, sizes, rows = plan.config.data, plan.train.sizes, {}
+    """Return one line per training file: its examples, share of a batch, and number of passes in the run."""
+    data, sizes, rows = plan.config.data, plan.train.file_sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(make_source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))

@@ -37,7 +37,7 @@ class RewardModelTask(PairTask):
     ) -> LoadedExamples[PreferenceExample]:
         read = load_pairs(files, renderer, self.config.data, max_samples)
         for pair in read.examples:
-            pair.rows = [end_at_scored_token(row, renderer) for row in pair.rows]
+            pair.rows = [prepare_answer_for_scoring(row, renderer) for row in pair.rows]
         return read
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
@@ -59,10 +59,7 @@ class RewardModelTask(PairTask):
 
 
 def check_reward_model(model: Model) -> None:
-    """Raise ValueError if no reward model can be trained from this model.
-
-    Supported are sequence classifiers with one label, and causal language models with such a class in transformers.
-    """
+    """Raise ValueError if transformers has no sequence-classification class for this model."""
     config = load_config(model)
     if is_causal_lm(config):
         check_reward_model_family(config, model.path)
@@ -70,10 +67,7 @@ def check_reward_model(model: Model) -> None:
         find_reward_model_class(config, model.path)
 
 
-def end_at_scored_token(row: Row, renderer: Renderer) -> Row:
-    """Append the end of the turn, as main_ppo does for a reward model. The mask only marks the last token.
-
-    The reward model's score is read at this token.
-    """
+def prepare_answer_for_scoring(row: Row, renderer: Renderer) -> Row:
+    """Append the end of the turn to an answer. The mask marks only the last token, where the score is read."""
     ids = renderer.append_turn_end(list(row.token_ids))
     return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))

@@ -39,10 +39,7 @@ class FinetuningTask(ABC):
 
     @abstractmethod
     def check_config(self, num_gpus: int) -> list[str]:
-        """Check the configuration, and inputs that only this task reads. Returns notices for the user.
-
-        Raises ValueError for invalid settings.
-        """
+        """Check the configuration and the task's own inputs. Returns notices. Raises ValueError if they are invalid."""
 
     @abstractmethod
     def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
@@ -107,11 +104,6 @@ class FinetuningPlan:
     def padded(self) -> bool:
         """Whether micro-batches are padded to their longest row."""
         return self.model.attention == "padded"
-
-    @property
-    def saves_in_background(self) -> bool:
-        """Whether checkpoints are written in the background, while training continues."""
-        return self.memory is None or self.memory.saves_in_background
 
     @property
     def is_complete(self) -> bool:

@@ -158,12 +158,8 @@ def _check_template_keeps_history(env: Env, renderer: Renderer) -> None:
 
 
 def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> None:
-    """Raise ValueError if keys for mixtures of experts are set for another kind of model.
-
-    Args:
-        section: key of the model section, e.g. actor_rollout_ref.model, for the message.
-        router_replay: value of rollout.router_replay.
-    """
+    """Raise ValueError if keys for mixtures of experts are set for another kind of model. section: key of the model
+    section, for the message. router_replay: value of rollout.router_replay."""
     if model.router_aux_loss_coef or router_replay:
         from alphaapollo.models.moe_routing import check_routers  # imports torch
 
@@ -193,10 +189,8 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
 
 
 def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
-    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads.
-
-    section: key of the rollout section, e.g. actor_rollout_ref.rollout, for the message.
-    """
+    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads. section:
+    key of the rollout section, for the message."""
     from alphaapollo.models.load import load_config  # imports torch
 
     size = rollout.tensor_model_parallel_size
@@ -229,12 +223,8 @@ def choose_liger_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Mod
 
 
 def check_sequence_parallel_size(size: int, key: str, models: Mapping[str, Model]) -> None:
-    """Raise ValueError if a model does not support sequence parallelism over `size` ranks.
-
-    Args:
-        key: configuration key of `size`, for the message.
-        models: configuration key of a model's path -> model section.
-    """
+    """Raise ValueError if a model does not support sequence parallelism over `size` ranks. key: configuration key of
+    `size`. models: {configuration key of a model's path: model section}."""
     from alphaapollo.models.load import load_config  # imports torch
     from alphaapollo.models.ulysses import check_ulysses_support
 
@@ -253,12 +243,7 @@ def read_prompts(
     select: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
     """Read the prompts of data files, and drop or truncate those above data.max_prompt_length. Returns prompts and
-    notices.
-
-    Args:
-        files_key: configuration key of `files`, for the notice.
-        select: function that selects prompts before they are rendered.
-    """
+    notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     chosen = select(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)
@@ -276,18 +261,17 @@ def check_rewards(
 ) -> tuple[list[str], list[Score]]:
     """Check the reward functions. Returns notices, and the scores of a trial if the user has a custom reward function.
 
-    needs_grading: whether every prompt needs a reward function; False if the environment scores itself.
-
-    Raises ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
+    needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
+    ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
-    if custom.path or reward.custom_module:
-        check_reward_function(reward, custom)
-    else:
+    is_custom = bool(custom.path or reward.custom_module)
+    if not is_custom:
         check_components(reward.components, reward.required)
+    elif not needs_grading:
+        check_reward_function(reward, custom)
     if needs_grading and not custom.path:
         check_gradable(prompts, reward)
-    is_custom = needs_grading and bool(custom.path or reward.custom_module)
-    tried = asyncio.run(try_reward_function(prompts[0], reward, custom)) if is_custom else []
+    tried = asyncio.run(try_reward_function(prompts[0], reward, custom)) if is_custom and needs_grading else []
     if reward.judge.model and (custom.path or not any(is_graded_by_judge(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"

@@ -16,7 +16,7 @@ TokenParts = list[tuple[list[int], Tensor]]  # for each micro-batch: indices of 
 
 
 @torch.no_grad()
-def compute_token_column(
+def compute_token_values(
     model: FsdpRoot,
     compute: Callable[[MicroBatch], Tensor],
     rows: Rows,
@@ -39,17 +39,17 @@ def compute_token_column(
     return merge_token_values(rows, parts)
 
 
-def merge_token_values(rows: Rows, parts: TokenParts, column: np.ndarray | None = None) -> np.ndarray:
+def merge_token_values(rows: Rows, parts: TokenParts, initial: np.ndarray | None = None) -> np.ndarray:
     """Merge numbers that were computed in micro-batches into one array [response tokens of `rows`].
 
-    Tokens that are in no micro-batch keep their number in `column` (None: 0). float32, or float64 if an input is.
+    Tokens that are in no micro-batch keep their number in `initial` (None: 0). float32, or float64 if an input is.
     """
     offsets, done = rows.response_offsets, 0
     values = np.zeros(0, dtype=np.float32)
     if parts:
         computed = torch.cat([part for _, part in parts])
         values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
-    column = np.zeros(offsets[-1], values.dtype) if column is None else column
+    column = np.zeros(offsets[-1], values.dtype) if initial is None else initial
     column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
     for index in (index for row_indices, _ in parts for index in row_indices):
         start, end = offsets[index], offsets[index + 1]

@@ -20,7 +20,7 @@ from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
-from alphaapollo.workers.columns import compute_token_column
+from alphaapollo.workers.columns import compute_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
@@ -67,7 +67,7 @@ class CriticWorker(TrainingWorker):
         """
         self.state.reload()
         self.sharing.check_batch(self.batch)
-        return compute_token_column(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
+        return compute_token_values(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.

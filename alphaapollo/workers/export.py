@@ -10,6 +10,7 @@ import torch
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export import verification
+from alphaapollo.models.export.verification import Kind
 from alphaapollo.models.export.hf_folder import export_critic, export_model
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
@@ -20,9 +21,9 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, init
 
 
 def export_checkpoint(
-    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: verification.Kind = "policy"
+    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: Kind = "policy"
 ) -> float:
-    """Export the weights in a worker's checkpoint folder to `output`, a Hugging Face model folder, and verify them.
+    """Export the weights in a worker's checkpoint folder as a Hugging Face model folder, and verify the folder.
 
     Any number of ranks may have saved the checkpoint. A critic becomes a token classifier with one label, and a
     fine-tuned language model has the kind "policy".
@@ -34,16 +35,16 @@ def export_checkpoint(
         ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
-    probe, expected = _write_hf_folder(folder, model, dtype, output, form, kind)
+    probe, expected = _write_hf_folder(checkpoint_folder, model, dtype, output_folder, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
     return verification.check_exported_outputs(
-        expected, verification.compute_transformers_outputs(Path(output), kind, probe, model), rounding
+        expected, verification.compute_transformers_outputs(Path(output_folder), kind, probe, model), rounding
     )
 
 
 @torch.no_grad()
 def _write_hf_folder(
-    folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: verification.Kind
+    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
     """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
@@ -56,11 +57,11 @@ def _write_hf_folder(
         else:
             root = ValueModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
         shard(root, mesh, torch.float32, offload_policy=False)
-        load_snapshot(folder, root, optimizer=None)
+        load_snapshot(checkpoint_folder, root, optimizer=None)
         if isinstance(root, ValueModel):
-            export_critic(output, root, model, dtype)
+            export_critic(output_folder, root, model, dtype)
         else:
-            export_model(output, loaded, model, dtype, form)
+            export_model(output_folder, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
         probe = verification.make_probe_tokens(config.vocab_size, config.pad_token_id)
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))

@@ -32,7 +32,7 @@ from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.columns import TokenParts, compute_token_column, merge_token_values
+from alphaapollo.workers.columns import TokenParts, compute_token_values, merge_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
@@ -170,7 +170,7 @@ class PolicyWorker(TrainingWorker):
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
-        """Send the weights to the inference engines. Returns None on ranks that only take part in gathering them."""
+        """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""
         assert self.sender is not None, "this worker has no sender"
         self.state.reload()
         model = self.policy.model
@@ -255,7 +255,7 @@ class PolicyWorker(TrainingWorker):
 
     def _compute_log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
-        return compute_token_column(
+        return compute_token_values(
             model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
         )
 

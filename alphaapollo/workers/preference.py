@@ -103,9 +103,9 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
         """Sum log(policy / reference) over answers to other prompts on this rank, for KTO's KL. float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for mini_batch in batch.unrelated.mini_batches:
+        for mini_batch in batch.unrelated_answers.mini_batches:
             for row_indices in mini_batch.micro_batches:
-                micro = self.builder.build(batch.unrelated.rows, row_indices)
+                micro = self.builder.build(batch.unrelated_answers.rows, row_indices)
                 logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
                 ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, row_indices)
                 assert ref is not None, "KTO needs a reference"

@@ -25,7 +25,7 @@ NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit 
 
 
 class SharedPromptCheck:
-    """Compares results with and without shared prompts, at creation and on the first batch (collectives).
+    """Comparison of a model's results with and without shared prompts, at creation and on the first batch.
 
     Args:
         compute: forward pass that returns one number per response token of a micro-batch.

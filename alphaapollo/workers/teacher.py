@@ -17,7 +17,7 @@ from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import check_logprobs, load_policy
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.workers.columns import compute_token_column
+from alphaapollo.workers.columns import compute_token_values
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
@@ -50,7 +50,7 @@ class FrozenTeacher:
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
         self.reload_for(batch)
-        column = compute_token_column(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
+        column = compute_token_values(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 

@@ -132,7 +132,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     examples = load_pairs(inputs["pairs"], renderer, DpoConfig().data).examples
     answers = load_labelled_answers(inputs["singles"], renderer, DpoConfig(data={"shuffle": False}).data).examples
     for answer, before in zip(answers, [answers[-1], *answers[:-1]], strict=True):
-        answer.unrelated = joined(answer.rows[0], before.rows[0])
+        answer.unrelated_answer = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
         layout = distribute_reference_rows(some, 1, 200, False, True)

@@ -49,8 +49,8 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     assert rejected.token_ids == [*prompt, *renderer.encode(["it is 5"])[0], IM_END]
     for one in pair.rows:
         assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
-    assert (pair.is_good, pair.data_source, pair.margin, pair.unrelated) == ([True, False], "sums", 0.0, None)
-    assert pair.max_length == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
+    assert (pair.is_good, pair.data_source, pair.margin, pair.unrelated_answer) == ([True, False], "sums", 0.0, None)
+    assert pair.max_length == len(rejected.token_ids) and (read.file_sizes, read.notices) == ([1], [])
 
 
 def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):
@@ -108,7 +108,7 @@ def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
     with pytest.raises(ValueError, match=r"1 of 2 pairs are longer than data\.max_length=60"):
         pairs(tmp_path, renderer, rows, max_length=60)
     read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
-    assert len(read.examples) == 1 and read.sizes == [1]
+    assert len(read.examples) == 1 and read.file_sizes == [1]
     assert read.notices == ["1 of 2 pairs are longer than data.max_length and were dropped."]
 
 
@@ -125,10 +125,13 @@ def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
     assert [answer.is_good for answer in answers] == [[True], [False], [True], [False]]
     assert answers[0].rows[0].token_ids == good.rows[0].token_ids
     # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
-    assert {extract_answer(renderer, answer.unrelated) for answer in answers} <= {"4<|im_end|>", "it is 5<|im_end|>"}
+    assert {extract_answer(renderer, answer.unrelated_answer) for answer in answers} <= {
+        "4<|im_end|>",
+        "it is 5<|im_end|>",
+    }
     for answer in answers:
         start = answer.rows[0].response_start
-        assert answer.unrelated.token_ids[:start] == answer.rows[0].token_ids[:start]
+        assert answer.unrelated_answer.token_ids[:start] == answer.rows[0].token_ids[:start]
 
 
 def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):

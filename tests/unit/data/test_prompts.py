@@ -201,6 +201,6 @@ def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
 def test_error_for_raw_problems_names_the_conversion_script(tmp_path):
     path = tmp_path / "gsm8k_train.jsonl"
     path.write_text('{"question": "2+2?", "answer": "#### 4"}')
-    says = rf"no column 'prompt'\. The columns are question, answer\. .*prepare_informal_math --data_source {path} \(docs/data"
+    says = rf"no column 'prompt'\. The columns are question.*prepare_informal_math --data_source {path} \(docs/data"
     with pytest.raises(ValueError, match=says):
         load_prompts(str(path), "prompt")

@@ -83,9 +83,9 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     short, long = {"prompt": "a", "response": "b"}, {"prompt": "abcdef", "response": "xyz"}
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
-    assert read.sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
+    assert read.file_sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
     assert read.notices == ["2 of 10 examples are longer than data.max_length and were dropped."]
-    assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
+    assert sum(load_examples(files, renderer, SftData(), max_samples=4).file_sizes) == 4
 
 
 def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, forgetful_renderer):

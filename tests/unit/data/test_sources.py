@@ -12,5 +12,5 @@ def test_the_same_file_twice_has_one_name():
 
 
 def test_examples_by_source():
-    read = LoadedExamples(["a", "b", "c"], sizes=[2, 0, 1], notices=[])
+    read = LoadedExamples(["a", "b", "c"], file_sizes=[2, 0, 1], notices=[])
     assert read.split_by_file() == [["a", "b"], [], ["c"]]

@@ -20,7 +20,7 @@ def row(*ids: int, mask: tuple[int, ...] | None = None) -> Row:
 
 EXAMPLES = [
     PreferenceExample([row(1, 2), row(1, 3, 4)], [True, False]),
-    PreferenceExample([row(5, 6)], [True], unrelated=row(5, 7)),
+    PreferenceExample([row(5, 6)], [True], unrelated_answer=row(5, 7)),
 ]
 
 

@@ -72,7 +72,7 @@ def examples_of(case: Case) -> list[PreferenceExample]:
     rows = [row for pair in pairs for row in pair.rows]
     others = make_unrelated_answers(rows, 0, 100)
     return [
-        PreferenceExample([row], [index % 2 == 0], "", unrelated=other)
+        PreferenceExample([row], [index % 2 == 0], "", unrelated_answer=other)
         for index, (row, other) in enumerate(zip(rows, others, strict=True))
     ]
 
@@ -136,7 +136,7 @@ def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
     losses, kl = [], torch.zeros((), dtype=torch.float64)
     examples = examples_of(case)
     with torch.no_grad():
-        unrelated = [one.unrelated for one in examples if one.unrelated is not None]
+        unrelated = [one.unrelated_answer for one in examples if one.unrelated_answer is not None]
         if unrelated:
             kl = torch.stack([logp(policy, row) - logp(reference, row) for row in unrelated]).mean()
     for one in examples:
