@@ -1,4 +1,4 @@
-"""Limit the model calls of a run: budget (`budget.*`), prices and the STOP file."""
+"""Limit the model calls of a run by its budget (`budget.*`) and by the STOP file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class EvolutionStopped(Exception):
-    """Exception that ends the rounds of a run; its text is the reason. Answers are still selected and written."""
+    """Exception that ends the rounds of a run early; its text is the reason. Answers are still chosen and written."""
 
 
-def compute_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
+def compute_call_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
     """Return the price of one call, from models.NAME.price_in and price_out (per million tokens)."""
     return (tokens_read * model.price_in + tokens_written * model.price_out) / 1e6
 
@@ -27,13 +27,13 @@ def compute_price(model: ServedModel, tokens_read: int, tokens_written: int) -> 
 class Budget:
     """Admission control for model calls; belongs to one event loop.
 
-    A call is admitted with its maximum usage and settled with its actual usage, so no limit is exceeded.
+    A call reserves its maximum usage before it starts, so calls in flight never exceed a limit.
 
     Args:
         limits: limits for all processes of the run together.
         used: usage of earlier processes.
-        seconds: run time of earlier processes, in seconds.
-        stop_file: path of the stop file. No call is admitted while it exists.
+        seconds: run time of earlier processes.
+        stop_file: file whose existence ends the run.
     """
 
     def __init__(self, limits: EvolvingBudget, used: Usage, seconds: float, stop_file: Path):
@@ -58,42 +58,44 @@ class Budget:
         self._share = 1.0
         self._stop_file.unlink(missing_ok=True)
 
-    async def admit(self, maximum: Usage) -> None:
-        """Wait until `maximum` fits into the budget. Raises EvolutionStopped if the stop file exists, or `maximum` does
-        not fit and no call is in flight."""
+    async def admit_call(self, max_usage: Usage) -> None:
+        """Wait until a call with this maximum usage fits into the budget.
+
+        Raises EvolutionStopped if the stop file exists, or the call does not fit and no call is in flight.
+        """
         async with self._changed:
             while True:
                 if self._stop_file.exists():
                     raise EvolutionStopped(f"the stop file {self._stop_file} exists")
                 if (left := self.seconds_left) is not None and left <= 0:
                     raise EvolutionStopped(self._describe_spent_limit("seconds"))
-                requested = self.used + self._in_flight + maximum
-                exceeded = [name for name in ("calls", "tokens", "money") if self._is_exceeded(name, requested)]
+                requested = self.used + self._in_flight + max_usage
+                exceeded = [name for name in ("calls", "tokens", "money") if self._is_limit_exceeded(name, requested)]
                 if not exceeded:
-                    self._in_flight += maximum
+                    self._in_flight += max_usage
                     return
                 if not self._in_flight.calls:
                     raise EvolutionStopped(self._describe_spent_limit(exceeded[0]))
                 await self._changed.wait()
 
-    async def settle(self, maximum: Usage, used: Usage) -> None:
-        """Replace the maximum usage of a finished call by its actual usage."""
+    async def settle_call(self, max_usage: Usage, actual_usage: Usage) -> None:
+        """Replace the reserved maximum usage of a finished call by its actual usage."""
         async with self._changed:
-            self._in_flight -= maximum
-            self.used += used
+            self._in_flight -= max_usage
+            self.used += actual_usage
             self._changed.notify_all()
 
-    def _is_exceeded(self, name: str, requested: Usage) -> bool:
-        limit = getattr(self._limits, name)
-        return limit is not None and getattr(requested, name) > limit * self._share
+    def _is_limit_exceeded(self, limit_name: str, requested: Usage) -> bool:
+        limit = getattr(self._limits, limit_name)
+        return limit is not None and getattr(requested, limit_name) > limit * self._share
 
-    def _describe_spent_limit(self, name: str) -> str:
+    def _describe_spent_limit(self, limit_name: str) -> str:
         reserve = f"; {self._limits.reserve:.0%} of it is reserved for the final selection" if self._share < 1 else ""
-        return f"budget.{name}={getattr(self._limits, name):g} is spent{reserve}"
+        return f"budget.{limit_name}={getattr(self._limits, limit_name):g} is spent{reserve}"
 
 
 async def gather_all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """asyncio.gather that waits for every job before raising, so that calls in flight still reach the pool.
+    """Like asyncio.gather, but wait for all jobs before raising, so that calls in flight are still logged.
 
     EvolutionStopped is raised only if no job raised another error.
     """

@@ -1,6 +1,6 @@
-"""Make and judge one candidate: propose in the environment, ask for a missing answer, summarise, grade, verify.
+"""Make one candidate solution and judge it: propose, ask for a missing answer, summarise, grade, verify.
 
-Several verifiers vote in parallel. Reports that are not upheld do not count, and the majority's reports are merged.
+Verifiers vote in parallel. Votes rejected by the verifier of verifiers do not count. The majority's reports are merged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from alphaapollo.environments.base import Environment, ScoreFn
-from alphaapollo.environments.informal_math import get_question
+from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evolving.budget import gather_all
 from alphaapollo.evolving.model_clients import ModelCallError
@@ -27,38 +27,38 @@ ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your fin
 
 @dataclass(frozen=True)
 class Grader:
-    """Grader that calls the reward function for problems with a ground truth."""
+    """Grader of solutions. It calls the reward function for problems with a ground truth."""
 
     score: ScoreFn
-    has_truth: Callable[[Prompt], bool]
+    has_ground_truth: Callable[[Prompt], bool]
     used_by_environment: bool  # True: the environment scores with this grader
 
     async def grade(self, prompt: Prompt, text: str) -> Score:
-        """Return the score of a text; a failed score if the problem has no ground truth."""
-        if self.has_truth(prompt):
+        """Return the score of a solution; a failed score if the problem has no ground truth."""
+        if self.has_ground_truth(prompt):
             return await self.score(prompt, text)
         return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="the problem has no ground truth")
 
     def grade_transcript(self, prompt: Prompt, transcript: Transcript) -> Grade | None:
-        """Return the grade of an episode; None without a ground truth or after a failure."""
-        if transcript.failure or (self.used_by_environment and not self.has_truth(prompt)):
+        """Return the grade of a finished episode; None without a ground truth or if the episode failed."""
+        if transcript.failure or (self.used_by_environment and not self.has_ground_truth(prompt)):
             return None
         return Grade.from_score(transcript.score or Score(0.0, reason="the episode ended without a score"))
 
     def lacks_answer(self, prompt: Prompt, transcript: Transcript) -> bool:
-        """Return whether an episode ended without a readable answer; always False if the environment scores itself."""
+        """Whether an episode ended without a readable answer; False if the environment computes its own score."""
         if not self.used_by_environment:
             return False
-        if not transcript.done or transcript.score is None:
+        if not transcript.ended_by_environment or transcript.score is None:
             return True
-        if self.has_truth(prompt):
+        if self.has_ground_truth(prompt):
             return transcript.score.outcome is Outcome.WRONG_FORMAT
-        return extract_answer(transcript.last_reply) is None
+        return extract_answer(transcript.last_message) is None
 
 
 @dataclass(frozen=True)
 class CandidateMaker:
-    """Maker of candidates and their judgements by `votes` verifiers. Steps that are complete in the pool are skipped.
+    """Maker of candidate solutions, each judged by several verifiers. Steps that are logged in the pool are skipped.
 
     `make_environment` creates an environment that scores with `grader`.
     """
@@ -67,48 +67,52 @@ class CandidateMaker:
     pool: Pool
     grader: Grader
     make_environment: Callable[[], Environment]
-    votes: int
+    num_verifiers: int
 
     async def make_candidate(
-        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
     ) -> None:
-        """Create the candidate with this id and, if it has not failed, its judgement. `branch` is a model name."""
+        """Make the candidate with this id and, if it has not failed, judge it.
+
+        branch_model: name of the proposing model. past: candidates of earlier rounds for the proposer's prompt.
+        """
         candidate = self.pool.candidates.get(candidate_id.key)
-        candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch, past)
+        candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch_model, past)
         if not candidate.failure and candidate.key not in self.pool.judgements:
-            view = RoleView(get_question(prompt), solution=candidate.summary)
-            await self._judge_candidate(view, candidate.key, branch)
+            view = RoleView(get_problem(prompt), solution=candidate.summary)
+            await self._judge_candidate(view, candidate.key, branch_model)
 
     async def _propose_candidate(
-        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
     ) -> Candidate:
         shown: list[JudgedCandidate] = []
         try:
-            transcript, shown = await self._run_proposer(prompt, candidate_id, branch, past)
+            transcript, shown = await self._run_proposer(prompt, candidate_id, branch_model, past)
             if not transcript.failure and self.grader.lacks_answer(prompt, transcript):
                 chat = [*transcript.messages, Message(role="user", content=ASK_FOR_ANSWER)]
-                reply = await self.caller.call_model("proposer", branch, f"{candidate_id.key}/proposer/answer", chat)
+                key = f"{candidate_id.key}/proposer/answer"
+                reply = await self.caller.call_model("proposer", branch_model, key, chat)
                 transcript.messages = [*chat, Message(role="assistant", content=reply.text)]
                 transcript.score = await self.grader.grade(prompt, reply.text)
         except ModelCallError as error:
             transcript = Transcript(failure=f"proposer: {error}")
         summary = ""
         if not transcript.failure:
-            view = RoleView(get_question(prompt), solution=transcript.text)
-            result = await self.caller.ask_role("summariser", branch, f"{candidate_id.key}/summariser", view)
+            view = RoleView(get_problem(prompt), solution=transcript.text)
+            result = await self.caller.ask_role("summariser", branch_model, f"{candidate_id.key}/summariser", view)
             summary = transcript.text if result.value is None else str(result.value)
         usage = self.pool.usage[candidate_id.key]
         candidate = Candidate(
             key=candidate_id.key,
             id=candidate_id,
-            model=self.caller.get_model_name("proposer", branch),
+            model=self.caller.get_model_name("proposer", branch_model),
             parents=tuple(candidate.key for candidate, _ in shown),
             seed=self.caller.derive_call_seed(f"{candidate_id.key}/proposer/turn0"),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
             summary=summary,
-            answer=extract_answer(transcript.last_reply) if transcript.last_reply else None,
+            answer=extract_answer(transcript.last_message) if transcript.last_message else None,
             grade=self.grader.grade_transcript(prompt, transcript),
             tokens=usage.tokens,
             money=usage.money,
@@ -119,66 +123,67 @@ class CandidateMaker:
         return candidate
 
     async def _run_proposer(
-        self, prompt: Prompt, candidate_id: CandidateId, branch: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
     ) -> tuple[Transcript, list[JudgedCandidate]]:
-        """Run the proposer. Returns the episode and the past solutions in its prompt (the newest that fit)."""
-        model, shown = self.caller.get_model_name("proposer", branch), list(past)
+        """Run the proposer's episode. Returns the transcript, and the past candidates that fit into the prompt."""
+        model, shown = self.caller.get_model_name("proposer", branch_model), list(past)
 
-        def build(first: list[Message]) -> list[Message]:
+        def build_prompt(first_messages: list[Message]) -> list[Message]:
             while True:
                 solutions = tuple(
                     PastSolution(one.summary, votes.votes_for, votes.votes_against, votes.report)
                     for one, votes in shown
                 )
                 messages = self.caller.roles["proposer"].build(
-                    RoleView(get_question(prompt), tuple(first), past=solutions)
+                    RoleView(get_problem(prompt), tuple(first_messages), past=solutions)
                 )
-                if not shown or self.caller.fits(model, messages):
+                if not shown or self.caller.clients[model].fits_prompt_limit(messages):
                     return messages
                 shown.pop(0)
 
         key = f"{candidate_id.key}/proposer/"
-        return await self.caller.run_episode("proposer", branch, key, self.make_environment, prompt, build), shown
+        run = self.caller.run_episode("proposer", branch_model, key, self.make_environment, prompt, build_prompt)
+        return await run, shown
 
-    async def _judge_candidate(self, view: RoleView, candidate: str, branch: str) -> None:
-        verdicts = await gather_all(
-            [self._verify_candidate(view, candidate, branch, index) for index in range(self.votes)]
-        )
+    async def _judge_candidate(self, view: RoleView, candidate_key: str, branch_model: str) -> None:
+        verifiers = range(self.num_verifiers)
+        verdicts = await gather_all([self._ask_verifier(view, candidate_key, branch_model, one) for one in verifiers])
         votes_for, votes_against = count_votes(verdicts)
         reports = get_majority_reports(verdicts)
         report = "\n\n".join(reports)
         if len(reports) > 1:
             view = RoleView(view.question, solution=view.solution, reports=tuple(reports))
-            result = await self.caller.ask_role("aggregator", branch, f"{candidate}/aggregator", view)
+            result = await self.caller.ask_role("aggregator", branch_model, f"{candidate_key}/aggregator", view)
             report = report if result.value is None else str(result.value)
-        self.pool.append(Judgement(candidate, votes_for, votes_against, report))
+        self.pool.append(Judgement(candidate_key, votes_for, votes_against, report))
 
-    async def _verify_candidate(self, view: RoleView, candidate: str, branch: str, index: int) -> VerifierVerdict:
-        if logged := self.pool.verdicts.get(candidate, {}).get(index):
+    async def _ask_verifier(
+        self, view: RoleView, candidate_key: str, branch_model: str, verifier: int
+    ) -> VerifierVerdict:
+        if logged := self.pool.verdicts.get(candidate_key, {}).get(verifier):
             return logged
-        model = self.caller.get_model_name("verifier", branch)
-        result = await self.caller.ask_role("verifier", branch, f"{candidate}/verifier.{index}", view)
+        model = self.caller.get_model_name("verifier", branch_model)
+        result = await self.caller.ask_role("verifier", branch_model, f"{candidate_key}/verifier.{verifier}", view)
         if result.value is None:
-            verdict = VerifierVerdict(candidate, index, model, failure=result.failure)
+            verdict = VerifierVerdict(candidate_key, verifier, model, failure=result.failure)
         else:
             vote, report = result.value.vote, result.value.text
             slot, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
-            upheld = (await self.caller.ask_role(slot, branch, f"{candidate}/{slot}.{index}", view)).value
-            verdict = VerifierVerdict(
-                candidate, index, model, result.messages, vote, report, None if upheld is None else bool(upheld)
-            )
+            answer = await self.caller.ask_role(slot, branch_model, f"{candidate_key}/{slot}.{verifier}", view)
+            upheld = None if answer.value is None else bool(answer.value)
+            verdict = VerifierVerdict(candidate_key, verifier, model, result.messages, vote, report, upheld)
         self.pool.append(verdict)
         return verdict
 
 
 def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
-    """Return the number of counted votes for and against."""
+    """Return the number of votes for and against, without votes that the verifier of verifiers rejected."""
     votes = [verdict.vote for verdict in verdicts if verdict.is_counted]
     return votes.count(True), votes.count(False)
 
 
 def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
-    """Return the distinct reports of the majority. A tie counts as against."""
+    """Return the distinct reports of the verifiers that voted with the majority. A tie counts as against."""
     votes_for, votes_against = count_votes(verdicts)
     majority = votes_for > votes_against
     reports = [
@@ -188,6 +193,6 @@ def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
 
 
 def digest_row(prompt: Prompt) -> str:
-    """Return a digest of a data row, to detect changed data when a run resumes."""
+    """Return a digest of a problem's data row, to detect changed data when a run resumes."""
     row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
     return hashlib.blake2b(row, digest_size=8).hexdigest()

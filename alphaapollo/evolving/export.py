@@ -6,7 +6,8 @@
     preference.parquet   prompt, chosen, rejected    a right and a wrong solution of the same problem
     verifier.parquet     prompt, reward_model        solutions to judge; the ground truth is whether they are right
 
---by selects the judge of solutions: the reward function (truth), or the verifiers (votes, no verifier.parquet).
+--by selects which solutions count as right: by the reward function (truth), or by the verifiers' votes (votes, which
+writes no verifier.parquet).
 To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
 """
 
@@ -28,15 +29,15 @@ Criterion = Literal["truth", "votes"]
 Row = dict[str, Any]
 
 
-def make_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:
-    """Return the rows of each file, by file name without suffix."""
+def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:
+    """Return the rows of each parquet file: `sft`, `preference` and `verifier`."""
     rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
     for problem in sorted({one.id.problem for one in pool.candidates.values()}):
         candidates = pool.get_candidates(problem)
         right = [one for one in candidates if is_right(pool, one, criterion) is True]
         wrong = [one for one in candidates if is_right(pool, one, criterion) is False]
         rows["sft"] += [{"messages": list(one.messages), **_make_source(one)} for one in right]
-        rows["preference"] += _make_pairs(candidates, right, wrong)[:max_pairs]
+        rows["preference"] += _make_preference_rows(candidates, right, wrong)[:max_pairs]
         rows["verifier"] += [
             row for one in candidates for row in _make_verifier_rows(pool, one) if criterion == "truth"
         ]
@@ -44,15 +45,17 @@ def make_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, lis
 
 
 def is_right(pool: Pool, candidate: Candidate, criterion: Criterion) -> bool | None:
-    """Return whether a candidate is right by a criterion; None if this is unknown."""
+    """Whether a candidate is right by the ground truth or by the votes; None if this is unknown."""
     if criterion == "truth":
         return candidate.is_right
     judgement = pool.judgements.get(candidate.key)
-    return judgement.is_right if judgement else None
+    return judgement.is_accepted if judgement else None
 
 
-def _make_pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]) -> list[Row]:
-    """Return all pairs, with the prompt of a candidate that has no past solutions; none without such a prompt."""
+def _make_preference_rows(
+    candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]
+) -> list[Row]:
+    """Return one row per pair of a right and a wrong solution. All rows have a prompt without past solutions."""
     first = next((one for one in candidates if not one.parents), None)
     if first is None:
         return []
@@ -69,7 +72,7 @@ def _make_pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wro
 
 
 def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[Row]:
-    """Return one row if a verifier was asked and the truth is known, else no row."""
+    """Return one row with a verifier's prompt for this candidate; none if the ground truth or the prompt is missing."""
     prompt = next((verdict.messages for verdict in pool.get_verdicts(candidate.key) if verdict.messages), None)
     if prompt is None or candidate.is_right is None:
         return []
@@ -85,19 +88,22 @@ def _make_source(candidate: Candidate) -> Row:
     }
 
 
-def export(run: Path, out: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
-    """Write the files that have rows and return their numbers of rows. Raises ValueError if the run has no pool, or no
-    solution is known to be right or wrong."""
-    if not (run / FILE).is_file():
-        raise ValueError(f"{run} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
-    rows = {name: file_rows for name, file_rows in make_rows(Pool(run), criterion, max_pairs).items() if file_rows}
-    if not rows:
+def export(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
+    """Write the parquet files of a run, and return the number of rows of each file.
+
+    Raises ValueError if the run has no pool, or no solution is known to be right or wrong.
+    """
+    if not (run_folder / FILE).is_file():
+        raise ValueError(f"{run_folder} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
+    rows = make_training_rows(Pool(run_folder), criterion, max_pairs)
+    if not any(rows.values()):
         other = "votes" if criterion == "truth" else "truth"
-        raise ValueError(f"{run}: --by {criterion} finds no solution known to be right or wrong. Use --by {other}.")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, file_rows in rows.items():
-        pd.DataFrame(file_rows).to_parquet(out / f"{name}.parquet")
-    return {name: len(file_rows) for name, file_rows in rows.items()}
+        raise ValueError(f"{run_folder}: by {criterion}, no solution is known to be right or wrong. Use --by {other}.")
+    output_folder.mkdir(parents=True, exist_ok=True)
+    counts = {name: len(file_rows) for name, file_rows in rows.items() if file_rows}
+    for name in counts:
+        pd.DataFrame(rows[name]).to_parquet(output_folder / f"{name}.parquet")
+    return counts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""Evolution loop: rounds over all problems, then the choice of an answer for each problem.
+"""Evolution loop: several rounds of solving all problems, then the choice of one answer per problem.
 
-A round covers all problems before the next round starts, so all problems are at the same round when the budget ends.
-Each step looks up its result in the pool first, so a resumed run repeats the loop and makes only missing calls.
+A round covers all problems before the next round starts, so all problems are in the same round when the budget ends.
+Each step first looks for its result in the pool, so a resumed run repeats the loop and makes only the missing calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import Evolving
-from alphaapollo.environments.informal_math import get_question
+from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.evolving.budget import Budget, EvolutionStopped, gather_all
 from alphaapollo.evolving.candidates import CandidateMaker
@@ -25,24 +25,24 @@ class EvolutionLoop:
 
     Args:
         branches: model name of each branch. The referee uses the first one, unless roles.referee.model is set.
-        solutions: number of solutions per branch and round.
+        num_solutions: number of solutions per problem, branch and round.
         on_round: function called with the round number after each round, also after an incomplete round.
     """
 
     settings: Evolving
     branches: Sequence[str]
-    solutions: int
+    num_solutions: int
     pool: Pool
     budget: Budget
     candidates: CandidateMaker
     on_round: Callable[[int], None]
 
     async def run(self, prompts: Sequence[Prompt]) -> str:
-        """Run all rounds and choose an answer per problem. Returns why the run ended early, or an empty string."""
+        """Run all rounds and choose an answer per problem. Returns why the rounds ended early, or an empty string."""
         stopped = ""
         for number in range(self.settings.rounds):
             try:
-                await gather_all([self._run_round(prompt, number) for prompt in prompts])
+                await gather_all([self._run_problem_round(prompt, number) for prompt in prompts])
             except EvolutionStopped as reason:
                 stopped = str(reason)
             self.on_round(number)
@@ -52,20 +52,22 @@ class EvolutionLoop:
         reasons = await gather_all([self._choose_answer(prompt) for prompt in prompts])
         return stopped or next(filter(None, reasons), "")
 
-    async def _run_round(self, prompt: Prompt, number: int) -> None:
+    async def _run_problem_round(self, prompt: Prompt, round_number: int) -> None:
         settings = self.settings
-        past = select_memory(self.pool, prompt.id, number, settings.memory_size, settings.memory_type)
+        past = select_past_solutions(self.pool, prompt.id, round_number, settings.memory_size, settings.memory_type)
         await gather_all(
             [
-                self.candidates.make_candidate(prompt, CandidateId(prompt.id, number, branch, index), model, past)
+                self.candidates.make_candidate(prompt, CandidateId(prompt.id, round_number, branch, index), model, past)
                 for branch, model in enumerate(self.branches)
-                for index in range(self.solutions)
+                for index in range(self.num_solutions)
             ]
         )
 
     async def _choose_answer(self, prompt: Prompt) -> str:
-        """Choose and record the answer of a problem. If its tournament is cut short, the answer is chosen by vote, and
-        the reason is returned; otherwise an empty string."""
+        """Choose and record the answer of a problem.
+
+        If the budget ends the tournament early, chooses by votes and returns the reason; else returns "".
+        """
         ranked, stopped = rank_candidates(self.pool, prompt.id), ""
         choice = Choice(prompt.id, ranked[0].key if ranked else None, "vote")
         if self.settings.select == "tournament" and ranked:
@@ -78,7 +80,7 @@ class EvolutionLoop:
         return stopped
 
     async def _run_tournament(self, prompt: Prompt, ranked: Sequence[Candidate]) -> Candidate:
-        """Run knock-out rounds, in which the best candidate meets the worst. Returns the winner."""
+        """Run knock-out rounds in which the best remaining candidate meets the worst. Returns the winner."""
         left, index = select_finalists(ranked, self.settings.finalists), 0
         while len(left) > 1:
             pairs = [(left[rank], left[-1 - rank]) for rank in range(len(left) // 2)]
@@ -90,7 +92,7 @@ class EvolutionLoop:
         return left[0]
 
     async def _play_match(self, prompt: Prompt, index: int, first: Candidate, second: Candidate) -> Match:
-        """Compare two candidates in both orders to cancel position bias. In a draw, the higher-ranked `first` wins."""
+        """Let the referee compare two candidates in both orders, to cancel position bias. In a tie, `first` wins."""
         logged = self.pool.matches.get((prompt.id, index))
         if logged and (logged.first, logged.second) == (first.key, second.key):
             return logged
@@ -104,30 +106,32 @@ class EvolutionLoop:
         return match
 
     async def _ask_referee(self, prompt: Prompt, first: Candidate, second: Candidate) -> bool | None:
-        """Return whether the referee prefers `first`; None without a preference."""
-        view = RoleView(get_question(prompt), solution=first.summary, other_solution=second.summary)
+        """Return whether the referee prefers `first`; None if it gives no preference."""
+        view = RoleView(get_problem(prompt), solution=first.summary, other_solution=second.summary)
         key = f"p{prompt.id}.final/referee.{first.key}.{second.key}"
         value = (await self.candidates.caller.ask_role("referee", self.branches[0], key, view)).value
         return None if value is None else bool(value)
 
 
-def select_memory(pool: Pool, problem: int, before_round: int, size: int, kind: MemoryType) -> list[JudgedCandidate]:
-    """Return at most `size` candidates of earlier rounds for a prompt, oldest first, scored by share of votes."""
-    if size == 0:
+def select_past_solutions(
+    pool: Pool, problem: int, before_round: int, count: int, memory_type: MemoryType
+) -> list[JudgedCandidate]:
+    """Select at most `count` candidates of earlier rounds for a proposer's prompt. Returns the oldest first."""
+    if count == 0:
         return []
     judged = pool.get_judged_candidates(problem, before_round)
     steps = [
-        Step(candidate.summary, [Message(role="user", content=judgement.report)], judgement.share)
+        Step(candidate.summary, [Message(role="user", content=judgement.report)], judgement.share_of_votes)
         for candidate, judgement in judged
     ]
-    chosen = {id(step) for step in select_steps(steps, size, kind)}
+    chosen = {id(step) for step in select_steps(steps, count, memory_type)}
     return [one for step, one in zip(steps, judged, strict=True) if id(step) in chosen]
 
 
 def rank_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[Candidate]:
-    """Return judged candidates, best first: by share of votes, then by shorter summary, then by earlier position."""
+    """Return judged candidates, best first: by share of votes; in a tie, the shorter summary, then the older one."""
     judged = pool.get_judged_candidates(problem, before_round)
-    order = sorted(judged, key=lambda one: (-one[1].share, len(one[0].summary)))
+    order = sorted(judged, key=lambda one: (-one[1].share_of_votes, len(one[0].summary)))
     return [candidate for candidate, _ in order]
 
 

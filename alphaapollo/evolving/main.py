@@ -1,4 +1,4 @@
-"""Entry point: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
+"""Improve answers at inference time: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an evolution. Returns the exit code of launch/command.py."""
     return run_inference(EvolvingConfig, "evolving", "alphaapollo.evolving.run", argv)
 
 

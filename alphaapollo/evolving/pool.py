@@ -1,14 +1,14 @@
-"""pool.jsonl: append-only log of an evolution, from which a killed run resumes.
+"""The pool (pool.jsonl): append-only log of a self-evolution run, from which a killed run resumes.
 
     call        ModelCall         one request to a model and its reply or failure
     candidate   Candidate         a proposed solution, summarised and graded
     verdict     VerifierVerdict   one verifier's vote and report on a candidate
-    judgement   Judgement         the vote count of a candidate and the majority's report
-    match       Match             one pair of the final tournament
+    judgement   Judgement         the vote count of a candidate and the majority's merged report
+    match       Match             one comparison of two candidates in the final tournament
     choice      Choice            the chosen candidate of a problem
 
-Each line is one record. A record is written once, when complete, and never changed. A failed call, candidate, verdict
-or match is a record with a `failure`. It is counted, but never as a wrong answer or a vote.
+Each line is one record, written once and never changed. A failed call, candidate, verdict or match is a record with a
+`failure`. Failures are counted, but not as wrong answers or votes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FILE = "pool.jsonl"
 
 
 class CandidateId(msgspec.Struct, frozen=True):
-    """Identifier of a candidate: problem, round, branch and index."""
+    """Identifier of a candidate (one solution of a problem)."""
 
     problem: int  # id of the prompt
     round: int
-    branch: int
+    branch: int  # index of the proposing model in evolving.branches
     index: int  # index among the solutions of this branch and round
 
     @property
@@ -49,7 +49,7 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
     model: str
     digest: str = msgspec.field(name="asked")  # digest of model, messages and sampling parameters
     seed: int
-    at: float  # seconds of run time when the call ended
+    ended_at: float = msgspec.field(name="at")  # seconds of run time
     seconds: float
     text: str = ""
     prompt_tokens: int = 0
@@ -60,12 +60,12 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
 
     @property
     def owner(self) -> str:
-        """Key of the candidate that the call belongs to, or `p17.final` for a tournament."""
+        """Key of the candidate that the call belongs to, or e.g. `p17.final` for a tournament."""
         return self.key.partition("/")[0]
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """Result of the reward function. No role ever receives it."""
+    """Result of the reward function for a solution. It is never shown to a model."""
 
     outcome: Outcome
     reward: float | None  # None if grading failed; the same applies to accuracy
@@ -104,12 +104,12 @@ class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the solution is right; None if unknown."""
+        """Whether the solution is right; None if it could not be graded."""
         return self.grade.is_right if self.grade else None
 
 
 class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdict"):
-    """Record of one verifier's vote and report."""
+    """Record of one verifier's vote and report on a candidate."""
 
     candidate: str
     index: int  # index among the candidate's verifiers
@@ -122,7 +122,7 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
 
     @property
     def is_counted(self) -> bool:
-        """Whether the vote exists and was not rejected by the verifier of verifiers."""
+        """Whether the vote counts: it exists, and the verifier of verifiers did not reject it."""
         return self.vote is not None and self.upheld is not False
 
 
@@ -135,18 +135,18 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
     report: str
 
     @property
-    def votes(self) -> int:
+    def num_votes(self) -> int:
         return self.votes_for + self.votes_against
 
     @property
-    def share(self) -> float:
+    def share_of_votes(self) -> float:
         """Share of votes for the candidate; 0.5 without votes."""
-        return self.votes_for / self.votes if self.votes else 0.5
+        return self.votes_for / self.num_votes if self.num_votes else 0.5
 
     @property
-    def is_right(self) -> bool | None:
+    def is_accepted(self) -> bool | None:
         """Whether the majority votes for the candidate; None without votes. A tie counts as against."""
-        return self.votes_for > self.votes_against if self.votes else None
+        return self.votes_for > self.votes_against if self.num_votes else None
 
 
 class Match(msgspec.Struct, frozen=True, tag_field="kind", tag="match"):
@@ -163,7 +163,7 @@ class Match(msgspec.Struct, frozen=True, tag_field="kind", tag="match"):
 
 
 class Choice(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
-    """Record of the chosen candidate of a problem."""
+    """Record of the candidate that was chosen as the answer of a problem."""
 
     problem: int
     candidate: str | None  # None: the problem has no candidates
@@ -190,10 +190,10 @@ class Usage:
 
 
 class Pool:
-    """In-memory index of pool.jsonl. `with Pool(folder) as pool: pool.append(record)`
+    """In-memory index of pool.jsonl. To write: `with Pool(folder) as pool: pool.append(record)`
 
-    The constructor only reads the file. Entering the context opens it for writing, and removes an incomplete last line.
-    Raises ValueError if a line other than the last is not a record.
+    The constructor only reads the file; it raises ValueError if a line other than the last is not a record. `with`
+    opens the file for writing and removes an incomplete last line.
     """
 
     def __init__(self, folder: Path):
@@ -210,8 +210,8 @@ class Pool:
         self.incomplete_bytes = 0  # size of an incomplete last line
         self._by_problem: dict[int, list[Candidate]] = defaultdict(list)
         self._complete_bytes = 0
-        for record in self._read():
-            self._index(record)
+        for record in self._read_records():
+            self._index_record(record)
 
     def __enter__(self) -> Pool:
         with explain_write_errors("the pool", self.path):
@@ -224,37 +224,39 @@ class Pool:
         self._file.close()
 
     def append(self, record: Record) -> None:
-        """Write and fsync one record."""
+        """Append one record to the file (with fsync) and to the index."""
         with explain_write_errors("the pool", self.path):
             self._file.write(msgspec.json.encode(record) + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
-        self._index(record)
+        self._index_record(record)
 
-    def get_verdicts(self, candidate: str) -> list[VerifierVerdict]:
+    def get_verdicts(self, candidate_key: str) -> list[VerifierVerdict]:
         """Return the verdicts on a candidate, ordered by verifier index."""
-        return [verdict for _, verdict in sorted(self.verdicts.get(candidate, {}).items())]
+        return [verdict for _, verdict in sorted(self.verdicts.get(candidate_key, {}).items())]
 
-    def get_candidates(self, problem: int, before_round: int | None = None, failed: bool = False) -> list[Candidate]:
-        """Return candidates ordered by round, branch and index, also failed candidates if `failed`."""
+    def get_candidates(
+        self, problem: int, before_round: int | None = None, include_failed: bool = False
+    ) -> list[Candidate]:
+        """Return the candidates of a problem, ordered by round, branch and index."""
         selected = [
             candidate
             for candidate in self._by_problem.get(problem, [])
-            if (failed or not candidate.failure) and (before_round is None or candidate.id.round < before_round)
+            if (include_failed or not candidate.failure) and (before_round is None or candidate.id.round < before_round)
         ]
         return sorted(selected, key=lambda candidate: msgspec.structs.astuple(candidate.id))
 
     def get_judged_candidates(self, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
-        """Return the judged candidates of a problem with their judgements, in the order of `get_candidates`."""
+        """Return (candidate, judgement) for the judged candidates of a problem, in the order of `get_candidates`."""
         candidates = self.get_candidates(problem, before_round)
         return [(one, self.judgements[one.key]) for one in candidates if one.key in self.judgements]
 
     @property
-    def total(self) -> Usage:
-        """Usage of all calls."""
+    def total_usage(self) -> Usage:
+        """Usage of all logged calls."""
         return sum(self.usage.values(), Usage())
 
-    def _read(self) -> Iterator[Record]:
+    def _read_records(self) -> Iterator[Record]:
         if not self.path.exists():
             return
         decoder = msgspec.json.Decoder(Record)
@@ -266,18 +268,18 @@ class Pool:
                 record = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise ValueError(
-                    f"{self.path}, line {number} is not a record of an evolution: {error}. Restore the file, or set "
-                    "another trainer.experiment_name."
+                    f"{self.path}, line {number} is not a valid record: {error}. Restore the file, or set another "
+                    "trainer.experiment_name."
                 ) from error
             self._complete_bytes += len(line)
             yield record
 
-    def _index(self, record: Record) -> None:
+    def _index_record(self, record: Record) -> None:
         match record:
             case ModelCall():
                 self.calls[record.key] = record
                 self.all_calls.append(record)
-                self.seconds = max(self.seconds, record.at)
+                self.seconds = max(self.seconds, record.ended_at)
                 self.usage[record.owner] += Usage(1, record.prompt_tokens + record.tokens, record.money)
             case Candidate():
                 self.candidates[record.key] = record

@@ -1,4 +1,8 @@
-"""Run the calls of a role: one question, a conversation with tools, or an episode in the run's environment."""
+"""Call the models of roles: one question, a conversation with tools, or an episode in the run's environment.
+
+`slot` is a key of the config section `roles`, e.g. `verifier`. `branch_model` is the name of the model that answers if
+roles.SLOT.model is not set.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from alphaapollo.environments.base import (
     StepResult,
     wrap_environment_errors,
 )
-from alphaapollo.environments.informal_math import describe_call
-from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_price
+from alphaapollo.environments.informal_math import describe_tool
+from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_call_price
 from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
@@ -38,19 +42,19 @@ from alphaapollo.utils.time_limit import TimeLimit
 
 
 class ModelUnavailableError(ConnectionError):
-    """Error for evolving.max_failures consecutive calls that failed because a model's server is down."""
+    """Error after evolving.max_failures consecutive failed calls of a model whose server is down."""
 
 
 @dataclass
 class Transcript:
-    """Transcript of one episode as messages."""
+    """Messages of one episode, and how it ended."""
 
     messages: list[Message] = field(default_factory=list)
     num_prompt_messages: int = 0  # number of messages in the first prompt
-    reply: ModelReply | None = None  # last reply, not cut
+    full_reply: ModelReply | None = None  # last reply, with the text that the environment ignored
     score: Score | None = None  # score by the environment
-    done: bool = False  # True if the environment, not a limit, ended the episode
-    failure: str = ""  # failure of the environment
+    ended_by_environment: bool = False  # False: ended by the limit of turns
+    failure: str = ""  # reason if the environment failed
 
     @property
     def text(self) -> str:
@@ -58,15 +62,15 @@ class Transcript:
         return "\n\n".join(message["content"] for message in self.messages[self.num_prompt_messages :])
 
     @property
-    def last_reply(self) -> str:
-        """Last message of the model, without text that the environment ignored; empty if there is none."""
+    def last_message(self) -> str:
+        """Last message of the model, without the text that the environment ignored; empty if there is none."""
         own = self.messages[self.num_prompt_messages :]
         return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
 
 
 @dataclass(frozen=True)
 class RoleResult:
-    """Result of a role."""
+    """Result of asking a role, or the reason why there is none."""
 
     value: Any = None  # result of the role's `read`; None: no readable reply, or the role is disabled
     messages: tuple[Message, ...] = ()  # prompt of the role
@@ -74,7 +78,7 @@ class RoleResult:
 
 
 class RoleCaller:
-    """Caller of roles. Each model call is admitted by the budget and logged in the pool.
+    """Sender of role prompts to models. Each call must fit the budget and is logged in the pool.
 
     Args:
         clients: clients by model name.
@@ -88,57 +92,53 @@ class RoleCaller:
         self, config: EvolvingConfig, pool: Pool, budget: Budget, clients: Mapping[str, ModelClient], services: Services
     ):
         self.roles, self._settings = make_roles(config.all_roles), config.all_roles
-        self._config, self._pool, self._budget, self._clients = config, pool, budget, clients
+        self._config, self._pool, self._budget, self.clients = config, pool, budget, clients
         self._concurrency = {name: asyncio.Semaphore(config.models[name].max_concurrent) for name in clients}
         self._failures_in_a_row: Counter[str] = Counter()
         self._actions = make_action_handler(services)
         self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
         self._environments = EnvironmentCaller()
 
-    def get_model_name(self, slot: str, branch: str) -> str:
-        """Return the model name of a role: roles.SLOT.model, else the model of the branch."""
-        return self._settings[slot].model or branch
+    def get_model_name(self, slot: str, branch_model: str) -> str:
+        """Return the model name of a role: roles.SLOT.model, else the model of the branch_model."""
+        return self._settings[slot].model or branch_model
 
-    def fits(self, model: str, messages: Sequence[Message]) -> bool:
-        """Return whether the messages fit into the model's prompt limit."""
-        return self._clients[model].fits(messages)
+    def derive_call_seed(self, call_key: str) -> int:
+        """Derive the sampling seed of a call from the run's seed and the call's key."""
+        return derive_seed(self._config.trainer.seed, "evolve", call_key)
 
-    def derive_call_seed(self, key: str) -> int:
-        """Derive the seed of a call from the run's seed and the call's key."""
-        return derive_seed(self._config.trainer.seed, "evolve", key)
-
-    async def call_model(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
-        """Return one reply of a role's model. A call that succeeded before is read from the pool.
+    async def call_model(self, slot: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
+        """Return one reply of a role's model. The reply of a call that succeeded before is read from the pool.
 
         Raises:
             ModelCallError: the call failed; the failure is logged.
-            EvolutionStopped: the budget rejects the call, or budget.seconds ends during the call.
+            EvolutionStopped: the call does not fit the budget, or budget.seconds ends during the call.
             ModelUnavailableError: evolving.max_failures consecutive calls failed.
         """
-        settings, model = self._settings[slot], self.get_model_name(slot, branch)
+        settings, model = self._settings[slot], self.get_model_name(slot, branch_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
-        sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(key))
+        sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(call_key))
         request = msgspec.json.encode([model, list(messages), sampling])
         digest = hashlib.blake2b(request, digest_size=8).hexdigest()
-        logged = self._pool.calls.get(key)
+        logged = self._pool.calls.get(call_key)
         if logged and logged.digest == digest and not logged.failure:
             return ModelReply(logged.text, logged.seed, logged.prompt_tokens, logged.tokens, logged.stop)
         async with self._concurrency[model]:
-            maximum = self._bound_usage(model, messages, sampling)
-            await self._budget.admit(maximum)
+            max_usage = self._estimate_max_usage(model, messages, sampling)
+            await self._budget.admit_call(max_usage)
             used = Usage()
             try:
                 started = time.perf_counter()
-                reply, error = await self._generate(model, key, messages, sampling)
-                price = compute_price(self._config.models[model], reply.prompt_tokens, reply.tokens)
+                reply, error = await self._generate_reply(model, call_key, messages, sampling)
+                price = compute_call_price(self._config.models[model], reply.prompt_tokens, reply.tokens)
                 used = Usage(1, reply.prompt_tokens + reply.tokens, price)
                 record = ModelCall(
-                    key=key,
+                    key=call_key,
                     role=slot,
                     model=model,
                     digest=digest,
                     seed=sampling.seed,
-                    at=round(self._budget.seconds, 3),
+                    ended_at=round(self._budget.seconds, 3),
                     seconds=round(time.perf_counter() - started, 4),
                     text=reply.text,
                     prompt_tokens=reply.prompt_tokens,
@@ -148,7 +148,7 @@ class RoleCaller:
                     failure=str(error) if error else "",
                 )
             finally:
-                await self._budget.settle(maximum, used)
+                await self._budget.settle_call(max_usage, used)
         self._pool.append(record)
         if error is None:
             self._failures_in_a_row[model] = 0
@@ -158,50 +158,51 @@ class RoleCaller:
         if count < self._config.evolving.max_failures:
             raise error
         raise ModelUnavailableError(
-            f"models.{model}: {count} calls in a row failed. Last error: {error}. No result is lost. Fix "
-            "the server, then run the same command again."
+            f"models.{model}: {count} calls in a row failed. Last error: {error}. No result is lost. Fix the "
+            "server, then run the same command again."
         ) from error
 
-    async def _generate(
-        self, model: str, key: str, messages: Sequence[Message], sampling: Sampling
+    async def _generate_reply(
+        self, model: str, call_key: str, messages: Sequence[Message], sampling: Sampling
     ) -> tuple[ModelReply, ModelCallError | None]:
-        """Return the reply and None, or an empty reply and the error."""
-        client = self._clients[model]
+        """Return (reply, None), or (empty reply, error) if the call failed."""
+        client = self.clients[model]
         try:
             with HEARTBEAT.call("a reply", f"models.{model}", client.time_limit):
                 async with asyncio.timeout(self._budget.seconds_left):
-                    return await client.generate(messages, sampling, key), None
+                    return await client.generate(messages, sampling, call_key), None
         except ModelCallError as error:
             return ModelReply("", sampling.seed), error
         except TimeoutError as error:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 
-    def _bound_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
-        """Return an upper bound on the usage of a call. The number of characters approximates the prompt tokens; chat
-        template and scripts with several tokens per character are not covered."""
+    def _estimate_max_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
+        """Return an upper bound on the usage of a call. It counts each prompt character as one token.
+
+        The bound is too low for scripts with several tokens per character.
+        """
         characters = sum(len(message["content"]) for message in messages)
-        price = compute_price(self._config.models[model], characters, sampling.max_tokens)
+        price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
-    async def ask_role(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
-        """Ask a role until its reply can be read. `key` identifies the question, e.g. `p17.r2.b0.i1/verifier.0`.
+    async def ask_role(self, slot: str, branch_model: str, question_key: str, view: RoleView) -> RoleResult:
+        """Ask a role until its reply can be read, at most evolving.asks + 1 times. Raises like `call_model`.
 
-        Raises:
-            EvolutionStopped, ModelUnavailableError: see `call_model`.
+        question_key: prefix of the keys of the calls, e.g. `p17.r2.b0.i1/verifier.0`.
         """
         if slot not in self.roles:
             return RoleResult()
         settings, role = self._settings[slot], self.roles[slot]
         tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
-        messages = role.build(replace(view, tools="\n".join(map(describe_call, tools))))
+        messages = role.build(replace(view, tools="\n".join(map(describe_tool, tools))))
         names, failure = [tool["name"] for tool in tools], ""
         attempts = self._config.evolving.asks + 1
         for number in range(attempts):
             try:
                 transcript = await self.run_episode(
                     slot,
-                    branch,
-                    f"{key}/ask{number}.",
+                    branch_model,
+                    f"{question_key}/ask{number}.",
                     lambda: ToolConversation(self._actions, names),
                     Prompt(id=0, data_source="", content=""),
                     lambda first: messages,
@@ -209,29 +210,29 @@ class RoleCaller:
             except ModelCallError as error:
                 failure = str(error)
                 continue
-            if transcript.failure or transcript.reply is None:
+            if transcript.failure or transcript.full_reply is None:
                 failure = transcript.failure
-            elif (value := role.read(transcript.reply)) is not None:
+            elif (value := role.read(transcript.full_reply)) is not None:
                 return RoleResult(value, tuple(messages))
             else:
-                failure = f"the reply could not be read: {' '.join(transcript.reply.text.split())[-120:]!r}"
+                failure = f"the reply could not be read: {' '.join(transcript.full_reply.text.split())[-120:]!r}"
         return RoleResult(failure=f"{slot}: no result after {attempts} attempts. Last failure: {failure}")
 
     async def run_episode(
         self,
         slot: str,
-        branch: str,
-        key: str,
+        branch_model: str,
+        key_prefix: str,
         make_environment: Callable[[], Environment],
         prompt: Prompt,
         build_prompt: Callable[[list[Message]], list[Message]],
     ) -> Transcript:
-        """Run one episode as messages. rollout/episode.py is the variant with tokens, for training.
+        """Run one episode of a role in an environment. rollout/episode.py is the variant with tokens, for training.
 
-        A failed environment is replaced once. Earlier replies are read from the pool, so no call is repeated.
+        If the environment fails, the episode is repeated in a new one; replies so far are read from the pool.
 
         Args:
-            key: prefix of the call keys, followed by `turn0`, `turn1`, ...
+            key_prefix: prefix of the call keys, followed by `turn0`, `turn1`, ...
             build_prompt: function from the environment's first messages to the role's prompt.
         """
         transcript, limit = Transcript(), self._config.env.episode_timeout
@@ -245,7 +246,21 @@ class RoleCaller:
                     first_messages = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
                     transcript.messages = check_messages(build_prompt(first_messages), f"{slot}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
-                    await self._take_turns(slot, branch, key, transcript, environment, clock)
+                    for turn in range(self._config.env.max_steps):
+                        call_key = f"{key_prefix}turn{turn}"
+                        reply = await self.call_model(slot, branch_model, call_key, transcript.messages)
+                        transcript.full_reply = reply
+                        result = check_step_reply(await self._environments.call(clock, environment, "step", reply.text))
+                        text = reply.text if result.kept_chars is None else reply.text[: result.kept_chars]
+                        transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
+                        if result.done:
+                            transcript.ended_by_environment, transcript.score = True, result.score
+                            if result.score and result.score.outcome is Outcome.ENVIRONMENT_FAILED:
+                                transcript.failure = result.score.reason
+                            return transcript
+                        assert result.observation is not None
+                        if turn + 1 < self._config.env.max_steps:
+                            transcript.messages = [*transcript.messages, *result.observation.messages]
                     return transcript
                 finally:
                     await self._environments.close(environment)
@@ -256,32 +271,14 @@ class RoleCaller:
                 transcript.failure = f"{error} (attempt {attempt} of {MAX_ATTEMPTS})"
         return transcript
 
-    async def _take_turns(
-        self, slot: str, branch: str, key: str, transcript: Transcript, environment: Environment, clock: TimeLimit
-    ) -> None:
-        for turn in range(self._config.env.max_steps):
-            transcript.reply = await self.call_model(slot, branch, f"{key}turn{turn}", transcript.messages)
-            text = transcript.reply.text
-            result = check_step_reply(await self._environments.call(clock, environment, "step", text))
-            text = text if result.kept_chars is None else text[: result.kept_chars]
-            transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
-            if result.done:
-                transcript.done, transcript.score = True, result.score
-                if result.score and result.score.outcome is Outcome.ENVIRONMENT_FAILED:
-                    transcript.failure = result.score.reason
-                return
-            assert result.observation is not None
-            if turn + 1 < self._config.env.max_steps:
-                transcript.messages = [*transcript.messages, *result.observation.messages]
-
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
-    """Create the role of each slot with a plugin. Raises ValueError for a plugin that is not registered."""
+    """Create the role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
     return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
 
 
 class ToolConversation:
-    """Environment for a role with tools. A reply without a tool call ends the episode."""
+    """Environment that runs the tool calls of a role. A reply without a tool call ends the episode."""
 
     def __init__(self, actions: ActionHandler, tool_names: Sequence[str]):
         self._actions, self._tags = actions, [f"<{name}>" for name in tool_names]

@@ -42,7 +42,7 @@ class ModelReply:
 
 @dataclass(frozen=True)
 class PastSolution:
-    """Solution of an earlier round, with its votes and report."""
+    """Solution of an earlier round, with its votes and the verifiers' merged report."""
 
     solution: str
     votes_for: int
@@ -52,7 +52,7 @@ class PastSolution:
 
 @dataclass(frozen=True)
 class RoleView:
-    """Input of a role. Unused fields are empty. The ground truth is never included."""
+    """Input of a role's prompt. Fields that the role does not use are empty. The ground truth is never included."""
 
     question: str
     first_messages: tuple[Message, ...] = ()  # proposer: the environment's first messages
@@ -66,21 +66,21 @@ class RoleView:
 
 @dataclass(frozen=True)
 class VerifierReport:
-    """Vote and report in a verifier's reply."""
+    """Vote and report that were read from a verifier's reply."""
 
     vote: bool  # True: the solution is right
     text: str
 
 
 class Role(Protocol):
-    """Role protocol. Roles are stateless: one object serves all calls."""
+    """Protocol of a role: what its model is asked, and how the reply is read. Roles are stateless."""
 
     def build(self, view: RoleView) -> list[Message]:
-        """Return the prompt."""
+        """Return the messages of the role's prompt."""
         ...
 
     def read(self, reply: ModelReply) -> Any:
-        """Return the result in a reply; None if the reply cannot be read."""
+        """Return the role's result from a reply; None if the reply has no readable result."""
         ...
 
 
@@ -89,32 +89,31 @@ R = TypeVar("R", bound=Callable[[], Role])
 
 
 def register_role(name: str) -> Callable[[R], R]:
-    """Register a role class as roles.SLOT.plugin=name. Class decorator."""
+    """Class decorator that registers a role, to be selected with roles.SLOT.plugin=name."""
 
-    def add(role: R) -> R:
+    def register(role: R) -> R:
         _ROLES.register(name)(role)
         return role
 
-    return add
+    return register
 
 
 def make_role(name: str) -> Role:
-    """Create the role registered under a name. Raises ValueError if the name is unknown."""
+    """Create the role that is registered under a name. Raises ValueError if the name is unknown."""
     return _ROLES.get(name)()
 
 
 def make_user_chat(text: str) -> list[Message]:
-    """Return a chat with one user message."""
     return [Message(role="user", content=text)]
 
 
 def strip_markup(text: str) -> str:
-    """Return a text without the thoughts before `</think>` and without answer tags."""
+    """Remove the thoughts before `</think>` and the answer tags from a reply."""
     return TAGS.sub("", THOUGHTS.sub("", text)).strip()
 
 
 def is_last_choice(pattern: re.Pattern[str], text: str, choice: str) -> bool | None:
-    """Return whether the last line that matches `pattern` has the value `choice`; None without such a line."""
+    """Whether the last match of `pattern` in a reply is `choice`, e.g. `right`; None without a match."""
     found = pattern.findall(THOUGHTS.sub("", text))
     return found[-1].lower() == choice if found else None
 
@@ -125,13 +124,13 @@ def format_problem_and_solution(view: RoleView) -> str:
 
 @register_role("proposer")
 class Proposer:
-    """Role that solves the problem. Its prompt is the environment's question, followed by past solutions."""
+    """Role that solves the problem. Its prompt is the environment's prompt, followed by past solutions."""
 
     def build(self, view: RoleView) -> list[Message]:
         if not view.past:
             return list(view.first_messages)
         *before, last = view.first_messages
-        attempts = "\n\n".join(map(format_attempt, view.past))
+        attempts = "\n\n".join(map(format_past_solution, view.past))
         text = (
             f"{last['content']}\n\nEarlier attempts at this, and what reviewers said of them:\n\n{attempts}\n\n"
             "They may be wrong. Keep what is correct, fix what is not, and solve the problem again."
@@ -142,8 +141,8 @@ class Proposer:
         return reply.text or None
 
 
-def format_attempt(past: PastSolution) -> str:
-    """Return the text of a past solution for a proposer's prompt."""
+def format_past_solution(past: PastSolution) -> str:
+    """Return a past solution, its votes and its report as text for a proposer's prompt."""
     votes = f"{past.votes_for} of {past.votes_for + past.votes_against} reviewers say it is right"
     review = f"\n<review>\n{past.report}\n</review>" if past.report else ""
     return f"<attempt>\n{past.solution}\n</attempt>\n({votes}){review}"

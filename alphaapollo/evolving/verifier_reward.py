@@ -1,4 +1,4 @@
-"""Reward function for training a verifier on the verifier.parquet of export.py."""
+"""Reward function for training a verifier on verifier.parquet, which alphaapollo.evolving.export writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from alphaapollo.types import Outcome, Prompt, Score
 
 
 def compute_score(prompt: Prompt, completion: str) -> Score:
-    """Score 1 if the verdict matches the ground truth, else 0; wrong format without a verdict."""
+    """Return score 1 if the verdict in the completion is correct, else 0; without a verdict the format is wrong."""
     report = Verifier().read(ModelReply(completion))
     if report is None:
         return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no line 'VERDICT: right' or 'VERDICT: wrong'")

@@ -192,7 +192,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
 async def can_compute_prompts_once(run: TrainingRun) -> bool:
     """Whether each prompt may be computed once for all its samples (docs/shared_prompts.md).
 
-    False if the self-check of policy or critic fails. Raises ValueError instead if the configuration requires it.
+    False if the self-check of policy or critic fails. Raises ValueError instead if the configuration requires shared prompts.
     """
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.find_prompt_sharing_error())]

@@ -25,7 +25,7 @@ from alphaapollo.utils.schedule import is_due
 
 
 async def train(run: TrainingRun) -> None:
-    """Run the remaining iterations. If it raises, the last complete checkpoint remains valid."""
+    """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
     timer = Timer()
     while not run.goal.is_reached(run.progress):
         step = run.progress.step + 1

@@ -21,7 +21,7 @@ from alphaapollo.trainer.step.in_flight import InFlightGroups
 
 
 async def train_async(run: TrainingRun) -> None:
-    """Run the remaining iterations. If it raises, the last complete checkpoint remains valid."""
+    """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
     in_flight = InFlightGroups(run)
     timer, taken = Timer(), time.perf_counter()
     try:

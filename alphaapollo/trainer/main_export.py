@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             export = prepare_export(config)
         except ValueError as error:
             return report_error(error, 2)
-    print(f"{export.weights} in {export.dtype} -> {export.output}")
+    print(f"{export.weights_folder} in {export.dtype} -> {export.output}")
     try:
         print(write_export(export))
         if export.push_to:

@@ -17,10 +17,7 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def compute_rollout_metrics(
-    generated: Sequence[TrajectoryGroup],
-    trained: Sequence[TrajectoryGroup],
-    generation_rounds: int,
-    generation_seconds: float,
+    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, generation_seconds: float
 ) -> dict[str, float]:
     """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories."""
     trajectories = [trajectory for group in generated for trajectory in group.trajectories]
@@ -34,7 +31,7 @@ def compute_rollout_metrics(
         "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
         "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
-        "rollout/rounds": float(generation_rounds),
+        "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
     }
     outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)

@@ -90,7 +90,7 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
 
 
 async def replay(prepared: PreparedReplay) -> LearningOutcome:
-    """Compute the iteration. If the update raises, the outcome contains the error."""
+    """Compute the recorded iteration again. If the update raises, the outcome contains the error."""
     recording, config, plan = prepared.recording, prepared.config, prepared.plan
     info = recording.info
     with Float64Mode() if prepared.float64 else nullcontext():

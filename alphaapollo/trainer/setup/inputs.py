@@ -62,7 +62,7 @@ def read_inputs(config: Config) -> Inputs:
     Raises ValueError if one of them cannot be used.
     """
     data, trainer = config.data, config.trainer
-    _check_models(config)
+    _check_model_settings(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
 
     def read_split(files: str | list[str], config_key: str, max_samples: int) -> tuple[list[Prompt], list[str]]:
@@ -102,7 +102,7 @@ def read_inputs(config: Config) -> Inputs:
     )
 
 
-def _check_models(config: Config) -> None:
+def _check_model_settings(config: Config) -> None:
     role = config.actor_rollout_ref
     models, model, rollout = _list_training_rank_models(config), role.model, role.rollout
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")

@@ -90,7 +90,7 @@ class InFlightGroups:
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
                 if pending := [task for task in self._generating.values() if not task.done()]:
                     await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                dropped |= await self._check_finished(dropped)
+                dropped |= await self._process_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
         chosen = self._choose_oldest_ready()
         groups = [self._ready[position] for position in chosen]
@@ -137,7 +137,7 @@ class InFlightGroups:
             for order, position in enumerate(remaining)
         )
 
-    async def _check_finished(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
+    async def _process_finished_groups(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
         """Mark each finished group as ready, or drop it. Returns the dropped groups, by stream position.
 
         dropped: groups of this iteration that were dropped earlier. Raises the errors of engines, and ValueError if all

@@ -26,7 +26,7 @@ from alphaapollo.types import TrajectoryGroup
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Result of the update of an iteration."""
+    """Result of one iteration's optimizer steps."""
 
     metrics: dict[str, float]
     kl_coef: float  # coefficient of the KL penalty in the reward, for the next iteration

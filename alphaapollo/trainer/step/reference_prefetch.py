@@ -25,7 +25,7 @@ NO_ROWS = RankBatch(Rows.from_rows([]), [MiniBatch([])])
 
 
 class ReferencePrefetcher:
-    """Queue that computes the reference model's log-probs of rollout groups during generation.
+    """Queue of finished rollout groups whose reference log-probs are computed during generation.
 
     Worker calls are sequential, because collectives need the same order on all ranks.
 
@@ -74,7 +74,7 @@ class ReferencePrefetcher:
         """Return the reference log-probs [B, L] of the batch of these groups. Computes groups that were not added."""
         missing = [group for group in groups if any(id(row) not in self._columns for row in _list_rows(group))]
         for first in range(0, len(missing), self._num_ranks):
-            await self._compute_groups(missing[first : first + self._num_ranks])
+            await self._compute_group_logprobs(missing[first : first + self._num_ranks])
         parts = [self._columns[id(row)][1] for row in batch.rows]
         matrix = np.zeros((len(parts), batch.layout.max_response_length), np.result_type(*parts))
         for values, part in zip(matrix, parts, strict=True):
@@ -94,12 +94,12 @@ class ReferencePrefetcher:
             groups = [await self._queue.get()]
             while len(groups) < self._num_ranks and not self._queue.empty():
                 groups.append(self._queue.get_nowait())
-            await self._compute_groups(groups)
+            await self._compute_group_logprobs(groups)
             self._computed += len(groups)
             for _ in groups:
                 self._queue.task_done()
 
-    async def _compute_groups(self, groups: Sequence[TrajectoryGroup]) -> None:
+    async def _compute_group_logprobs(self, groups: Sequence[TrajectoryGroup]) -> None:
         batches, rows = zip(*(self._build_rank_batch(_list_rows(group)) for group in groups), strict=True)
         columns = await self._policy.compute_ref_log_probs(self._add_empty_micro_batches(batches))
         for batch, group_rows, column in zip(batches, rows, columns, strict=False):  # further ranks have no rows

@@ -7,11 +7,11 @@ import pytest
 from alphaapollo.evolving.pool import Judgement
 from alphaapollo.evolving.report import (
     ConfusionMatrix,
-    area_under_curve,
+    compute_area_under_curve,
     compute_best_of_n,
     compute_majority_of_k,
-    count_confusion,
-    roc_curve,
+    compute_roc_curve,
+    count_single_votes,
 )
 
 COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
@@ -19,7 +19,7 @@ VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, vot
 
 
 def test_single_votes() -> None:
-    found = count_confusion(VOTES)
+    found = count_single_votes(VOTES)
     assert found == ConfusionMatrix(5, 2, 1, 4)
     assert (found.true_positive_rate, found.false_positive_rate) == (5 / 6, 2 / 6)
     assert found.balanced_accuracy == pytest.approx(0.75)
@@ -27,10 +27,10 @@ def test_single_votes() -> None:
 
 
 def test_area_under_curve_is_the_share_of_ordered_pairs() -> None:
-    points = roc_curve(VOTES)
+    points = compute_roc_curve(VOTES)
     assert points == [(0, 0), (0, 0.5), (0.5, 1), (1, 1)]
-    assert area_under_curve(points) == 3.5 / 4  # three pairs in order, one tie
-    assert roc_curve(VOTES[:2]) == [] and math.isnan(area_under_curve([]))
+    assert compute_area_under_curve(points) == 3.5 / 4  # three pairs in order, one tie
+    assert compute_roc_curve(VOTES[:2]) == [] and math.isnan(compute_area_under_curve([]))
 
 
 def test_best_of_n() -> None:

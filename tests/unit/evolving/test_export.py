@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evolving.export import main, make_rows
+from alphaapollo.evolving.export import main, make_training_rows
 from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.verifier_reward import compute_score
 from alphaapollo.types import Message, Outcome, Score
@@ -36,14 +36,14 @@ def fill(folder: Path) -> Pool:
 
 def test_rows_by_truth_and_by_votes(tmp_path: Path) -> None:
     pool = fill(tmp_path)
-    rows = make_rows(pool, "truth", 4)
+    rows = make_training_rows(pool, "truth", 4)
     (example,), (pair,), judged = rows["sft"], rows["preference"], rows["verifier"]
     assert [one["content"] for one in example["messages"]] == ["2+2? before: 5", "call", "4", "so 4"]
     assert [one["content"] for one in pair["prompt"]] == ["2+2?"], "without past solutions"
     assert [one["content"] for one in pair["chosen"]] == ["call", "4", "so 4"]
     assert [one["content"] for one in pair["rejected"]] == ["5"]
     assert [row["reward_model"]["ground_truth"] for row in judged] == ["wrong", "right"]
-    by_votes = make_rows(pool, "votes", 4)
+    by_votes = make_training_rows(pool, "votes", 4)
     assert by_votes["sft"][0]["messages"][-1]["content"] == "5" and by_votes["verifier"] == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evolving.candidates import count_votes, get_majority_reports
-from alphaapollo.evolving.loop import rank_candidates, select_finalists, select_memory
+from alphaapollo.evolving.loop import rank_candidates, select_finalists, select_past_solutions
 from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.roles import (
     ModelReply,
@@ -82,12 +82,12 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
             pool.append(one)
             pool.append(Judgement(one.key, *votes, "report"))
         pool.append(candidate(4, "", failure="gone"))
-    assert [one.summary for one, _ in select_memory(pool, 0, 3, 2, "score")] == [
+    assert [one.summary for one, _ in select_past_solutions(pool, 0, 3, 2, "score")] == [
         "right",
         "no",
     ]  # the newest is always included
-    assert [one.summary for one, _ in select_memory(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
-    assert select_memory(pool, 0, 4, 0, "simple") == [] and select_memory(pool, 0, 0, 3, "simple") == []
+    assert [one.summary for one, _ in select_past_solutions(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
+    assert select_past_solutions(pool, 0, 4, 0, "simple") == [] and select_past_solutions(pool, 0, 0, 3, "simple") == []
     assert [one.summary for one in rank_candidates(pool, 0, 1)] == ["long and right"]
     ranked = ["right", "long and right", "late and right", "no"]
     assert [one.summary for one in rank_candidates(pool, 0)] == ranked and rank_candidates(pool, 5) == []

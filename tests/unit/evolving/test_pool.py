@@ -50,9 +50,9 @@ def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     assert [*calls, candidate] == RECORDS[:3] and PLACE.key == "p17.r2.b0.i1"
     assert candidate.is_right is True and candidate.grade == Grade(Outcome.SCORED, 1.0, 1.0)
     assert pool.get_verdicts(PLACE.key) == [RECORDS[4], RECORDS[3]]
-    assert pool.judgements[PLACE.key].share == 2 / 3
+    assert pool.judgements[PLACE.key].share_of_votes == 2 / 3
     assert pool.matches[17, 0] == RECORDS[6] and pool.choices[17] == RECORDS[7]
-    assert pool.total == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
+    assert pool.total_usage == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
     assert (pool.seconds, pool.incomplete_bytes) == (2.5, 0)
 
 
@@ -84,5 +84,5 @@ def test_failed_grade_is_not_a_wrong_answer(tmp_path: Path) -> None:
 
 
 def test_judgement_without_votes() -> None:
-    assert Judgement("c", 0, 0, "").is_right is None and Judgement("c", 0, 0, "").share == 0.5
-    assert Judgement("c", 1, 1, "").is_right is False, "a tie is against"
+    assert Judgement("c", 0, 0, "").is_accepted is None and Judgement("c", 0, 0, "").share_of_votes == 0.5
+    assert Judgement("c", 1, 1, "").is_accepted is False, "a tie is against"

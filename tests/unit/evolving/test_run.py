@@ -211,7 +211,7 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
     parents = {key.split(".")[2] for one in pool.candidates.values() for key in one.parents}
     assert parents == {"b0", "b1"}, "the branches share one memory"
     read = sum(call.prompt_tokens for call in pool.calls.values() if call.model == "b")
-    assert pool.total.money == pytest.approx(read * 1000 / 1e6)
+    assert pool.total_usage.money == pytest.approx(read * 1000 / 1e6)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,9 @@ def test_changed_data_is_an_error(command: Command, server: Server) -> None:
     command.run("evolving.rounds=1")
     rows = pd.read_parquet(command.defaults["data.path"])
     rows.iloc[::-1].to_parquet(command.defaults["data.path"])
-    with pytest.raises(ValueError, match=r"has results of other data: its p\d.* does not belong to row \d"):
+    with pytest.raises(
+        ValueError, match=r"has results for other data: its candidate p\d.* is not a solution of row \d"
+    ):
         command.run("evolving.rounds=2")
 
 

@@ -16,7 +16,7 @@ from tests.unit.trainer.samples import build, credit_of, group, played, trajecto
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:
-    return compute_rollout_metrics(groups, groups[:kept], rounds=1, seconds=2.0)
+    return compute_rollout_metrics(groups, groups[:kept], rounds=1, generation_seconds=2.0)
 
 
 def test_lengths_and_their_quantiles() -> None:
@@ -144,7 +144,7 @@ def test_layout_metrics() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
     layout = build(groups, actor).layout
-    packed = compute_layout_metrics(layout, padded=False, lost=2, trained=4)
+    packed = compute_layout_metrics(layout, padded=False, num_excluded=2, num_trained=4)
     assert packed == {
         "batch/trajectories": 4.0,
         "batch/lost": 2.0,
@@ -161,7 +161,9 @@ def test_layout_metrics() -> None:
         for micro in step.micro_batches
     )
     assert cells == 2 * 6 + 2 * 4
-    assert compute_layout_metrics(layout, padded=True, lost=0, trained=4)["batch/padding"] == pytest.approx(1 - 18 / 20)
+    assert compute_layout_metrics(layout, padded=True, num_excluded=0, num_trained=4)["batch/padding"] == pytest.approx(
+        1 - 18 / 20
+    )
     two = build(groups, actor, num_ranks=2).layout
     loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
     assert compute_layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
