@@ -1,5 +1,6 @@
 """Language models with FSDP2: loading, forward passes, training state, checkpoints and export.
 
-load.py -> PolicyModel, ValueModel, ScoreModel -> sharding.py -> training/, checkpoint/, export/
-data.batch.Rows -> MicroBatch (micro_batch.py) -> decoder.py, attention/ -> lm_head.py -> log-probs [n]
+load.py and lora.py load a transformers model, policy.py and scalar_models.py wrap it, and sharding.py shards it.
+micro_batch.py builds the tensors of a forward pass. decoder.py and attention/ compute hidden states from them, and
+lm_head.py computes log-probs.
 """

@@ -11,11 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class Float64Mode(TorchFunctionMode):
-    """Context manager in which casts of tensors to float32 return float64. Transformers' norms, rotary embeddings and
-    softmaxes have such casts.
+    """Context manager in which casts of tensors to float32 return float64, e.g. in transformers' norms, rotary
+    embeddings and softmaxes. The dtype of new tensors does not change.
 
-    The dtype of new tensors does not change. A backward pass needs this context only with gradient checkpointing,
-    which recomputes layers.
+    With gradient checkpointing, which recomputes layers, the backward pass needs this context, too.
     """
 
     def __torch_function__(
@@ -26,10 +25,10 @@ class Float64Mode(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and not is_view:
             if function is Tensor.float:
                 return args[0].double(**kwargs)
-            args = tuple(map(_replace_dtype, args))
-            kwargs = {name: _replace_dtype(value) for name, value in kwargs.items()}
+            args = tuple(map(_replace_float32, args))
+            kwargs = {name: _replace_float32(value) for name, value in kwargs.items()}
         return function(*args, **kwargs)
 
 
-def _replace_dtype(value: Any) -> Any:
+def _replace_float32(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.models.decoder import get_head_size
+from alphaapollo.models.decoder import get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
@@ -36,14 +36,14 @@ PEAK = {
 
 
 def find_peak_flops(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a device; None if the device is not in the table."""
+    """Return the peak bfloat16 FLOP/s of a GPU; None if the GPU is not in the table."""
     words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
     return next((peak for name, peak in PEAK.items() if f" {name} " in words), None)
 
 
 @dataclass(frozen=True)
 class FlopsEstimator:
-    """Estimator of training FLOPs, from the sizes of a decoder."""
+    """Estimator of the FLOPs of training, from the sizes of a language model."""
 
     num_parameters: int  # parameters of the matrices that each token is multiplied with, including the head
     num_trained: int  # parameters among these that have a gradient; with LoRA the adapters
@@ -52,7 +52,7 @@ class FlopsEstimator:
 
     @classmethod
     def from_model(cls, model: Any) -> FlopsEstimator | None:
-        """Read a model's sizes; of experts, only active parameters count. None if the number of experts is unknown."""
+        """Count a model's parameters; of experts, only those that a token uses. None if their number is unknown."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
         matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
@@ -62,20 +62,23 @@ class FlopsEstimator:
             embedding = model.get_input_embeddings().weight  # a lookup, not a product
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
-        def count_active(name: str, parameter: Any) -> int:
+        def count_parameters(name: str, parameter: Any) -> int:
             count: int = parameter.numel()
-            return count * experts.per_token // experts.num_experts if experts and EXPERTS in name else count
+            return count * experts.experts_per_token // experts.num_experts if experts and EXPERTS in name else count
 
-        total = sum(count_active(name, parameter) for name, parameter in matrices.items())
-        trained = sum(count_active(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad)
-        width = config.num_attention_heads * get_head_size(config)
+        total = sum(count_parameters(name, parameter) for name, parameter in matrices.items())
+        trained = sum(
+            count_parameters(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad
+        )
+        width = config.num_attention_heads * get_attention_head_size(config)
         return cls(total, trained, config.num_hidden_layers, width)
 
     def estimate_training_flops(self, lengths: np.ndarray, prefix_lengths: np.ndarray | int = 0) -> float:
-        """Estimate the FLOPs of forward and backward over sequences that follow shared prefixes of `prefix_lengths`.
+        """Estimate the FLOPs of forward and backward passes over sequences of `lengths` tokens.
 
         Each token takes 4 FLOPs per parameter and 2 more per trained parameter. Causal attention takes 6 FLOPs per
-        pair of tokens, layer and unit of width.
+        pair of tokens, layer and unit of attention width. `prefix_lengths`: lengths of shared prompts, to which the
+        sequences attend, but which are not computed again for them.
         """
         ends, starts = lengths.astype(np.float64) + prefix_lengths, np.asarray(prefix_lengths, dtype=np.float64)
         squares = float(np.square(ends).sum() - np.square(np.broadcast_to(starts, ends.shape)).sum())

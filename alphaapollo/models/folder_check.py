@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,20 +14,20 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.load import has_own_code, load_config, load_without_weights
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
 
 
-def check_weights(model: Model, key: str) -> None:
-    """Check the weight files of a local model folder, which is the value of `key`. Raises ValueError if files are
-    truncated or missing, or if shapes or layers differ from config.json."""
+def check_weight_files(model: Model, path_key: str) -> None:
+    """Check the weight files of a local model folder. Raises ValueError if files are truncated or missing, or if shapes
+    or layers differ from config.json. `path_key`: config key of the folder, for messages."""
     folder = Path(model.path).expanduser()
     if not model.path or not folder.is_dir():
         return
-    source = f"{key}={model.path}"
-    shapes = _read_shapes(folder, source)
+    setting = f"{path_key}={model.path}"
+    shapes = _read_tensor_shapes(folder, setting)
     config = load_config(model)
     if not shapes or has_own_code(model, config):
         return
@@ -36,17 +35,27 @@ def check_weights(model: Model, key: str) -> None:
     for name, parameter in expected.state_dict().items():
         if name in shapes and shapes[name] != list(parameter.shape):
             raise ValueError(
-                f"{source}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} according to "
+                f"{setting}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} according to "
                 "config.json. Use weights and configuration of the same model."
             )
+    text = config.get_text_config()
+    num_layers: int | None = getattr(text, "num_hidden_layers", None)
+    if num_layers is None or getattr(text, "num_nextn_predict_layers", None):  # multi-token prediction adds layers
+        return
     ignored = getattr(expected, "_keys_to_ignore_on_load_unexpected", None) or ()
-    _check_layers(config, [name for name in shapes if not any(re.search(pattern, name) for pattern in ignored)], source)
+    names = [name for name in shapes if not any(re.search(pattern, name) for pattern in ignored)]
+    count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
+    if count > num_layers:  # transformers would ignore the additional layers
+        raise ValueError(
+            f"{setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
+            "weights and configuration of the same model."
+        )
 
 
-def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
+def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
     """Raise ValueError if the model lacks an embedding for a token of the tokenizer.
 
-    Special tokens that are never used, e.g. image tokens, need no embedding, except for the end and padding tokens.
+    Special tokens except the end and padding tokens may lack an embedding, because prompts do not use them.
     """
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -54,12 +63,12 @@ def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str)
     ids += [index for index in (tokenizer.eos_token_id, tokenizer.pad_token_id) if index is not None]
     if size is not None and ids and max(ids) >= size:
         raise ValueError(
-            f"{key}={model.path}: the model has {size} embeddings, but the tokenizer has ids up to {max(ids)}. Use the "
-            "tokenizer of this model, or a model with enough embeddings."
+            f"{path_key}={model.path}: the model has {size} embeddings, but the tokenizer has ids up to {max(ids)}. "
+            "Use the tokenizer of this model, or a model with enough embeddings."
         )
 
 
-def _read_shapes(folder: Path, source: str) -> dict[str, list[int]]:
+def _read_tensor_shapes(folder: Path, setting: str) -> dict[str, list[int]]:
     """Read the tensor shapes from safetensors files; {} if the weights are in another format."""
     from safetensors import SafetensorError, safe_open
 
@@ -73,20 +82,5 @@ def _read_shapes(folder: Path, source: str) -> dict[str, list[int]]:
             with safe_open(folder / name, "pt") as tensors:
                 shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{source}: {name} is missing or damaged: {error}. Copy the model again.") from None
+        raise ValueError(f"{setting}: {name} is missing or damaged: {error}. Copy the model again.") from None
     return shapes
-
-
-def _check_layers(config: PretrainedConfig, names: Collection[str], source: str) -> None:
-    """Raise ValueError if the weights have more layers than config.json, because transformers would ignore the rest.
-    Models with extra layers for multi-token prediction pass."""
-    text = config.get_text_config()
-    layers: int | None = getattr(text, "num_hidden_layers", None)
-    if layers is None or getattr(text, "num_nextn_predict_layers", None):
-        return
-    count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
-    if count > layers:
-        raise ValueError(
-            f"{source}: the weights have {count} layers, but config.json has num_hidden_layers={layers}. Use weights "
-            "and configuration of the same model."
-        )

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.divergence import Divergence, forward_kl, kl, overlap
-from alphaapollo.models.cpu.linear import linear, weight_grad
+from alphaapollo.models.cpu.linear import compute_weight_grad, linear
 
 CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
 
 
 class TokenStats(NamedTuple):
-    """Statistics of n response tokens, float32 [n] each. A NamedTuple, because FSDP finds the tensors in it."""
+    """Statistics of n response tokens, float32 [n] each. A NamedTuple, in which FSDP finds the tensors."""
 
     logprobs: Tensor
     entropy: Tensor | None
-    divergence: Tensor | None  # divergence from the target model, over the vocabulary
-    reverse_kl: Tensor | None = None  # KL(policy||target); reverse_kl, forward_kl and agreement have no gradient
-    forward_kl: Tensor | None = None  # KL(target||policy)
+    divergence: Tensor | None  # from the frozen model, over the vocabulary (DivergenceTarget)
+    reverse_kl: Tensor | None = None  # KL(policy||frozen model); reverse_kl, forward_kl and agreement have no gradient
+    forward_kl: Tensor | None = None  # KL(frozen model||policy)
     agreement: Tensor | None = None  # overlap of both models' distributions
 
 
@@ -44,7 +44,7 @@ class LmHead:
 
 @dataclass(frozen=True)
 class HeadInput:
-    """Hidden states and the head to be applied to them."""
+    """Hidden states of n tokens, and the output head that computes logits from them."""
 
     states: Tensor  # [n, H]
     head: LmHead
@@ -52,9 +52,9 @@ class HeadInput:
 
 @dataclass(frozen=True)
 class DivergenceTarget:
-    """Distributions of a frozen model to compare the policy with, at the same temperature. They get no gradient."""
+    """Frozen model (reference or teacher) from which the policy's divergence is computed, at the same temperature."""
 
-    hidden: HeadInput  # hidden states of the frozen model, and its head with the policy's vocabulary
+    hidden: HeadInput  # hidden states of the frozen model without gradient, and its head with the policy's vocabulary
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
 
@@ -67,37 +67,37 @@ def compute_token_stats(
     divergence_target: DivergenceTarget | None = None,
     chunk_logits: int | None = None,
 ) -> TokenStats:
-    """Compute the log-prob of each target under softmax(logits / temperature), and optional statistics.
+    """Compute log-probs of target tokens under softmax(logits / temperature), and optionally entropy and divergence.
 
     Args:
-        hidden: hidden states [n, H], each of the token before its target.
+        hidden: hidden states [n, H] of the tokens before the targets.
         targets: token ids, int64 [n].
-        divergence_target: frozen model for `divergence`; None: no divergence.
-        chunk_logits: maximum number of logits in memory; None: the default of the device.
+        chunk_logits: maximum number of logits in memory at a time; None: the default of the device.
     """
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
     chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
-    logprobs, entropy, divergence, *extra = _TokenStats.apply(states, head.weight, head.bias, targets, chunks)
-    stats = TokenStats(logprobs, entropy if needs_entropy else None, None if divergence_target is None else divergence)
-    return stats._replace(reverse_kl=extra[0], forward_kl=extra[1], agreement=extra[2]) if extra else stats
+    logprobs, entropy, divergence, *extra = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
+    divergence = None if divergence_target is None else divergence
+    return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *extra)
 
 
 @dataclass(frozen=True)
 class _ChunkedHead:
-    """Output head and statistics settings for tokens that are processed in chunks."""
+    """Output head that is applied to one chunk of tokens at a time, and the settings of compute_token_stats."""
 
     head: LmHead
     temperature: float
     needs_entropy: bool
-    target: DivergenceTarget | None
-    size: int  # tokens
+    divergence_target: DivergenceTarget | None
+    chunk_size: int  # tokens
 
-    def iterate_slices(self, num_tokens: int) -> Iterator[slice]:
-        return (slice(start, min(start + self.size, num_tokens)) for start in range(0, num_tokens, self.size))
+    def iterate_chunks(self, num_tokens: int) -> Iterator[slice]:
+        starts = range(0, num_tokens, self.chunk_size)
+        return (slice(start, min(start + self.chunk_size, num_tokens)) for start in starts)
 
     def compute_logits(self, hidden: Tensor, head: LmHead) -> Tensor:
-        """Compute logits after scale, cap and temperature. [c, H] -> float32 or float64 [c, V]"""
+        """Compute logits, with scale, softcap and temperature applied. [c, H] -> float32 or float64 [c, V]"""
         logits = linear(hidden, head.weight)
         if head.bias is not None:
             logits = logits + head.bias
@@ -109,22 +109,24 @@ class _ChunkedHead:
             logits.tanh_().mul_(head.softcap / self.temperature)
         return logits
 
-    def compute_target_logprobs(self, chunk: slice) -> Tensor:
-        assert self.target is not None
-        return self.compute_logits(self.target.hidden.states[chunk], self.target.hidden.head).log_softmax(dim=-1)
+    def compute_frozen_logprobs(self, chunk: slice) -> Tensor:
+        """Compute the frozen model's log-probs of all tokens in the vocabulary. [c, V]"""
+        assert self.divergence_target is not None
+        hidden = self.divergence_target.hidden
+        return self.compute_logits(hidden.states[chunk], hidden.head).log_softmax(dim=-1)
 
 
-class _TokenStats(torch.autograd.Function):
+class _TokenStatsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunks: _ChunkedHead
     ) -> tuple[Tensor, ...]:
-        num_tokens, target = hidden.shape[0], chunks.target
+        num_tokens, target = hidden.shape[0], chunks.divergence_target
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
         saved_logits = None
-        for chunk in chunks.iterate_slices(num_tokens):
+        for chunk in chunks.iterate_chunks(num_tokens):
             logits = chunks.compute_logits(hidden[chunk], chunks.head)
             top = logits.amax(dim=-1, keepdim=True)
             p = (logits - top).exp_()
@@ -134,11 +136,11 @@ class _TokenStats(torch.autograd.Function):
             if chunks.needs_entropy:
                 entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
             if target is not None:
-                logp, logq = logits - normaliser[chunk, None], chunks.compute_target_logprobs(chunk)
+                logp, logq = logits - normaliser[chunk, None], chunks.compute_frozen_logprobs(chunk)
                 divergence[chunk] = target.divergence.value(logp, logq)
                 for column, statistic in zip(extra, (kl, forward_kl, overlap), strict=False):
                     column[chunk] = statistic(logp, logq)
-            saved_logits = logits if num_tokens <= chunks.size else None
+            saved_logits = logits if num_tokens <= chunks.chunk_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
@@ -155,7 +157,7 @@ class _TokenStats(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
-        for chunk in chunks.iterate_slices(hidden.shape[0]):
+        for chunk in chunks.iterate_chunks(hidden.shape[0]):
             logits = chunks.compute_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
             logp = logits - normaliser[chunk, None]
             slope = torch.zeros_like(normaliser[chunk, None])  # d loss / d z_v as a multiple of p_v
@@ -164,8 +166,9 @@ class _TokenStats(torch.autograd.Function):
             if grad_entropy is not None:
                 slope = slope - grad_entropy[chunk, None] * (logp + entropy[chunk, None])
             towards_target = None
-            if grad_divergence is not None and chunks.target is not None:
-                towards_target = chunks.target.divergence.gradient(logp, chunks.compute_target_logprobs(chunk))
+            if grad_divergence is not None and chunks.divergence_target is not None:
+                divergence = chunks.divergence_target.divergence
+                towards_target = divergence.gradient(logp, chunks.compute_frozen_logprobs(chunk))
             grad = logp.exp_().mul_(slope)
             if towards_target is not None and grad_divergence is not None:
                 grad.add_(towards_target.mul_(grad_divergence[chunk, None]))
@@ -179,7 +182,7 @@ class _TokenStats(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             grad_hidden[chunk] = linear(grad, weight.t())
             if ctx.needs_input_grad[1]:
-                part = weight_grad(grad, hidden[chunk])
+                part = compute_weight_grad(grad, hidden[chunk])
                 grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
         if grad_weight is None and ctx.needs_input_grad[1]:  # this rank has no tokens
             grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)

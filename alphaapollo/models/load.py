@@ -41,13 +41,13 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
         )
-    loaded = _load("AutoModelForCausalLM", config, model, attention, dtype, materialize)
+    loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype, materialize)
     _enable_gradient_checkpointing(loaded, model)
     return loaded
 
 
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build a causal language model with meta tensors, e.g. for its layer names. Raises load_causal_lm's errors."""
+    """Build a causal language model on the meta device, without weights. Raises the errors of load_causal_lm."""
     plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
     return load_causal_lm(model.model_copy(update=plain), "padded", dtype, materialize=False)
 
@@ -57,10 +57,10 @@ def load_reward_model(
 ) -> PreTrainedModel:
     """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it.
 
-    Arguments and errors are those of load_causal_lm. Raises ValueError without a trained head of one output, too.
+    Arguments and errors are those of load_causal_lm. It is also an error if there is no trained head with one output.
     """
     config = load_config(model)
-    loaded = _load(find_reward_model_class(config, model.path), config, model, attention, dtype, materialize)
+    loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype, materialize)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Choose a "
@@ -72,47 +72,47 @@ def load_reward_model(
 def load_or_init_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a trained reward model, or a causal language model with a new head `score` drawn by `seed`, for training.
-    Other arguments and errors are those of load_reward_model."""
+    """Load a model for reward-model training: a trained reward model, or a causal language model, which gets a new head
+    `score` initialized with `seed`. Other arguments and errors are those of load_reward_model."""
     config = load_config(model)
     if not is_causal_lm(config):
         loaded = load_reward_model(model, attention, dtype, materialize)
     else:
         check_reward_model_family(config, model.path)
         config.num_labels = 1
-        config.pad_token_id = _find_pad_token(config, model)
-        auto = "AutoModelForSequenceClassification"
-        loaded = _load(auto, config, model, attention, dtype, materialize, new_weights={"score.weight"})
+        config.pad_token_id = _find_pad_token_id(config, model)
+        auto_class = "AutoModelForSequenceClassification"
+        loaded = _load_model(auto_class, config, model, attention, dtype, materialize, new_weights={"score.weight"})
         if materialize:
-            draw_head(cast("torch.nn.Linear", loaded.score), seed, "score_head")
+            init_scalar_head(cast("torch.nn.Linear", loaded.score), derive_seed(seed, "score_head"))
     _enable_gradient_checkpointing(loaded, model)
     return loaded
 
 
-def draw_head(head: torch.nn.Linear, seed: int, name: str) -> None:
-    """Draw the weights of a new head from N(0, 1 / (H + 1)^2). Its first outputs are near zero."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, name))
+def init_scalar_head(head: torch.nn.Linear, seed: int) -> None:
+    """Initialize the weights of a head with one output from N(0, 1 / (H + 1)^2). Its first outputs are near zero."""
+    generator = torch.Generator().manual_seed(seed)
     head.weight.data.copy_(torch.randn(1, head.in_features, generator=generator) / (head.in_features + 1))
 
 
 def is_causal_lm(config: PretrainedConfig) -> bool:
-    """Return whether a model is a language model, i.e. its config.json does not name a classifier."""
+    """Return whether a model is a language model, i.e. its config.json names no classifier as architecture."""
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
 
 
-def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
-    """Raise ValueError if transformers has no reward model for the family of this language model."""
+def check_reward_model_family(config: PretrainedConfig, model_path: str) -> None:
+    """Raise ValueError if transformers has no reward model class for the architecture of this language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(
-            f"model.path={path} is a {config.model_type!r} model, for which transformers has no reward model. Choose "
-            "a model of another family, e.g. Qwen3 or Llama."
+            f"model.path={model_path} is a {config.model_type!r} model, for which transformers has no reward model. "
+            "Choose a model of another family, e.g. Qwen3 or Llama."
         )
 
 
-def _find_pad_token(config: PretrainedConfig, model: Model) -> int | None:
-    """Return the padding token id, from which transformers' forward pass finds the last token of a row."""
+def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:
+    """Return the padding token id, which transformers' classifiers need to find the last token of a padded sequence."""
     from transformers import AutoTokenizer
 
     pad_token = config.get_text_config().pad_token_id
@@ -123,21 +123,22 @@ def _find_pad_token(config: PretrainedConfig, model: Model) -> int | None:
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def find_reward_model_class(config: PretrainedConfig, path: str) -> str:
-    """Find the name of a reward model's auto class, from config.json. Raises ValueError for other models."""
+def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
+    """Return the name of transformers' auto class that loads a reward model. Raises ValueError for other models."""
     names = getattr(config, "architectures", None) or []
     kinds = ("ForSequenceClassification", "ForTokenClassification")  # of tokens, the last one's score is used
     found = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
     if not found or config.num_labels != 1:
         raise ValueError(
-            f"model.path={path} is a {' or '.join(names) or config.model_type} with num_labels={config.num_labels}, "
-            "not a reward model with a trained head and one label. Choose a ...ForSequenceClassification model."
+            f"model.path={model_path} is a {' or '.join(names) or config.model_type} with num_labels="
+            f"{config.num_labels}, not a reward model with a trained head and one label. Choose a model whose "
+            "architecture is ...ForSequenceClassification."
         )
     return found[0]
 
 
 def load_config(model: Model) -> PretrainedConfig:
-    """Load the model's config.json. Raises ValueError if the path is missing or unreadable."""
+    """Load the model's config.json. Raises ValueError if model.path is empty or config.json cannot be read."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -153,11 +154,14 @@ def load_config(model: Model) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(f"model.path={model.path}: cannot read config.json: {_get_first_line(error)}") from error
+        raise ValueError(
+            f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, and "
+            "that this version of transformers supports the model."
+        ) from error
 
 
-def _load(
-    auto: str,
+def _load_model(
+    auto_class: str,
     config: PretrainedConfig,
     model: Model,
     attention: Attention,
@@ -165,7 +169,7 @@ def _load(
     materialize: bool,
     new_weights: Collection[str] = (),
 ) -> PreTrainedModel:
-    """Load a model with transformers' class `auto`. `new_weights` are names of weights that the folder may lack."""
+    """Load a model with a transformers auto class. `new_weights`: names of weights that the model folder may lack."""
     import transformers
     from transformers.utils.logging import disable_progress_bar
 
@@ -176,23 +180,23 @@ def _load(
         )
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
-    own_code = has_own_code(model, config, auto)
+    own_code = has_own_code(model, config, auto_class)
     if attention != "padded" or not own_code:
         settings["attn_implementation"] = register_backend(attention)
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     if materialize:
-        loaded = _load_weights(getattr(transformers, auto), config, model.path, settings, new_weights)
+        loaded = _load_pretrained(getattr(transformers, auto_class), config, model.path, settings, new_weights)
     else:
         try:
             with torch.device("meta"):
-                loaded = getattr(transformers, auto).from_config(config, **settings)
+                loaded = getattr(transformers, auto_class).from_config(config, **settings)
         except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
             if own_code:
                 raise
             raise ValueError(  # e.g. a negative size
-                f"model.path={model.path}: no model can be built from its config.json: {type(error).__name__}: "
-                f"{_get_first_line(error)}"
+                f"model.path={model.path}: no model can be built from its config.json ({type(error).__name__}: "
+                f"{_get_first_line(error)}). Correct config.json, or choose another model."
             ) from error
     loaded.eval()
     use_onednn(loaded)
@@ -204,7 +208,7 @@ def _load(
     return loaded
 
 
-def _load_weights(
+def _load_pretrained(
     auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, Any], new_weights: Collection[str]
 ) -> PreTrainedModel:
     from safetensors import SafetensorError
@@ -217,8 +221,8 @@ def _load_weights(
         loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"model.path={path}: its weights cannot be loaded: {_get_first_line(error)} Check for missing or truncated "
-            "weight files."
+            f"model.path={path}: its weights cannot be loaded ({_get_first_line(error)}). Check for missing or "
+            "truncated weight files."
         ) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -230,9 +234,9 @@ def _load_weights(
     return loaded
 
 
-def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelForCausalLM") -> bool:
-    """Return whether transformers' class `auto` runs modeling code from the model's folder."""
-    return model.trust_remote_code and auto in (getattr(config, "auto_map", None) or {})
+def has_own_code(model: Model, config: PretrainedConfig, auto_class: str = "AutoModelForCausalLM") -> bool:
+    """Return whether a transformers auto class runs Python code from the model's folder to load the model."""
+    return model.trust_remote_code and auto_class in (getattr(config, "auto_map", None) or {})
 
 
 def apply_liger(loaded: PreTrainedModel) -> None:
@@ -247,8 +251,8 @@ def apply_liger(loaded: PreTrainedModel) -> None:
 
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
-    """Enable gradient checkpointing if it is configured. Transformers requires `training` on the checkpointed layers;
-    their inner modules stay in evaluation mode, so there is no dropout."""
+    """Enable gradient checkpointing if it is configured. Transformers requires training mode for checkpointed layers;
+    the modules inside them stay in evaluation mode, so there is no dropout."""
     if not model.enable_gradient_checkpointing:
         return
     if not loaded.supports_gradient_checkpointing:

@@ -34,8 +34,8 @@ def load_trainable_lm(
 ) -> PreTrainedModel:
     """Load a causal language model for training (see load_causal_lm).
 
-    Parameters are float32, or float64 if `dtype` is float64. With model.lora_rank, the parameters are frozen in `dtype`
-    and float32 adapters are drawn by `seed`.
+    Parameters are float32, or float64 if `dtype` is float64. With model.lora_rank, they are frozen in `dtype`, and
+    float32 adapters are added, initialized with `seed`.
     """
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype), materialize)
     if model.lora_rank:
@@ -46,8 +46,7 @@ def load_trainable_lm(
 def load_trainable_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """Load a reward model for training (see load_trainable_lm). The head is trained without an adapter. A new head is
-    drawn by `seed`."""
+    """Load a reward model for training (see load_trainable_lm). Its head is trained without an adapter."""
     loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), materialize, seed)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
@@ -61,20 +60,20 @@ def _get_parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
     return dtype if model.lora_rank else torch.promote_types(dtype, torch.float32)
 
 
-def check_target_modules(model: Model, key: str) -> None:
-    """Raise ValueError if `target_modules` of the config section `key` are not linear layers of the model.
-    Without LoRA the model is not read."""
+def check_target_modules(model: Model, section: str) -> None:
+    """Raise ValueError if `target_modules` of a config section are not linear layers of the model. `section`: its name,
+    for messages. Without LoRA the model is not read."""
     if not model.lora_rank:
         return
     try:
         resolve_target_modules(load_without_weights(model), model)
     except ValueError as error:
-        raise ValueError(f"{key}.{error}") from error
+        raise ValueError(f"{section}.{error}") from error
 
 
 def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Return the last name parts of the layers that get an adapter: the configured layers, or all linear layers except
-    the output head. Raises ValueError if a configured name is not a linear layer."""
+    """Return the names, e.g. `q_proj`, of the layers that get a LoRA adapter: the configured names, or those of all
+    linear layers except the output head. Raises ValueError if a configured name is not a linear layer."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
     known = sorted({name.rpartition(".")[2] for name in linear})
@@ -91,8 +90,8 @@ def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Add adapters to the model's linear layers in place, and freeze all other parameters. A is drawn by `seed` from
-    peft's initial distribution; B is 0."""
+    """Add LoRA adapters to the model's linear layers in place, and freeze all other parameters. A is drawn with `seed`
+    from peft's initial distribution; B is 0."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -105,26 +104,26 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=on_meta)
     generator = torch.Generator().manual_seed(derive_seed(seed, "lora"))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_adapter(name))
-        if is_adapter(name):
+        parameter.requires_grad_(is_adapter_parameter(name))
+        if is_adapter_parameter(name):
             parameter.data = parameter.data.float()
         if ".lora_A." in name and not on_meta:
             nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
     use_onednn(model)
 
 
-def is_adapter(name: str) -> bool:
-    """Return whether a parameter with this name belongs to an adapter."""
+def is_adapter_parameter(name: str) -> bool:
+    """Return whether a parameter with this name belongs to a LoRA adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
-def strip_lora(name: str) -> str:
-    """Return the name that a parameter has in the model without adapters."""
+def get_base_parameter_name(name: str) -> str:
+    """Return the name that a parameter of a model with LoRA adapters has in the model without them."""
     return name.replace(".base_layer.", ".")
 
 
 def get_lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Find the layers with adapters, by the name of the adapted weight."""
+    """Return the layers that have LoRA adapters, by the name of the weight that the adapter changes."""
     return {
         f"{name}.base_layer.weight": module
         for name, module in model.named_modules()
@@ -134,7 +133,7 @@ def get_lora_layers(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Context manager in which the model computes without its adapters."""
+    """Context manager in which the model computes without its LoRA adapters."""
     layers = get_lora_layers(model).values()
     for layer in layers:
         layer._disable_adapters = True  # peft's method also changes requires_grad, which FSDP has read
@@ -146,8 +145,8 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merge_weight(layer: Any) -> Tensor:
-    """Compute W + scale B A in float32, sharded like W (a collective, because A is gathered)."""
+def merge_lora_weight(layer: Any) -> Tensor:
+    """Compute the merged weight W + scale B A of a LoRA layer in float32, sharded like W (a collective: gathers A)."""
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
     b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the rows that this rank has of W, too
@@ -160,28 +159,29 @@ def merge_weight(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def gather_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield gathered float32 A and B with their names in peft's files (a collective: every rank must exhaust it)."""
+    """Yield (name in peft's files, tensor) of all LoRA matrices A and B, gathered from the ranks, in float32 (a
+    collective: every rank must exhaust the iterator)."""
     for name, parameter in model.named_parameters():
-        if is_adapter(name):
+        if is_adapter_parameter(name):
             yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", full_tensor(parameter.detach())
 
 
 @torch.no_grad()
 def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of gather_adapter, with B multiplied by the scale."""
+    """Yield the (name, tensor) pairs of gather_adapter, with each matrix B multiplied by the LoRA scale."""
     (scale,) = {layer.scaling[ADAPTER] for layer in get_lora_layers(model).values()}
     for name, tensor in gather_adapter(model):
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
-def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base: str) -> None:
-    """Write an adapter folder that peft and vLLM load on the base model at `base`."""
+def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:
+    """Write a LoRA adapter folder, which peft and vLLM load on the base model at `base_path`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = model.peft_config[ADAPTER]
-    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    config.base_model_name_or_path = str(Path(base_path).resolve()) if Path(base_path).is_dir() else base_path
     config.target_modules = sorted(config.target_modules)
     config.inference_mode = True
     config.save_pretrained(str(folder))

@@ -2,9 +2,9 @@
 
     hidden states -> router -> logits [n, E], weights [n, k], experts [n, k] -> experts
 
-`Routers` wraps the forward method of each router. In a pass with forced experts (rollout routing replay, arXiv
-2510.11370) a router uses the engine's choice of experts, but computes the weights and gradients of the experts itself.
-`RoutingPass` collects the statistics of a pass.
+`Routers` wraps the forward method of each router. In a forward pass with forced experts (rollout routing replay, arXiv
+2510.11370), a router uses the experts that the engine chose, but computes their weights and gradients itself.
+`RoutingRecord` collects the statistics of a forward pass.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Sizes of a mixture of experts, from its configuration."""
+    """Numbers of experts in a layer of a mixture of experts."""
 
-    num_experts: int  # experts per layer
-    per_token: int  # experts that a router chooses per token
+    num_experts: int
+    experts_per_token: int  # that the router chooses
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> ExpertSizes | None:
-        """Read the sizes from a model's configuration; None for a dense model."""
+        """Read the numbers from a model's configuration; None for a dense model."""
         text = config.get_text_config()
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((count for name in names if (count := getattr(text, name, None))), 0)
-        per_token = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or 0
-        return cls(experts, per_token) if experts > 1 and per_token else None
+        chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or 0
+        return cls(experts, chosen) if experts > 1 and chosen else None
 
 
 @dataclass(eq=False)
-class RoutingPass:
-    """Routing record of one forward pass over n tokens. L counts all decoder layers, also those without experts."""
+class RoutingRecord:
+    """Routing statistics of one forward pass over n tokens and L decoder layers, which include layers without experts.
+    Each router chooses k of E experts per token."""
 
     is_real: Tensor  # bool [n]: false for padding
-    forced: Tensor | None  # integers [n, L, k]: experts to use
-    counts: Tensor  # float32 [L, E]: real tokens sent to each expert
-    num_changed: Tensor  # float32 []: forced choices of real tokens that the router would not have made
+    forced_experts: Tensor | None  # integers [n, L, k]: experts to use; None: the routers choose
+    counts: Tensor  # float32 [L, E]: tokens sent to each expert, without padding
+    num_changed: Tensor  # float32 []: number of forced choices that the router would not have made
     needs_probabilities: bool  # for load_balancing_loss
-    probabilities: Tensor | None = None  # float32 [E]: summed over layers and real tokens; has a gradient
+    probabilities: Tensor | None = None  # float32 [E]: summed over layers and tokens; has a gradient
     is_open: bool = True  # false after the forward pass: recomputations by gradient checkpointing are not recorded
 
-    def record(self, layer: int, logits: Tensor, experts: Tensor, router_choice: Tensor) -> None:
-        """Record a router's logits [n, E], the used experts [n, k] and the router's unforced choice [n, k]."""
+    def record(self, layer_index: int, logits: Tensor, experts: Tensor, router_choice: Tensor) -> None:
+        """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
         real = self.is_real.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
         share = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
@@ -64,17 +65,17 @@ class RoutingPass:
         if share is not None:
             self.probabilities = share if self.probabilities is None else self.probabilities + share
         spread = real[:, None].expand(experts.shape).reshape(-1)
-        self.counts[layer].scatter_add_(0, experts.reshape(-1), spread)
-        if self.forced is not None:
+        self.counts[layer_index].scatter_add_(0, experts.reshape(-1), spread)
+        if self.forced_experts is not None:
             changed = (experts[:, :, None] != router_choice[:, None, :]).all(-1)
             self.num_changed += (changed * real[:, None]).sum()
 
 
 class Routers:
-    """Routers of one model.
+    """Wrapped routers of one model, which record statistics and can be forced to use given experts.
 
-    `begin_pass` starts a forward pass. The caller sets `is_open` of the result to false after the pass. Forced experts
-    are used until the next `begin_pass`, so the backward pass uses them, too.
+    Call `begin_pass` before a forward pass, and set `is_open` of its result to false after it. Forced experts are used
+    until the next `begin_pass`, because gradient checkpointing recomputes layers in the backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, sizes: ExpertSizes):
@@ -82,10 +83,10 @@ class Routers:
         layers = find_decoder_layers(model)
         self.num_layers = len(layers)
         self.needs_probabilities = False  # collect `probabilities` for load_balancing_loss in passes with gradients
-        self.current: RoutingPass | None = None  # None: do not record or force the next forward pass
+        self.current: RoutingRecord | None = None  # None: do not record or force the next forward pass
         kinds = _find_router_classes(model)
         found = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
-        if not all(_is_supported(router, sizes, model.config) for _, router in found):
+        if not all(_is_supported_router(router, sizes, model.config) for _, router in found):
             found = []
         self.layers = [layer for layer, _ in found]  # indices of the decoder layers with a router
         for layer, router in found:
@@ -93,49 +94,51 @@ class Routers:
 
     @classmethod
     def wrap(cls, model: PreTrainedModel) -> Routers | None:
-        """Wrap the routers of a model. Returns None if the model has no routers or unsupported routers."""
+        """Wrap the routers of a model in place. Returns None if the model has no routers or unsupported routers."""
         sizes = ExpertSizes.from_config(model.config)
         routers = cls(model, sizes) if sizes else None
         return routers if routers and routers.layers else None
 
-    def begin_pass(self, is_real: Tensor, forced: Tensor | None) -> RoutingPass:
-        """Start a pass over tokens of any shape. `forced`: that shape + [L, k]. Raises ValueError for other L or k."""
-        if forced is not None and forced.shape[-2:] != (self.num_layers, self.sizes.per_token):
+    def begin_pass(self, is_real: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
+        """Start to record a forward pass. `is_real`: false for padding. `forced_experts`: [*is_real.shape, layers,
+        experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
+        expected = (self.num_layers, self.sizes.experts_per_token)
+        if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
             raise ValueError(
-                f"rollout.router_replay: the engine returned experts of shape {list(forced.shape[-2:])} (layers, "
-                f"experts per token), the model has {[self.num_layers, self.sizes.per_token]}. Set the key to false."
+                f"rollout.router_replay=true: the engine returned experts for {found[0]} layers and {found[1]} experts "
+                f"per token, but the model has {expected[0]} and {expected[1]}. Set rollout.router_replay=false."
             )
         counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real.device)
-        self.current = RoutingPass(
+        self.current = RoutingRecord(
             is_real=is_real.flatten(),
-            forced=None if forced is None else forced.reshape(-1, *forced.shape[-2:]),
+            forced_experts=None if forced_experts is None else forced_experts.reshape(-1, *expected),
             counts=counts,
             num_changed=counts.new_zeros(()),
             needs_probabilities=self.needs_probabilities and torch.is_grad_enabled(),
         )
         return self.current
 
-    def _wrap_forward(self, forward: Callable[..., Any], layer: int) -> Callable[..., Any]:
+    def _wrap_forward(self, forward: Callable[..., Any], layer_index: int) -> Callable[..., Any]:
         def route(*arguments: Any, **keywords: Any) -> Any:
             current = self.current
             if current is None:
                 return forward(*arguments, **keywords)
-            forced = None if current.forced is None else current.forced[:, layer].long()
+            forced = None if current.forced_experts is None else current.forced_experts[:, layer_index].long()
             with _TopKOverride(self.sizes, forced) as override:
                 output = forward(*arguments, **keywords)
-            assert override.router_choice is not None, "_is_supported has checked this"
-            current.record(layer, output[0], output[2], override.router_choice)
+            assert override.router_choice is not None, "_is_supported_router has checked this"
+            current.record(layer_index, output[0], output[2], override.router_choice)
             return output
 
         return route
 
 
 class _TopKOverride(TorchFunctionMode):
-    """Context manager in which torch.topk over a router's E scores returns the forced experts, if any."""
+    """Context manager in which torch.topk over a router's E scores returns the forced experts, if there are any."""
 
-    def __init__(self, sizes: ExpertSizes, forced: Tensor | None):
+    def __init__(self, sizes: ExpertSizes, forced_experts: Tensor | None):
         super().__init__()
-        self.sizes, self.forced = sizes, forced
+        self.sizes, self.forced_experts = sizes, forced_experts
         self.router_choice: Tensor | None = None  # experts that topk returns without forcing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,12 +146,12 @@ class _TopKOverride(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk):
             return result
         scores = args[0]
-        if scores.shape[-1] != self.sizes.num_experts or result[1].shape[-1] != self.sizes.per_token:
+        if scores.shape[-1] != self.sizes.num_experts or result[1].shape[-1] != self.sizes.experts_per_token:
             return result  # topk over groups of experts
-        self.router_choice = result[1].reshape(-1, self.sizes.per_token)
-        if self.forced is None:
+        self.router_choice = result[1].reshape(-1, self.sizes.experts_per_token)
+        if self.forced_experts is None:
             return result
-        forced = self.forced.view(result[1].shape)
+        forced = self.forced_experts.view(result[1].shape)
         return torch.return_types.topk((scores.gather(-1, forced), forced))
 
 
@@ -156,32 +159,35 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
     """Compute the MoE auxiliary loss as transformers does (arXiv 2101.03961, equations 4 to 6, over all layers).
 
     The loss is E sum_e f_e P_e, with f_e the share of tokens sent to expert e and P_e its mean router probability.
-    Its value is k if the load is even.
+    Its value is the number of experts per token if the load is even.
 
     Args:
-        counts: [E] tokens per expert, constants.
-        probabilities: [E], summed over tokens and layers; has the gradient.
-        tokens: [] number of tokens times layers.
-        weight: `tokens` divided by the tokens times layers of the optimizer step.
+        counts: [E] number of tokens sent to each expert; without gradient.
+        probabilities: [E] router probability of each expert, summed over tokens and layers; has the gradient.
+        tokens: [] number of tokens, multiplied by the number of layers.
+        weight: factor of the loss, the share of these tokens in the optimizer step.
     """
     return counts.shape[0] * (counts / tokens * (probabilities / tokens)).sum() * weight
 
 
-def check_routers(model: Model, key: str, balance: bool) -> None:
-    """Raise ValueError if a model lacks routers or, with `balance`, a load-balancing loss, which `key` needs."""
+def check_routers(model: Model, config_key: str, needs_balancing: bool) -> None:
+    """Raise ValueError if a model has no supported routers or, with `needs_balancing`, no load-balancing loss.
+    `config_key`: key that needs them, for messages."""
     loaded = load_without_weights(model)
     if Routers.wrap(loaded) is None:
         raise ValueError(
-            f"{key}: {type(loaded).__name__} is not a mixture of experts with supported routers (docs/moe.md). Remove "
-            "the key."
+            f"{config_key}: {type(loaded).__name__} is not a mixture of experts with supported routers (docs/moe.md). "
+            "Remove the key."
         )
-    if balance and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
-        raise ValueError(f"{key}: transformers has no load-balancing loss for {type(loaded).__name__}. Remove the key.")
+    if needs_balancing and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
+        raise ValueError(
+            f"{config_key}: transformers has no load-balancing loss for {type(loaded).__name__}. Remove the key."
+        )
 
 
 @torch.no_grad()
-def _is_supported(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfig) -> bool:
-    """Return whether a router returns logits, weights and experts, chosen by torch.topk. Tries it on three tokens."""
+def _is_supported_router(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfig) -> bool:
+    """Return whether a router chooses experts with torch.topk and returns (logits, weights, experts), by a test run."""
     parameter = next(router.parameters(), None)
     if parameter is None:
         return False
@@ -192,12 +198,12 @@ def _is_supported(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfi
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):  # the router takes other arguments
             return False
     shapes = [tuple(part.shape) for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else []
-    expected = [(3, sizes.num_experts), (3, sizes.per_token), (3, sizes.per_token)]
+    expected = [(3, sizes.num_experts), (3, sizes.experts_per_token), (3, sizes.experts_per_token)]
     return override.router_choice is not None and shapes == expected and not output[2].is_floating_point()
 
 
 def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
-    """Find the router classes, from the outputs that transformers records as router logits."""
+    """Find the module classes whose outputs transformers records as router logits."""
     recorded: dict[str, Any] = {}
     for module in (model, model.base_model):
         recorded |= getattr(module, "_can_record_outputs", None) or {}

@@ -25,8 +25,8 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.sharding import FsdpRoot, shard
-from alphaapollo.models.ulysses import gather_columns
+from alphaapollo.models.sharding import FsdpRoot, shard_model
+from alphaapollo.models.ulysses import gather_token_values
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -56,13 +56,13 @@ class PolicyModel(FsdpRoot):
         needs_entropy: bool = False,
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
-        """Compute statistics [n] of the response tokens, with the divergence from `divergence_target` if it is set."""
+        """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         hidden = PolicyModel.compute_head_input(self, micro)  # without the FSDP hooks of self.compute_head_input
         stats = compute_token_stats(hidden, micro.targets, temperature, needs_entropy, divergence_target)
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}
-        gathered = gather_columns(torch.stack(list(present.values())), micro.states, micro.sequence)
+        gathered = gather_token_values(torch.stack(list(present.values())), micro.predictors, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
@@ -71,17 +71,17 @@ class PolicyModel(FsdpRoot):
         return lambda micro: self(micro, temperature).logprobs
 
     def compute_head_input(self, micro: MicroBatch) -> HeadInput:
-        """Compute the states that predict this rank's response tokens, and return them with the output head."""
+        """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
         routing = self.routers and self.routers.begin_pass(micro.is_real, micro.routed_experts)
-        states = compute_hidden_states(self.model.base_model, micro, micro.states)
+        states = compute_hidden_states(self.model.base_model, micro, micro.predictors)
         if routing:
             routing.is_open = False
         return HeadInput(states, head)
 
     def compute_native_logprobs(self, token_ids: Tensor) -> Tensor:
-        """Compute log-probs of tokens 1 .. T-1 by transformers' forward pass with eager attention. [1, T] -> [T - 1]"""
+        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         if self.routers is not None:
@@ -91,15 +91,15 @@ class PolicyModel(FsdpRoot):
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Compute the logits of the next tokens, in `generation_mode` only (see algorithms.sampling.next_logits)."""
+        """Compute the logits of the next tokens (see algorithms.sampling.next_logits), only within generation_mode."""
         if self.routers is not None:
             self.routers.current = None
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
-        """Context manager for generation with a KV cache. The model uses transformers' attention, no gradient
-        checkpointing (a checkpointed layer keeps no cache), and no compilation, because each shape occurs once."""
+        """Context manager for generation with a KV cache: with transformers' attention, without gradient checkpointing
+        (a checkpointed layer keeps no cache), and without compilation (each shape occurs once)."""
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
         if uses_registered_backend(self.model):
@@ -120,18 +120,17 @@ class PolicyModel(FsdpRoot):
 def load_policy(
     model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, trainable_seed: int | None = None
 ) -> PolicyModel:
-    """Load and shard a policy (a collective). Without `trainable_seed` its parameters are frozen in `dtype`; the seed
-    draws new adapters (see lora.load_trainable_lm)."""
+    """Load and shard a policy (a collective). `trainable_seed`: seed of LoRA adapters; None: the policy is frozen."""
     attention, first = get_attention(model), dist.get_rank() == 0
     if trainable_seed is None:
         policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
     else:
         policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, trainable_seed))
-    return shard(policy, mesh, dtype, offload_policy)
+    return shard_model(policy, mesh, dtype, offload_policy)
 
 
 def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
-    """Read (scale, softcap), which the model applies to the output of its head (see lm_head.LmHead)."""
+    """Read scale and softcap, which the model applies to its logits (see lm_head.LmHead), from its configuration."""
     text = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere; Falcon-H1; Muse
@@ -142,38 +141,37 @@ def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]
 
 @torch.no_grad()
 def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare log-probs of two short rows with transformers' forward pass (a collective).
+    """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
 
-    Detects a head with an unknown logit transform, unsupported attention, packed rows that attend to each other, and
-    layers that do not work with sequence parallelism. Returns the mean |difference| in nats.
-
-    Raises ValueError if the difference is larger than rounding, or if log-probs are not finite.
+    The check detects heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
+    other, and layers that do not work with sequence parallelism. Returns the mean |difference| in nats. Raises
+    ValueError if it is larger than rounding, or if log-probs are not finite.
     """
     vocabulary = policy.model.config.get_text_config().vocab_size
-    texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
-    ours = policy(builder.build(make_rows(texts, [1, 1]), [0, 1]), 1.0).logprobs
-    tokens = [torch.from_numpy(text)[None].to(builder.device) for text in texts]
-    native = torch.cat([policy.compute_native_logprobs(text) for text in tokens])
+    sequences = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
+    logprobs = policy(builder.build(make_rows(sequences, [1, 1]), [0, 1]), 1.0).logprobs
+    tokens = [torch.from_numpy(sequence)[None].to(builder.device) for sequence in sequences]
+    native = torch.cat([policy.compute_native_logprobs(sequence) for sequence in tokens])
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(
             f"{name}: the model's log-probs are not finite, because its weights are damaged or too large for "
             f"{str(dtype).removeprefix('torch.')}. Use another copy of the model, or model.dtype=float32."
         )
-    mismatch = float((ours - native).abs().mean())
+    mismatch = float((logprobs - native).abs().mean())
     if not mismatch <= LIMIT[dtype]:
         raise ValueError(
-            f"{name}: the trainer's log-probs differ from the model's own by {mismatch:.2g} nats on average, because "
-            "its head or attention is not supported. Set model.attention=padded, or choose another model."
+            f"{name}: the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on average, "
+            "because the head or attention is not supported. Set model.attention=padded, or choose another model."
         )
     return mismatch
 
 
 def make_self_check_warnings(mismatch: float) -> list[str]:
-    """Return warnings about the mean |difference| of a self-check that did not fail."""
+    """Return a warning if `mismatch`, the |difference| that check_logprobs returned, may be more than rounding."""
     if mismatch <= WARN_ABOVE:
         return []
     return [
-        f"in bfloat16 the trainer's log-probs differ from the model's own by {mismatch:.2g} nats on average. This may "
-        "be rounding. To find out, run one iteration with model.dtype=float32, which fails if they really differ."
+        f"in bfloat16 the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on average. "
+        "This may be rounding. To find out, run one iteration with model.dtype=float32, which fails if it is not."
     ]

@@ -37,7 +37,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=1)  # long enough for one rank to load or w
 
 
 class FsdpRoot(nn.Module):
-    """Base class of models that `shard` splits over the ranks."""
+    """Base class of models that `shard_model` splits over the ranks."""
 
     layers: Sequence[nn.Module]  # modules that are gathered one at a time, the decoder layers
     float32_modules: Sequence[nn.Module] = ()  # submodules that always compute in float32
@@ -50,13 +50,11 @@ R = TypeVar("R", bound=FsdpRoot)
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
     """Initialize torch.distributed for this process, unless another model in the process has done so already.
 
-    Gloo gets the network interface that reaches rank 0: its default, the address of the host name, is loopback on many
-    machines. The group is not bound to a `device_id`: ranks wait for each other over gloo, and NCCL takes the device of
-    the tensors, which `workers.process_group.initialize_rank` has set.
+    Gloo uses the network interface that reaches rank 0, because its default is loopback on many machines. The process
+    group has no `device_id`, because ranks wait for each other over gloo.
 
-    Args:
-        init_method: tcp://host:port, where rank 0 holds the port (`network.reserve_port`), or file://path. Not
-            used by a single rank.
+    `init_method`: tcp://host:port, with a port that rank 0 has reserved (`network.reserve_port`), or file://path. A
+    single rank does not use it.
     """
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
@@ -80,15 +78,14 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """Create the device mesh (a collective). `fsdp_size` ranks share one copy of the model; -1 = all."""
+    """Create the device mesh for FSDP or HSDP (a collective). `fsdp_size` ranks share a copy of the model; -1: all."""
     world_size = dist.get_world_size()
     if fsdp_size in (-1, world_size):
         return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
-    assert world_size % fsdp_size == 0, "the configuration checks this"
     return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -> R:
+def shard_model(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -> R:
     """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root`.
 
     Before the call, rank 0 has weights on the CPU and all other ranks have meta tensors.
@@ -118,13 +115,13 @@ def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -
         register_fsdp_forward_method(root, method)
     if mesh.size() > 1:
         dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
-        _scatter(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+        _send_weights(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
     return root
 
 
 @torch.no_grad()
-def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
-    """Send slices of rank 0's parameters and complete copies of its buffers to all ranks (a collective)."""
+def _send_weights(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
+    """Send slices of rank 0's parameters, and complete copies of its buffers, to all ranks (a collective)."""
     device = torch.device(mesh.device_type)
     is_source = dist.get_rank() == 0
     if not is_source:
@@ -147,22 +144,17 @@ def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, sli
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward pass without backward has gathered, which become stale at the next step."""
+    """Free the parameters that a forward pass without backward has gathered, before an optimizer step changes them."""
     cast(FSDPModule, model).reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a parameter from all ranks onto the device of the mesh (a collective)."""
+    """Gather a sharded parameter from all ranks onto the GPU, or onto the CPU without GPUs (a collective)."""
     if not isinstance(tensor, DTensor):
         return tensor
     return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
-def get_shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
-    """Return the process group of the ranks that share one copy of the tensor; None = all ranks."""
-    return tensor.device_mesh.get_group("shard") if isinstance(tensor, DTensor) else None
-
-
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's slice of a parameter, as a view."""
+    """Return this rank's slice of a sharded parameter, as a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -28,67 +28,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """Consecutive ranks that share every sequence."""
+    """Consecutive ranks that split every sequence among them."""
 
     group: dist.ProcessGroup
     rank: int  # rank within the group
     size: int
 
-    def get_token_range(self, width: int) -> slice:
-        """Return the range of this rank's tokens among `width` tokens."""
-        count = width // self.size
+    def get_token_range(self, num_tokens: int) -> slice:
+        """Return the range of this rank's tokens in a sequence of `num_tokens` tokens."""
+        count = num_tokens // self.size
         return slice(self.rank * count, (self.rank + 1) * count)
 
 
 @dataclass(frozen=True)
-class LocalTokens:
-    """Selection of p tokens of a micro-batch, of which this rank has m."""
+class TokenSelection:
+    """p selected tokens of a micro-batch, m of which are in this rank's part of the sequences."""
 
-    local: Tensor  # int64 [m]: flat positions in the rank's part of the micro-batch
-    indices: Tensor | None  # int64 [m]: indices of this rank's tokens among the p tokens; None: m = p
-    count: int  # p
+    local_positions: Tensor  # int64 [m]: positions in the rank's part of the micro-batch, flattened
+    local_indices: Tensor | None  # int64 [m]: which of the p tokens this rank has; None: all, in order
+    num_selected: int  # p
 
 
 def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
-    """Create this rank's sequence group and the group of ranks that have every row once (a collective; None: all)."""
+    """Create this rank's sequence-parallel group, and its data-parallel group with one rank of each sequence-parallel
+    group (a collective). Returns (None, None) if `size` is 1."""
     if size == 1:
         return None, None
-    assert dist.get_world_size() % size == 0, "the configuration checks this"
     mesh = init_device_mesh(device, (dist.get_world_size() // size, size), mesh_dim_names=("data", "sequence"))
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
 
 
-def find_local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find a rank's tokens among the flat positions `flat` in [b, width]. Returns the tokens' flat positions in the
-    rank's part [b, width / size], and their indices in `flat`."""
-    rows, columns = np.divmod(flat, width)
+def find_local_positions(positions: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find a rank's share of the tokens at `positions` in a flattened array [b, width], of which `size` ranks split the
+    columns. Returns positions in the rank's flattened part [b, width / size], and indices in `positions`."""
+    rows, columns = np.divmod(positions, width)
     part_width = width // size
     indices = np.flatnonzero(columns // part_width == rank)
     return rows[indices] * part_width + columns[indices] % part_width, indices
 
 
 def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """Exchange [b, heads, T/s, d] -> [b, heads/s, T, d]. If s does not divide the number of heads, heads are repeated:
-    [b, lcm(heads, s)/s, T, d]."""
+    """Exchange this rank's part of the tokens for its part of the heads. [b, heads, T/s, d] -> [b, heads/s, T, d], or
+    [b, lcm(heads, s)/s, T, d] with repeated heads if s does not divide the number of heads."""
     repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
-    exchanged: Tensor = _Exchange.apply(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
+    exchanged: Tensor = _AllToAll.apply(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
     return exchanged
 
 
 def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """Exchange [b, T, heads/s, d] -> [b, T/s, heads, d]."""
-    exchanged: Tensor = _Exchange.apply(x, 1, 2, sequence)
+    """Exchange this rank's part of the heads for its part of the tokens. [b, T, heads/s, d] -> [b, T/s, heads, d]"""
+    exchanged: Tensor = _AllToAll.apply(x, 1, 2, sequence)
     return exchanged
 
 
-def gather_columns(local: Tensor, tokens: LocalTokens, sequence: SequenceGroup | None) -> Tensor:
-    """Gather the columns of p tokens on every rank of the group. [k, m] -> [k, p]
+def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
+    """Gather k values per token, from this rank's m to all p tokens of a selection. [k, m] -> [k, p]
 
-    Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m columns.
+    Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m tokens.
     """
     if sequence is None:
         return local
-    gathered: Tensor = _Gather.apply(local, tokens.indices, tokens.count, sequence)
+    gathered: Tensor = _GatherTokens.apply(local, selection.local_indices, selection.num_selected, sequence)
     return gathered
 
 
@@ -98,14 +98,14 @@ def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_ulysses_support(config: PretrainedConfig, model_name: str, size: int, key: str, own_code: bool) -> None:
+def check_ulysses_support(config: PretrainedConfig, setting: str, size: int, size_key: str, own_code: bool) -> None:
     """Raise ValueError if a model does not support sequence parallelism.
 
     Args:
-        model_name: the model with its config key, for the message.
-        size: number of ranks in a sequence group.
-        key: config key that sets `size`.
-        own_code: whether the model folder has modeling code, which may not support pluggable attention.
+        setting: config key and path of the model, for the message.
+        size: number of ranks that split every sequence.
+        size_key: config key of `size`.
+        own_code: the model folder has its own modeling code.
     """
     text = config.get_text_config()
     heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""
@@ -119,41 +119,42 @@ def check_ulysses_support(config: PretrainedConfig, model_name: str, size: int, 
     elif heads % size or not heads:
         reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
     if reason:
-        raise ValueError(f"{key}={size} is not supported: {model_name} {reason}. Set {key}={possible}.")
+        raise ValueError(f"{size_key}={size} is not supported: {setting} {reason}. Set {size_key}={possible}.")
 
 
-def _find_rope_types(parameters: dict[str, Any]) -> list[str]:
+def _find_rope_types(rope_parameters: dict[str, Any]) -> list[str]:
     """Return the RoPE types of a model, which may differ between layer types."""
-    nested = [_find_rope_types(value) for value in parameters.values() if isinstance(value, dict)]
-    return [str(parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
+    nested = [_find_rope_types(value) for value in rope_parameters.values() if isinstance(value, dict)]
+    return [str(rope_parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all exchange. Rank r gets the r-th part of dimension `split` of all ranks, concatenated along `join`."""
+class _AllToAll(torch.autograd.Function):
+    """Differentiable all-to-all exchange. Rank r gets the r-th part of dimension `split_dim` from every rank, and
+    concatenates the parts along dimension `join_dim`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Tensor:
-        ctx.split, ctx.join, ctx.sequence = split, join, sequence
-        return _all_to_all(x, split, join, sequence)
+    def forward(ctx: Any, x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
+        ctx.split_dim, ctx.join_dim, ctx.sequence = split_dim, join_dim, sequence
+        return _all_to_all(x, split_dim, join_dim, sequence)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(grad, ctx.join, ctx.split, ctx.sequence), None, None, None
+        return _all_to_all(grad, ctx.join_dim, ctx.split_dim, ctx.sequence), None, None, None
 
 
-def _all_to_all(x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Tensor:
-    parts = x.unflatten(split, (sequence.size, -1)).movedim(split, 0).contiguous()
+def _all_to_all(x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
+    parts = x.unflatten(split_dim, (sequence.size, -1)).movedim(split_dim, 0).contiguous()
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=sequence.group)
-    return received.movedim(0, join).flatten(join, join + 1)
+    return received.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
 
 
-class _Gather(torch.autograd.Function):
+class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, indices: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
         ctx.save_for_backward(indices)
         gathered = local.new_zeros(local.shape[0], count).index_copy_(1, indices, local)
-        dist.all_reduce(gathered, group=sequence.group)  # exact: all but one rank add zero to a column
+        dist.all_reduce(gathered, group=sequence.group)  # exact: all but one rank add zero for a token
         return gathered
 
     @staticmethod

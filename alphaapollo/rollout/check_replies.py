@@ -11,31 +11,31 @@ from alphaapollo.types import Message, Score
 
 
 def check_reset_reply(reply: Any) -> list[Message] | str:
-    """Return the prompt in an environment's `reset` result. Raises EnvironmentFailure for an invalid result."""
+    """Return the prompt from the result of an environment's `reset`. Raises EnvironmentFailure if it is invalid."""
     if isinstance(reply, str):
         return reply
-    _check_type(reply, Observation, "reset returned", "an Observation or a str")
+    _check_type(reply, Observation, "the result of reset", "an Observation or a str")
     return check_messages(reply.messages, "reset")
 
 
 def check_step_reply(reply: Any) -> StepResult:
-    """Return an environment's `step` result. Raises EnvironmentFailure for an invalid result."""
-    _check_type(reply, StepResult, "step returned", "a StepResult")
+    """Check and return the result of an environment's `step`. Raises EnvironmentFailure if it is invalid."""
+    _check_type(reply, StepResult, "the result of step", "a StepResult")
     result: StepResult = reply
     if not result.done and result.observation is None:
         raise EnvironmentFailure("step returned neither done=True nor an observation. Return one of them.")
     if result.observation is not None:
-        _check_type(result.observation, Observation, "step: observation is", "an Observation")
+        _check_type(result.observation, Observation, "step: observation", "an Observation")
         check_messages(result.observation.messages, "step")
     _check_number(result.reward, "reward")
     if result.score is not None:
-        _check_type(result.score, Score, "step: score is", "a Score")
+        _check_type(result.score, Score, "step: score", "a Score")
         if not result.score.outcome.failed:
             _check_number(result.score.reward, "score.reward")
             for name, value in result.score.components.items():
                 _check_number(value, f"score.components[{name!r}]")
     if result.kept_chars is not None:
-        _check_type(result.kept_chars, int, "step: kept_chars is", "a number of characters")
+        _check_type(result.kept_chars, int, "step: kept_chars", "an int")
     if not isinstance(result.info, dict) or not all(isinstance(key, str) for key in result.info):
         raise EnvironmentFailure(f"step: info={str(result.info)[:80]} must be a dict with str keys.")
     calls = result.info.get("tool_calls", ())  # read by the metrics
@@ -47,19 +47,18 @@ def check_step_reply(reply: Any) -> StepResult:
 
 
 def check_messages(messages: Any, method: str) -> list[Message]:
-    """Return the chat messages from an environment's `method`. Raises EnvironmentFailure for invalid messages."""
+    """Check and return chat messages from an environment's `method`. Raises EnvironmentFailure if they are invalid."""
     if not isinstance(messages, list) or not messages:
-        found = type(messages).__name__ if messages else "empty"
-        raise EnvironmentFailure(f"{method}: messages is {found}. Return a non-empty list.")
+        raise EnvironmentFailure(f"{method}: messages must be a non-empty list, not {messages!r:.80}.")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise EnvironmentFailure(f"{method}: invalid message {str(message)[:80]}. role and content must be str.")
     return messages
 
 
-def _check_type(value: Any, expected: type, subject: str, expected_text: str) -> None:
+def _check_type(value: Any, expected: type, field_name: str, expected_text: str) -> None:
     if not isinstance(value, expected):
-        raise EnvironmentFailure(f"{subject} {type(value).__name__}. Return {expected_text}.")
+        raise EnvironmentFailure(f"{field_name} must be {expected_text}, not {type(value).__name__}.")
 
 
 def _check_number(value: Any, field_name: str) -> None:

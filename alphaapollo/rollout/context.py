@@ -76,7 +76,7 @@ class AppendContext:
         return observation_ids
 
     def count_response_tokens(self, context_ids: list[int]) -> int:
-        """Return how many tokens of the episode's response length the context of a turn after the first takes up."""
+        """Return how many tokens of the episode's token budget the context of a turn after the first uses."""
         return len(context_ids)
 
 

@@ -42,7 +42,7 @@ class EnvironmentCaller:
                     result = await self._run_in_thread(method, *arguments)
                     return await result if inspect.isawaitable(result) else result
                 except SystemExit as error:  # an environment must not end the run
-                    raise RuntimeError(f"the environment called exit ({error})") from error
+                    raise RuntimeError(f"the environment called exit ({error}). Raise an exception instead.") from error
 
     async def close(self, environment: Environment) -> None:
         """Close an environment. Failures are logged; they do not change the episode's result."""

@@ -46,7 +46,7 @@ class EpisodeLimits:
     """Limits of one episode, besides its token budget `sampling.max_tokens`."""
 
     max_turns: int
-    seconds: float  # time in the environment over all turns, without generation and waiting
+    environment_seconds: float  # time in the environment over all turns, without generation and waiting
     max_tokens_per_turn: int | None = None  # None: the remaining token budget of the episode
 
 
@@ -55,7 +55,7 @@ class EpisodeTask:
     """An episode to run: prompt, environment, sampling parameters and random seeds."""
 
     prompt: Prompt
-    sample: int  # index of the episode among those of the prompt
+    sample_index: int  # among the episodes of the prompt
     make_environment: Callable[[Sequence[Turn]], Environment]  # gets the list to which each turn is appended
     sampling: Sampling  # max_tokens is the budget of the episode; in append context it includes observations
     derive_turn_seed: Callable[[int], int]  # turn number -> seed
@@ -63,7 +63,7 @@ class EpisodeTask:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _EpisodeAttempt:
     """Data of one attempt to run an episode, which remain available if the attempt fails."""
 
     turns: list[Turn] = field(default_factory=list)
@@ -95,16 +95,16 @@ class EpisodeRunner:
         ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
         are not retried. Raises EngineError if the engine fails.
         """
-        with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
-            started, time_limit = time.perf_counter(), TimeLimit(self.limits.seconds)
+        with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
+            started, time_limit = time.perf_counter(), TimeLimit(self.limits.environment_seconds)
             for number in range(1, MAX_ATTEMPTS + 1):
-                attempt = _Attempt()
+                attempt = _EpisodeAttempt()
                 try:
                     end = await self._run_attempt(task, attempt, time_limit)
                     score = attempt.score or await self._score_unanswered(task.prompt, end, attempt.turns)
                     break
                 except TimeoutError:
-                    limit = f"env.episode_timeout={self.limits.seconds:g} s"
+                    limit = f"env.episode_timeout={self.limits.environment_seconds:g} s"
                     end = EpisodeEnd.TIME_LIMIT
                     score = _make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
                     break
@@ -120,10 +120,10 @@ class EpisodeRunner:
                 turn.completion = replace(turn.completion, routed_experts=None)
             seconds = time.perf_counter() - started
             return Trajectory(
-                task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.first_observation
+                task.prompt.id, task.sample_index, attempt.turns, rows, score, end, seconds, attempt.first_observation
             )
 
-    async def _run_attempt(self, task: EpisodeTask, attempt: _Attempt, time_limit: TimeLimit) -> EpisodeEnd:
+    async def _run_attempt(self, task: EpisodeTask, attempt: _EpisodeAttempt, time_limit: TimeLimit) -> EpisodeEnd:
         with wrap_environment_errors("creating the environment"):
             environment = task.make_environment(attempt.turns)
         try:
@@ -138,7 +138,7 @@ class EpisodeRunner:
             await self.environment_caller.close(environment)
 
     async def _run_turns(
-        self, task: EpisodeTask, attempt: _Attempt, context: Context, call_step: Callable[[str], Awaitable[Any]]
+        self, task: EpisodeTask, attempt: _EpisodeAttempt, context: Context, call_step: Callable[[str], Awaitable[Any]]
     ) -> EpisodeEnd:
         budget, context_ids = task.sampling.max_tokens, context.prompt_ids
         while True:

@@ -23,14 +23,14 @@ async def run_group(
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
 
-    def make_task(sample: int, sampling: Sampling) -> EpisodeTask:
+    def make_task(sample_index: int, sampling: Sampling) -> EpisodeTask:
         return EpisodeTask(
             prompt,
-            sample,
+            sample_index,
             make_environment,
             sampling=sampling,
-            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample),
-            name=f"{purpose}.{request.draw}.{prompt.id}.{sample}",
+            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample_index),
+            name=f"{purpose}.{request.draw}.{prompt.id}.{sample_index}",
         )
 
     tasks = [make_task(sample, sampling) for sample in range(request.num_samples)]

@@ -47,10 +47,10 @@ def check_tool_call_parser(
     subprocess, because importing vLLM takes memory and fixes vLLM's settings."""
     inputs = (env, tokenizer_path, trust_remote_code, list(schemas), dict(arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(_check_in_subprocess, *inputs).result()
+        process.submit(_check_parser_in_subprocess, *inputs).result()
 
 
-def _check_in_subprocess(
+def _check_parser_in_subprocess(
     env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[Any], template_arguments: dict[str, Any]
 ) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"

@@ -18,7 +18,7 @@ from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
-from alphaapollo.models.sharding import shard
+from alphaapollo.models.sharding import shard_model
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.workers.columns import compute_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
@@ -51,7 +51,7 @@ class CriticWorker(TrainingWorker):
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
         loaded = load_trainable_lm(model, get_attention(model), self.dtype, dist.get_rank() == 0, seed)
-        self.model = shard(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
+        self.model = shard_model(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()

@@ -10,13 +10,13 @@ import torch
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export import verification
-from alphaapollo.models.export.verification import Kind
 from alphaapollo.models.export.hf_folder import export_critic, export_model
+from alphaapollo.models.export.verification import Kind
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.scalar_models import ScoreModel, ValueModel
-from alphaapollo.models.sharding import shard
+from alphaapollo.models.sharding import shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 
@@ -56,7 +56,7 @@ def _write_hf_folder(
             root = ScoreModel(loaded)
         else:
             root = ValueModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
-        shard(root, mesh, torch.float32, offload_policy=False)
+        shard_model(root, mesh, torch.float32, offload_policy=False)
         load_snapshot(checkpoint_folder, root, optimizer=None)
         if isinstance(root, ValueModel):
             export_critic(output_folder, root, model, dtype)

@@ -10,7 +10,7 @@ from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
-from alphaapollo.models.sharding import reshard, shard
+from alphaapollo.models.sharding import reshard, shard_model
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.workers.columns import compute_token_values
 from alphaapollo.workers.model_worker import ModelWorker
@@ -24,7 +24,7 @@ class RewardModelWorker(ModelWorker):
         super().__init__(model, placement)
         loaded = load_reward_model(model, get_attention(model), self.dtype, materialize=dist.get_rank() == 0)
         root = ScoreModel(loaded).requires_grad_(False)
-        self.model = shard(root, self.mesh, self.dtype, fsdp.offload_policy)
+        self.model = shard_model(root, self.mesh, self.dtype, fsdp.offload_policy)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 

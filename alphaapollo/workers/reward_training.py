@@ -14,7 +14,7 @@ from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
-from alphaapollo.models.sharding import shard
+from alphaapollo.models.sharding import shard_model
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.preference import count_correct_by_source
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
@@ -31,7 +31,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         attention, first = get_attention(self.config), dist.get_rank() == 0
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
         offload = self.tuning.fsdp_config.offload_policy
-        self.model = shard(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)
+        self.model = shard_model(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)
         self.self_check_warnings = []
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)

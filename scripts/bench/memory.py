@@ -29,7 +29,12 @@ from alphaapollo.algorithms.divergence import REVERSE  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory, count_frozen_bytes  # noqa: E402
-from alphaapollo.models.activation_memory import TrainingPass, load_meta_model, measure_activation_bytes, read_model_sizes  # noqa: E402
+from alphaapollo.models.activation_memory import (  # noqa: E402
+    TrainingPass,
+    load_meta_model,
+    measure_activation_bytes,
+    read_model_sizes,
+)
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402

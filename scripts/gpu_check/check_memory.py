@@ -8,7 +8,12 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModelMemory
-from alphaapollo.models.activation_memory import TrainingPass, load_meta_model, measure_activation_bytes, read_model_sizes
+from alphaapollo.models.activation_memory import (
+    TrainingPass,
+    load_meta_model,
+    measure_activation_bytes,
+    read_model_sizes,
+)
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
 

@@ -60,7 +60,7 @@ def share_of_others(model: Any, row: Row, device: Device) -> float:
     now = routers.begin_pass(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
     with torch.inference_mode():
         model(torch.tensor([row.token_ids[:-1]], device=device))
-    return float(now.differs / now.counts.sum())
+    return float(now.num_changed / now.counts.sum())
 
 
 def experts_returned(folder: Path, device: Device, dtype: str) -> float:

@@ -80,10 +80,8 @@ class MemoryPlan:
         return replace(self, problem=f"{needed} {advice}")
 
     def add_checkpoint_copies(self, device: Device, host_memory: int) -> MemoryPlan:
-        """Return the plan with the copies from which checkpoints are written, if they fit.
-
-        host_memory: bytes of host memory of a GPU node; 0: unknown.
-        """
+        """Return the plan with the copies from which checkpoints are written, if they fit. host_memory: bytes of host
+        memory of a GPU node; 0: unknown."""
         if device == "cuda":
             fits = not host_memory or self.offloaded_bytes + self.copy_bytes <= COMFORTABLE * host_memory
             return replace(self, saves_in_background=fits)
@@ -211,9 +209,7 @@ def _plan_trained_model(
     """Return the memory of the policy or the critic on one rank. If samples of a group share the computation of their
     prompt, the keys and values that attention copies for each sample are included. Their number assumes prompts of
     maximum length and responses of a quarter of the maximum length.
-
-    steps: optimizer steps per update.
-    """
+    steps: optimizer steps per update."""
     rows, length = find_micro_batch_shape(config)
     trained = plan_trained_model(
         model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
@@ -250,8 +246,7 @@ def _count_engine_weight_bytes(config: Config) -> int:
 
 
 def _plan_engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Return the memory of an engine while it generates. On a GPU, the KV cache fills the rest of
-    rollout.gpu_memory_utilization."""
+    """Return the memory of an engine. On a GPU, the KV cache fills the rest of rollout.gpu_memory_utilization."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":
@@ -281,10 +276,7 @@ def fit_memory(
     """Plan the memory of an RL run, and enable gradient checkpointing if it is `auto` and needed. Returns the
     configuration and the plan, whose `problem` is set if the run cannot fit.
 
-    Args:
-        capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
-        is_checkpointing_auto: whether the user configured enable_gradient_checkpointing=auto.
-        host_memory: bytes of host memory of a GPU node; 0: unknown.
+    capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown.
     """
     plan = plan_memory(config, device, capacity)
     if is_checkpointing_auto and not plan.has_headroom:

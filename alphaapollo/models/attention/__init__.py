@@ -1,1 +1,1 @@
-"""Attention over padded or packed micro-batches."""
+"""Attention backends for padded and packed micro-batches."""

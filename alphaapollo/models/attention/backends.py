@@ -1,4 +1,4 @@
-"""Attention backends: causal attention over the rows of a micro-batch.
+"""Attention backends: causal attention over the rows (token sequences) of a micro-batch.
 
     backend  layout  where
     padded   padded  everywhere: plain causal attention; default on a CPU, where it is fastest for short rows
@@ -9,8 +9,8 @@
 
 With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
 
-Backends are registered with transformers under new names. Transformers builds no mask for names that it does not know,
-so no dense [T, T] mask exists. The model passes `packing` down to the layers as a keyword.
+Backends are registered with transformers under names of their own, for which transformers builds no dense [T, T] mask.
+The layers receive the boundaries of packed rows as the keyword argument `packing`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.attention.shared_prompts import causal_mask, compute_padded_cells, flatten_heads, gather_heads
+from alphaapollo.models.attention.shared_prompts import (
+    compute_padded_indices,
+    flatten_heads,
+    gather_heads,
+    make_causal_mask,
+)
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
@@ -35,29 +40,28 @@ if TYPE_CHECKING:
 NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
 
 
-def register_backend(kind: Attention, compute: Callable[[AttentionCall], Tensor] | None = None) -> str:
-    """Register a backend with transformers. Returns the value for `attn_implementation`.
+def register_backend(backend: Attention, simulation: Callable[[AttentionCall], Tensor] | None = None) -> str:
+    """Register an attention backend with transformers, and return its name for `attn_implementation`.
 
-    Args:
-        compute: function to register instead of the backend, for the meta device.
+    `simulation`: register this function instead, which replaces the backend on the meta device.
     """
     from transformers import AttentionInterface
 
-    name = f"{NAME}{kind}" if compute is None else f"{NAME}meta_{kind}"
-    AttentionInterface.register(name, make_attention_interface(compute or BACKENDS[kind]))
+    name = f"{NAME}{backend}" if simulation is None else f"{NAME}meta_{backend}"
+    AttentionInterface.register(name, make_attention_interface(simulation or BACKENDS[backend]))
     return name
 
 
 def uses_registered_backend(model: PreTrainedModel) -> bool:
-    """Return whether the model uses one of these backends instead of the attention in its own modeling code."""
+    """Return whether the model uses a backend of this module instead of the attention in its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Inputs of one attention layer."""
+    """Inputs and options of one call of an attention layer."""
 
-    layer: str  # class name of the layer, for messages
+    layer_class: str  # for messages
     query: Tensor  # [b, heads, T, d]
     key: Tensor  # [b, kv heads, T, d]
     value: Tensor  # [b, kv heads, T, d]
@@ -72,16 +76,16 @@ class AttentionCall:
         return self.query.shape[1] != self.key.shape[1]
 
     @property
-    def packed_rows(self) -> Packing:
+    def required_packing(self) -> Packing:
         if self.packing is None:
             raise ValueError(
-                f"{self.layer} does not pass the boundaries of packed rows to attention, so tokens would attend to "
-                "other rows. Set model.attention=padded."
+                f"{self.layer_class} does not pass sequence boundaries to attention, so packed sequences would attend "
+                "to each other. Set model.attention=padded."
             )
         return self.packing
 
-    def split_by_heads(self, sequence: SequenceGroup) -> AttentionCall:
-        """Exchange this rank's part of the tokens for its part of the heads (a collective)."""
+    def exchange_tokens_for_heads(self, sequence: SequenceGroup) -> AttentionCall:
+        """Exchange this rank's part of the tokens for its part of the heads (an all-to-all in the sequence group)."""
         return replace(
             self,
             query=exchange_tokens_for_heads(self.query, sequence),
@@ -99,27 +103,28 @@ class AttentionCall:
             self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
         )
 
-    def gather_segment_keys(self) -> tuple[Tensor, Tensor]:
-        """Gather the keys and the values that each segment attends to, segment after segment. [1, kv heads, sum, d]"""
-        keys = self.packed_rows.keys
+    def gather_segment_keys_and_values(self) -> tuple[Tensor, Tensor]:
+        """Gather the keys and values that each segment of packed rows attends to (see SegmentKeys), segment after
+        segment. Without shared prompts they are unchanged. [1, kv heads, sum of lengths, d]"""
+        keys = self.required_packing.keys
         if keys is None:
             return self.key, self.value
-        index, heads = keys.index[None], self.key.shape[1]
+        index, heads = keys.positions[None], self.key.shape[1]
         key, value = flatten_heads(self.key), flatten_heads(self.value)
         return gather_heads(key, index, heads), gather_heads(value, index, heads)
 
-    def check_supported(self, kind: Attention) -> None:
-        """Raise ValueError if the layer needs features that the backend does not have."""
-        missing = [name for name in _UNSUPPORTED.get(kind, ()) if getattr(self, name) is not None]
+    def check_supported_by(self, backend: Attention) -> None:
+        """Raise ValueError if the layer needs features that the backend does not have, e.g. attention sinks."""
+        missing = [name for name in _UNSUPPORTED.get(backend, ()) if getattr(self, name) is not None]
         if missing:
             raise ValueError(
-                f"{self.layer} needs {' and '.join(missing)}, which model.attention={kind} does not support. "
+                f"{self.layer_class} needs {' and '.join(missing)}, which model.attention={backend} does not support. "
                 "Set model.attention=sdpa."
             )
 
 
 def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """Wrap `compute` in the signature of transformers' attention functions. Dropout is not applied."""
+    """Return an attention function for transformers that calls `compute`. Dropout is not applied."""
 
     @torch.compiler.disable  # the kernels depend on Python lists of lengths, so there is nothing to fuse
     def forward(
@@ -136,11 +141,11 @@ def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Call
         sequence: SequenceGroup | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        layer = type(module).__name__
-        call = AttentionCall(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
+        layer_class = type(module).__name__
+        call = AttentionCall(layer_class, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
         if sequence is None:
             return compute(call), None
-        return exchange_heads_for_tokens(compute(call.split_by_heads(sequence)), sequence), None
+        return exchange_heads_for_tokens(compute(call.exchange_tokens_for_heads(sequence)), sequence), None
 
     return forward
 
@@ -148,36 +153,36 @@ def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Call
 def _attend_padded(call: AttentionCall) -> Tensor:
     call = _prepare_for_sdpa(call)
     if call.packing is not None and call.packing.keys is not None:
-        return _attend_segments(call, call.packing)
+        return _attend_shared_prompts(call, call.packing)
     return _attend_causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
 
 
-def _attend_segments(call: AttentionCall, packing: Packing) -> Tensor:
-    """Compute attention of rows that share prefixes: first padded prefixes, then padded row remainders."""
-    cells = compute_padded_cells(packing, call.window)
+def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
+    """Compute padded attention over rows that share prompts: over each prompt once, then over the rest of each row."""
+    padded = compute_padded_indices(packing, call.window)
     query, key, value = (flatten_heads(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
-    prefixes = _attend_causal(
+    prompts = _attend_causal(
         call,
-        gather_heads(query, cells.prefixes, heads),
-        gather_heads(key, cells.prefixes, kv_heads),
-        gather_heads(value, cells.prefixes, kv_heads),
+        gather_heads(query, padded.prompts, heads),
+        gather_heads(key, padded.prompts, kv_heads),
+        gather_heads(value, padded.prompts, kv_heads),
     )
-    remainders = _attend(
+    remainders = _attend_masked(
         call,
-        gather_heads(query, cells.remainders, heads),
-        gather_heads(key, cells.keys, kv_heads),
-        gather_heads(value, cells.keys, kv_heads),
-        cells.visible,
+        gather_heads(query, padded.remainders, heads),
+        gather_heads(key, padded.remainder_keys, kv_heads),
+        gather_heads(value, padded.remainder_keys, kv_heads),
+        padded.remainder_mask,
     )
-    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, remainders)])
-    return F.embedding(cells.inverse, output).unflatten(1, (heads, -1))[None]
+    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prompts, remainders)])
+    return F.embedding(padded.unpadded, output).unflatten(1, (heads, -1))[None]
 
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:
     call = _prepare_for_sdpa(call)
-    lengths, key_lengths = call.packed_rows.lengths, (call.packed_rows.keys or call.packed_rows).lengths
-    key, value = call.gather_segment_keys()
+    lengths, key_lengths = call.required_packing.lengths, (call.required_packing.keys or call.required_packing).lengths
+    key, value = call.gather_segment_keys_and_values()
     rows = zip(call.query.split(lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
     return torch.cat([_attend_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
 
@@ -185,7 +190,7 @@ def _attend_sdpa(call: AttentionCall) -> Tensor:
 def _attend_varlen(call: AttentionCall) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    call.check_supported("varlen")
+    call.check_supported_by("varlen")
     output = varlen_attn(
         *_make_varlen_arguments(call),
         scale=call.scaling,
@@ -199,7 +204,7 @@ def _attend_varlen(call: AttentionCall) -> Tensor:
 def _attend_flash(call: AttentionCall) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    call.check_supported("flash")
+    call.check_supported_by("flash")
     output: Tensor = flash_attn_varlen_func(
         *_make_varlen_arguments(call),
         softmax_scale=call.scaling,
@@ -211,21 +216,21 @@ def _attend_flash(call: AttentionCall) -> Tensor:
 
 
 def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
-    """Return the first arguments of varlen kernels: q, k, v, and cu_seqlens and max_seqlen of q and of k."""
-    rows, (key, value) = call.packed_rows, call.gather_segment_keys()
-    keys = rows.keys or rows
+    """Return (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) for a variable-length kernel."""
+    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    keys = queries.keys or queries
     tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
-    return *tensors, rows.cu_seqlens, keys.cu_seqlens, max(rows.lengths), max(keys.lengths)
+    return *tensors, queries.cu_seqlens, keys.cu_seqlens, max(queries.lengths), max(keys.lengths)
 
 
 def _attend_flex(call: AttentionCall) -> Tensor:
-    call.check_supported("flex")
-    output = _load_flex_kernel(call.query.device.type)(
+    call.check_supported_by("flex")
+    output = _load_flex_attention(call.query.device.type)(
         call.query,
         call.key,
         call.value,
         score_mod=None if call.softcap is None else _make_score_cap(call.softcap),
-        block_mask=_make_block_mask(call.packed_rows, call.window),
+        block_mask=_make_flex_block_mask(call.required_packing, call.window),
         scale=call.scaling,
         enable_gqa=call.is_gqa,
     )
@@ -233,16 +238,16 @@ def _attend_flex(call: AttentionCall) -> Tensor:
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
-def _make_block_mask(rows: Packing, window: int | None) -> Any:
+def _make_flex_block_mask(packing: Packing, window: int | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    device, width = rows.cu_seqlens.device, sum(rows.lengths)
-    segment = torch.repeat_interleave(rows.cu_seqlens.diff(), output_size=width)
-    position = torch.arange(width, device=device) - rows.cu_seqlens[segment]
+    device, width = packing.cu_seqlens.device, sum(packing.lengths)
+    segment = torch.repeat_interleave(packing.cu_seqlens.diff(), output_size=width)
+    position = torch.arange(width, device=device) - packing.cu_seqlens[segment]
     prefix = segment
-    if rows.keys is not None:
-        position += (rows.keys.cu_seqlens.diff() - rows.cu_seqlens.diff())[segment]
-        prefix = torch.tensor(rows.keys.prefixes, device=device)[segment]
+    if packing.keys is not None:
+        position += (packing.keys.cu_seqlens.diff() - packing.cu_seqlens.diff())[segment]
+        prefix = torch.tensor(packing.keys.prefix_segments, device=device)[segment]
 
     def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = position[query] - position[key]
@@ -253,51 +258,48 @@ def _make_block_mask(rows: Packing, window: int | None) -> Any:
 
 
 @lru_cache
-def _load_flex_kernel(device: str) -> Callable[..., Any]:
+def _load_flex_attention(device_type: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     compute: Callable[..., Any] = flex_attention
-    return compute if device == "cpu" else torch.compile(compute, dynamic=True)
+    return compute if device_type == "cpu" else torch.compile(compute, dynamic=True)
 
 
 @lru_cache
 def _make_score_cap(softcap: float) -> Callable[..., Tensor]:
-    def cap(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def cap_score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
-    return cap
+    return cap_score
 
 
 def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
-    """Repeat key and value heads unless a fused SDPA kernel supports grouped heads."""
+    """Repeat key and value heads unless SDPA has a fused kernel for grouped heads."""
     if call.softcap is not None or call.sinks is not None:
         return call.repeat_key_value_heads()
     packing = call.packing
     longest = call.query.shape[2] if packing is None else max((packing.keys or packing).lengths)
     has_mask = (call.window is not None and call.window < longest) or (packing is not None and packing.keys is not None)
-    return (
-        call
-        if sdpa_supports_groups(call.query.device.type, call.query.dtype, has_mask)
-        else call.repeat_key_value_heads()
-    )
+    is_supported = sdpa_supports_grouped_heads(call.query.device.type, call.query.dtype, has_mask)
+    return call if is_supported else call.repeat_key_value_heads()
 
 
-def sdpa_supports_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
-    """Return whether a fused SDPA kernel supports grouped heads. On a GPU only the flash kernel does. It supports
-    neither float32 nor masks, unlike the memory-efficient kernel."""
+def sdpa_supports_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
+    """Return whether a fused SDPA kernel supports grouped-query attention. On a GPU only the flash kernel does, and it
+    supports neither float32 nor masks."""
     return device != "cuda" or (dtype != torch.float32 and not has_mask)
 
 
 def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute causal attention of rows of equal length. Queries are the last T of S tokens. [b, heads, T, d], keys and
-    values [b, heads, S, d] -> [b, heads, T, d]"""
-    width, num_keys = query.shape[2], key.shape[2]
-    is_plain = width == num_keys and (call.window is None or call.window >= num_keys)
-    mask = None if is_plain else causal_mask(width, num_keys, call.window, query.device)
-    return _attend(call, query, key, value, mask)
+    """Compute causal attention in which the T queries are the last of S tokens. query [b, heads, T, d], key and value
+    [b, heads, S, d] -> [b, heads, T, d]"""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    is_plain = num_queries == num_keys and (call.window is None or call.window >= num_keys)
+    mask = None if is_plain else make_causal_mask(num_queries, num_keys, call.window, query.device)
+    return _attend_masked(call, query, key, value, mask)
 
 
-def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: plain causal mask."""
     if call.softcap is not None or call.sinks is not None:
         return attend_explicitly(call, query, key, value, mask)
@@ -306,8 +308,8 @@ def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-    """Call F.scaled_dot_product_attention, on a CPU in float32 instead of bfloat16, whose backward pass takes up to
-    three times as long there (torch 2.13)."""
+    """Call F.scaled_dot_product_attention. On a CPU, compute bfloat16 inputs in float32, because bfloat16 makes the
+    backward pass up to three times as slow (torch 2.13)."""
     dtype = query.dtype
     if query.device.type == "cpu" and dtype == torch.bfloat16:
         query, key, value = query.float(), key.float(), value.float()
@@ -315,13 +317,14 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **se
 
 
 def attend_explicitly(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute attention of ungrouped heads with score capping or attention sinks, which SDPA does not support."""
+    """Compute attention with score capping or attention sinks, which SDPA does not support. Keys and values must have
+    as many heads as queries."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     width = key.shape[2]
-    mask = causal_mask(width, width, None, query.device) if mask is None else mask
+    mask = make_causal_mask(width, width, None, query.device) if mask is None else mask
     scores = scores.masked_fill(~mask, float("-inf"))
     if call.sinks is not None:
         sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -1,4 +1,4 @@
-"""Padded attention over rows that share prefixes: token indices and masks."""
+"""Padded attention over rows (token sequences) that share prompts: token indices and masks."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from alphaapollo.models.micro_batch import Packing
 
 
 @dataclass(frozen=True)
-class PaddedCells:
-    """Padded matrices of flat token positions. Padding repeats a segment's last token; its output is unused."""
+class PaddedIndices:
+    """Indices of packed tokens in padded matrices, for attention over b rows that share f prompts. A row's remainder is
+    its part after the prompt. Padding repeats the last token of a prompt or remainder; its output is unused."""
 
-    prefixes: Tensor  # int64 [f, P]: tokens of each shared prefix
-    remainders: Tensor  # int64 [b, C]: tokens of each row after its prefix
-    keys: Tensor  # int64 [b, P + C]: tokens of the row's prefix, then of its remainder
-    visible: Tensor  # bool [b, 1, C, P + C]: attention mask, from tokens of the remainder to keys
-    inverse: Tensor  # int64 [sum T]: index of each token among the flattened cells of prefixes, then remainders
+    prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
+    remainders: Tensor  # int64 [b, C]: tokens of each remainder
+    remainder_keys: Tensor  # int64 [b, P + C]: tokens of the row's prompt, then of its remainder
+    remainder_mask: Tensor  # bool [b, 1, C, P + C]: true where a remainder's token attends to a key
+    unpadded: Tensor  # int64 [sum T]: index of each token in the flattened `prompts`, followed by `remainders`
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
-def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
-    """Compute the cells of a micro-batch with shared prefixes. `window` is the sliding window of AttentionCall."""
-    assert packing.keys is not None, "rows without shared prefixes are padded when the batch is built"
-    lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefixes)
+def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndices:
+    """Compute the padded indices of a micro-batch with shared prompts. `window`: sliding window in tokens, or None."""
+    assert packing.keys is not None, "rows without shared prompts are padded when the batch is built"
+    lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefix_segments)
     starts = np.cumsum(lengths) - lengths
     segments = np.arange(len(lengths))
     prefixes, remainders = segments[prefix_index == segments], segments[prefix_index != segments]
     prefix_lengths = lengths[prefix_index[remainders]]
-    prefix_cells = _pad_segments(starts[prefixes], lengths[prefixes])
-    remainder_cells = _pad_segments(starts[remainders], lengths[remainders])
-    row_prefix_cells = _pad_segments(starts[prefix_index[remainders]], prefix_lengths)
+    prefix_cells = _pad_token_ranges(starts[prefixes], lengths[prefixes])
+    remainder_cells = _pad_token_ranges(starts[remainders], lengths[remainders])
+    row_prefix_cells = _pad_token_ranges(starts[prefix_index[remainders]], prefix_lengths)
     query, key = np.arange(remainder_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
     is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(remainders), len(query), len(key)))
     distance = query[:, None] - query
@@ -43,22 +44,24 @@ def compute_padded_cells(packing: Packing, window: int | None) -> PaddedCells:
     if window is not None:
         is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
         is_remainder_visible = is_remainder_visible & (distance < window)
+    mask = np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)
     cells = np.concatenate([prefix_cells.ravel(), remainder_cells.ravel()])
-    inverse = np.empty(lengths.sum(), dtype=np.int64)
-    inverse[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
+    unpadded = np.empty(lengths.sum(), dtype=np.int64)
+    unpadded[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
     device = packing.cu_seqlens.device
-    return PaddedCells(
-        prefixes=torch.from_numpy(prefix_cells).to(device),
+    return PaddedIndices(
+        prompts=torch.from_numpy(prefix_cells).to(device),
         remainders=torch.from_numpy(remainder_cells).to(device),
-        keys=torch.from_numpy(np.concatenate([row_prefix_cells, remainder_cells], axis=1)).to(device),
-        visible=torch.from_numpy(np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)[:, None]).to(device),
-        inverse=torch.from_numpy(inverse).to(device),
+        remainder_keys=torch.from_numpy(np.concatenate([row_prefix_cells, remainder_cells], axis=1)).to(device),
+        remainder_mask=torch.from_numpy(mask[:, None]).to(device),
+        unpadded=torch.from_numpy(unpadded).to(device),
     )
 
 
-def causal_mask(width: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Make the causal mask of the last `width` of `num_keys` tokens, true where visible. bool [width, num_keys]"""
-    query = torch.arange(num_keys - width, num_keys, device=device)
+def make_causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Make a causal mask for queries that are the last of the key tokens. bool [num_queries, num_keys], true where a
+    query attends to a key. `window`: sliding window in tokens."""
+    query = torch.arange(num_keys - num_queries, num_keys, device=device)
     distance = query[:, None] - torch.arange(num_keys, device=device)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
@@ -68,14 +71,14 @@ def flatten_heads(x: Tensor) -> Tensor:
     return x[0].transpose(0, 1).flatten(1)
 
 
-def gather_heads(tokens: Tensor, cells: Tensor, heads: int) -> Tensor:
-    """Gather the tokens [T, heads x d] at `cells` [b, w] -> [b, heads, w, d].
+def gather_heads(tokens: Tensor, indices: Tensor, num_heads: int) -> Tensor:
+    """Gather tokens [T, heads x d] by their indices [b, w], and separate the heads -> [b, heads, w, d].
 
     F.embedding has a backward pass that is fast on a CPU and deterministic on a GPU.
     """
-    return F.embedding(cells, tokens).unflatten(2, (heads, -1)).transpose(1, 2)
+    return F.embedding(indices, tokens).unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
-def _pad_segments(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the flat positions of n segments, padded with each segment's last token. [n], [n] -> [n, longest]"""
+def _pad_token_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the token indices of n ranges, each padded by repeating its last index. [n], [n] -> [n, longest]"""
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)

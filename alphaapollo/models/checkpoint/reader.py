@@ -29,30 +29,30 @@ GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtyp
 """Classes in the saved state of numpy's random number generator, which is an array."""
 
 
-def read_tensors(tensors: dict[str, Any], folder: Path) -> None:
-    """Read a checkpoint into the nested `tensors`, in place (a collective). Raises pickle.UnpicklingError if a file
-    uses a class that is not allowed in a checkpoint."""
-    load_tensors(tensors, storage_reader=_Reader(folder), planner=_Planner())
+def read_checkpoint_tensors(tensors: dict[str, Any], folder: Path) -> None:
+    """Read the tensors of a checkpoint folder into the nested dict `tensors`, in place (a collective). Raises
+    pickle.UnpicklingError if a file uses a class that is not allowed in a checkpoint."""
+    load_tensors(tensors, storage_reader=_SafeReader(folder), planner=_SafePlanner())
 
 
-def read_generators(file: Path) -> dict[str, Any]:
-    """Read states of random number generators, written by torch.save. Raises the errors of read_tensors."""
+def read_generator_states(file: Path) -> dict[str, Any]:
+    """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
     with torch.serialization.safe_globals(GENERATOR_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
     return states
 
 
-class _Reader(FileSystemReader):
+class _SafeReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata: dcp.Metadata = _Unpickler(file).load()
+            metadata: dcp.Metadata = _SafeUnpickler(file).load()
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
-class _Unpickler(pickle.Unpickler):
+class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in METADATA_CLASSES:
             return METADATA_CLASSES[module, name]
@@ -60,17 +60,17 @@ class _Unpickler(pickle.Unpickler):
             return _get_memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in a checkpoint.")
+        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in a checkpoint")
 
 
-def _get_memory_format(kind: Any, name: str) -> Any:
-    """Replacement for getattr, which Python before 3.11.4 uses to pickle enum members."""
-    if kind is not dcp._MEM_FORMAT_ENCODING:
-        raise pickle.UnpicklingError(f"the file calls getattr on {kind}, which is not allowed in a checkpoint.")
-    return kind[name]
+def _get_memory_format(enum: Any, name: str) -> Any:
+    """Return a member of torch's memory format enum. Python before 3.11.4 pickles enum members as calls of getattr."""
+    if enum is not dcp._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"the file calls getattr on {enum}, which is not allowed in a checkpoint")
+    return enum[name]
 
 
-class _Planner(DefaultLoadPlanner):
+class _SafePlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Load optimizer values that are not tensors: numbers and parameter names."""
         torch.load(value, weights_only=True)  # raises if torch's own loader, which unpickles everything, would run code

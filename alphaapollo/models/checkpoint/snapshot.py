@@ -33,29 +33,35 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from alphaapollo.models.checkpoint.reader import read_generators, read_tensors
+from alphaapollo.models.checkpoint.reader import read_checkpoint_tensors, read_generator_states
 from alphaapollo.models.sharding import reshard
 
 Optimizer = torch.optim.Optimizer
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """State of one rank that a checkpoint saves to a folder."""
+class CheckpointSnapshot:
+    """One rank's share of a checkpoint, before it is written to a folder."""
 
     folder: str
     tensors: dict[str, Any]  # nested: this rank's slices of parameters and optimizer state, as views
-    generators: dict[str, Any]
-    values: dict[str, Any]  # JSON values that `load_snapshot` returns, the same on all ranks
+    generator_states: dict[str, Any]
+    extra_state: dict[str, Any]  # JSON values that `load_snapshot` returns, the same on all ranks
 
 
-def take_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, values: dict[str, Any]) -> Snapshot:
-    """Take a snapshot of a model's current state (a collective). `optimizer` is None for a frozen model."""
-    return Snapshot(folder, _collect_tensors(model, optimizer), _get_generator_states(), values)
+def take_snapshot(
+    folder: str, model: nn.Module, optimizer: Optimizer | None, extra_state: dict[str, Any]
+) -> CheckpointSnapshot:
+    """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). `optimizer` is None for a frozen
+    model. load_snapshot returns `extra_state`."""
+    generator_states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        generator_states["cuda"] = torch.cuda.get_rng_state()
+    return CheckpointSnapshot(folder, _collect_tensors(model, optimizer), generator_states, extra_state)
 
 
-def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
-    """Write a checkpoint (a collective over `group`, which uses gloo). Raises OSError, e.g. if the disk is full."""
+def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> None:
+    """Write a snapshot to its folder (a collective over the gloo `group`). Raises OSError, e.g. if the disk is full."""
     path = Path(snapshot.folder)
     rank = dist.get_rank()
     try:
@@ -63,9 +69,9 @@ def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
         # No copy ahead: torch would use a stream of the first GPU, also on ranks with another GPU.
         files = FileSystemWriter(path / "model", per_thread_copy_ahead=0)
         save_tensors(snapshot.tensors, storage_writer=files, process_group=group)
-        torch.save(snapshot.generators, path / f"rank_{rank}.pt")
+        torch.save(snapshot.generator_states, path / f"rank_{rank}.pt")
         if rank == 0:
-            state = {"world_size": dist.get_world_size(), **snapshot.values}
+            state = {"world_size": dist.get_world_size(), **snapshot.extra_state}
             (path / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, CheckpointException) as error:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -81,21 +87,24 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
 
     Random number generators are restored only if the number of ranks is unchanged. Resuming is exact only then.
 
-    Returns the caller's values and the writer's `world_size`. Raises ValueError if the checkpoint is incomplete.
+    Returns the saved extra state, and `world_size`, the number of ranks that wrote the checkpoint. Raises ValueError if
+    the checkpoint is incomplete or damaged.
     """
     path = Path(folder)
     reshard(model)
     tensors = _collect_tensors(model, optimizer)
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        read_tensors(tensors, path / "model")
+        read_checkpoint_tensors(tensors, path / "model")
         is_same_size = state["world_size"] == dist.get_world_size()
-        generators = read_generators(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
+        generators = read_generator_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, CheckpointException, UnpicklingError) as error:
         raise ValueError(
-            f"the checkpoint {folder} cannot be read: {_describe_error(error)} Resume from another checkpoint."
+            f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."
         ) from error
-    options = StateDictOptions(strict=False)  # frozen parameters are not saved; read_tensors has checked the rest
+    options = StateDictOptions(
+        strict=False
+    )  # frozen parameters are not saved; read_checkpoint_tensors has checked the rest
     if optimizer is None:
         set_model_state_dict(model, tensors["model"], options=options)
     else:
@@ -107,7 +116,11 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
             options=options,
         )
     if generators:
-        _set_generator_states(generators)
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])
+        torch.set_rng_state(generators["torch"])
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
     return state
 
 
@@ -122,37 +135,22 @@ def _collect_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str,
 
 
 def reset_optimizer(optimizer: Optimizer) -> None:
-    """Reset the optimizer state to zeros, its values before the first step."""
+    """Set the optimizer state (moments and step counts) to zeros, its values before the first step."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
 
 
 def _select_saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the trained parameters of a partly trained model (LoRA), or else all parameters."""
+    """Return the parameters that a checkpoint contains: with LoRA only the trained ones, otherwise all."""
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     is_partial = any(trained.values()) and not all(trained.values())
     return {name: tensors[name] for name in sorted(trained) if trained[name]} if is_partial else tensors
 
 
-def _get_generator_states() -> dict[str, Any]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_generator_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _describe_error(error: BaseException) -> str:
-    """Return the error, or the first failure of any rank, as one line."""
+    """Return one line for an error; for a failed collective, the error of the first rank that failed."""
     if isinstance(error, CheckpointException) and error.failures:
         cause = next(iter(error.failures.values()))[0]
         return _describe_error(cause)
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

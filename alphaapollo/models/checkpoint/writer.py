@@ -18,15 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from alphaapollo.models.checkpoint.snapshot import Snapshot, write_snapshot
+from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, write_snapshot
 from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT
 
 
 class CheckpointWriter:
-    """Writer of one rank's checkpoints, one at a time. All ranks start the same checkpoints.
+    """Writer of one rank's share of each checkpoint. All ranks must start the same checkpoints in the same order.
 
-    Args:
-        in_background: write a copy while training continues. If false, `start` returns after the files are written.
+    `in_background`: write a copy while training continues. If false, `start` returns after the files are written.
     """
 
     def __init__(self, in_background: bool):
@@ -39,15 +38,17 @@ class CheckpointWriter:
         self.save_future: Future[float] = Future()  # of the last checkpoint: writing time in seconds, or OSError
         self.save_future.set_result(0.0)
 
-    def start(self, parts: Sequence[Snapshot]) -> None:
-        """Write the parts of a checkpoint (a collective). The previous one must be complete."""
+    def start(self, snapshots: Sequence[CheckpointSnapshot]) -> None:
+        """Start to write a checkpoint of one or more models (a collective). The previous one must be complete."""
         assert self.save_future.done(), "the previous checkpoint must be complete"
         if self._thread:
-            copied = [replace(part, tensors=cast("dict[str, Any]", self._stager.stage(part.tensors))) for part in parts]
-            self.save_future = self._thread.submit(self._write, copied)
+            copies = [
+                replace(one, tensors=cast("dict[str, Any]", self._stager.stage(one.tensors))) for one in snapshots
+            ]
+            self.save_future = self._thread.submit(self._write_snapshots, copies)
         else:
             self.save_future = Future()
-            self.save_future.set_result(self._write(parts))
+            self.save_future.set_result(self._write_snapshots(snapshots))
 
     def close(self) -> None:
         """Stop the thread after the last checkpoint."""
@@ -55,8 +56,8 @@ class CheckpointWriter:
             self._thread.shutdown()
         self._stager.close()
 
-    def _write(self, parts: Sequence[Snapshot]) -> float:
+    def _write_snapshots(self, snapshots: Sequence[CheckpointSnapshot]) -> float:
         started = time.perf_counter()
-        for part in parts:
-            write_snapshot(part, self._group)
+        for snapshot in snapshots:
+            write_snapshot(snapshot, self._group)
         return time.perf_counter() - started

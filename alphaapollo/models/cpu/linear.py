@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def prefers_onednn() -> bool:
-    """Return whether oneDNN is faster. Depends on the CPU model only, so runs on one machine are bit-identical."""
+    """Return whether oneDNN is faster than MKL. This depends on the CPU only: runs on one machine are bit-identical."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (
@@ -31,13 +31,13 @@ def prefers_onednn() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x W^T without autograd. [n, in], [out, in] -> [n, out]; any strides."""
+    """Compute x W^T with the faster library, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
     if x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)
 
 
-def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]
 
     oneDNN copies a transposed first argument, so the smaller matrix goes first.
@@ -48,19 +48,19 @@ def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Replace the forward and backward pass of linear layers by oneDNN if it is faster than MKL."""
+    """Compute the forward and backward passes of the model's linear layers with oneDNN if it is faster than MKL."""
     if not prefers_onednn():
         return
-    _limit_kernel_cache()
+    _limit_onednn_cache()
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+            module.forward = MethodType(_forward_linear, module)  # type: ignore[method-assign]
 
 
 @lru_cache
-def _limit_kernel_cache() -> None:
-    """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 shapes instead of 1024, because most
-    micro-batches have a new shape. oneDNN reads the limits once. Child processes do not inherit them."""
+def _limit_onednn_cache() -> None:
+    """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 input shapes instead of 1024, because most
+    micro-batches have a new shape. oneDNN reads the limits once, from environment variables that are then removed."""
     limits = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
     added = {name: value for name, value in limits.items() if name not in os.environ}
     os.environ.update(added)
@@ -70,16 +70,16 @@ def _limit_kernel_cache() -> None:
 
 
 @torch.compiler.disable
-def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+def _forward_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
         return F.linear(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
-    y = _Linear.apply(flat, weight).view(*x.shape[:-1], weight.shape[0])
+    y = _OneDnnProduct.apply(flat, weight).view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 
-class _Linear(torch.autograd.Function):
+class _OneDnnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -90,5 +90,5 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         grad_x = linear(grad, weight.t()) if needs_x else None
-        grad_weight = weight_grad(grad, x) if needs_weight else None
+        grad_weight = compute_weight_grad(grad, x) if needs_weight else None
         return grad_x, grad_weight

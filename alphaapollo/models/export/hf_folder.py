@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.lora import gather_adapter, get_lora_layers, is_adapter, merge_weight, strip_lora, write_adapter
 from alphaapollo.models.sharding import full_tensor
 
 if TYPE_CHECKING:
@@ -26,51 +26,47 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters, cast to `dtype` and gathered layer by layer (a collective: every rank must exhaust it).
+    """Yield (name, tensor) of all parameters, gathered by layer, in `dtype` (a collective: every rank must exhaust it).
 
     Names are those of a Hugging Face checkpoint, which may differ from the model's: transformers fuses the experts of
-    a layer into one tensor. Tied parameters are yielded once. Adapters are merged into their weights.
+    a layer into one tensor. Tied parameters are yielded once. LoRA adapters are merged into their weights.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    adapted = get_lora_layers(model)
-    for names in _group_names_by_layer(model):
+    adapted = lora.get_lora_layers(model)
+    for names in _group_parameter_names_by_layer(model):
         parameters = dict(model.named_parameters())
         gathered = {}
         for name in names:
-            if not is_adapter(name):
-                weight = merge_weight(adapted[name]) if name in adapted else parameters[name].detach()
-                gathered[strip_lora(name)] = full_tensor(weight.to(dtype))
+            if not lora.is_adapter_parameter(name):
+                weight = lora.merge_lora_weight(adapted[name]) if name in adapted else parameters[name].detach()
+                gathered[lora.get_base_parameter_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
 
 
 def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, form: LoraForm) -> None:
-    """Write weights, configuration and tokenizer atomically (a collective; rank 0 writes).
+    """Write a Hugging Face folder with weights, configuration and tokenizer, atomically (a collective; rank 0 writes).
 
     Args:
-        source: model whose tokenizer and modeling code are copied.
+        source: original model, whose tokenizer and modeling code are copied.
         form: "adapter" = write only the LoRA adapters, as a peft folder with `source` as base model.
 
     Raises OSError, e.g. if the disk is full.
     """
     final = Path(folder)
     partial = final.with_name(f".writing_{final.name}")
-    is_writer = dist.get_rank() == 0
-    with _raise_os_errors(folder):
-        if is_writer:
+    with _convert_write_errors(folder):
+        tensors = {}
+        for name, tensor in lora.gather_adapter(model) if form == "adapter" else gather_parameters(model, dtype):
+            if dist.get_rank() == 0:
+                tensors[name] = tensor.cpu()
+        if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        if form == "adapter":
-            adapter = {name: tensor.cpu() for name, tensor in gather_adapter(model)}
-            if is_writer:
-                write_adapter(partial, model, adapter, source.path)
-        else:
-            tensors = {}
-            for name, tensor in gather_parameters(model, dtype):
-                if is_writer:
-                    tensors[name] = tensor.cpu()
-            if is_writer:
+            if form == "adapter":
+                lora.write_adapter(partial, model, tensors, source.path)
+            else:
                 persistent = model.state_dict().keys()
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
@@ -79,14 +75,13 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
                 if model.can_generate() and model.generation_config is not None:
                     # Not save_pretrained, which rejects the generation configs of many published models.
                     model.generation_config.to_json_file(partial / "generation_config.json")
-        if is_writer:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
 
 
 def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.dtype) -> None:
-    """Write a critic to a new folder, as a token classifier with one label. Needs one rank; the head stays float32.
+    """Write a critic to a new folder, as a token classifier with one label and a float32 head. Needs a single rank.
 
     Raises ValueError if transformers has no token classifier for the model, and OSError, e.g. if the disk is full.
     """
@@ -95,9 +90,11 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
     config = copy.deepcopy(critic.model.config)
     kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if kind is None:
-        raise ValueError(f"cannot export the critic: transformers has no token classifier for {config.model_type}.")
+        raise ValueError(
+            f"cannot export the critic: transformers has no token classifier for {config.model_type!r} models."
+        )
     config.num_labels, config.architectures = 1, [kind.__name__]
-    with _raise_os_errors(folder):
+    with _convert_write_errors(folder):
         prefix = kind.base_model_prefix
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
@@ -106,20 +103,22 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
 
 
 @contextmanager
-def _raise_os_errors(folder: str) -> Iterator[None]:
-    """Context manager that turns failures to write into OSErrors that name the folder."""
+def _convert_write_errors(folder: str) -> Iterator[None]:
+    """Context manager that converts any error while writing into an OSError that names the folder."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(f"cannot write the model to {folder}: {error}") from error
+        raise OSError(
+            f"cannot write the model to {folder} ({error}). Check free disk space and permissions."
+        ) from error
 
 
 def _write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
-    """Write weights and configuration, and copy modeling code and tokenizer from `source`."""
+    """Write weights and configuration to a Hugging Face folder, and copy modeling code and tokenizer of `source`."""
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
 
@@ -133,8 +132,8 @@ def _write_folder(
     AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code).save_pretrained(folder)
 
 
-def _group_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
-    """Parameter names, one list per decoder layer and one for the other parameters."""
+def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
+    """Return the names of all parameters: one list per decoder layer, and one for the other parameters."""
     layers = {id(layer) for layer in find_decoder_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     groups: dict[str, list[str]] = {}

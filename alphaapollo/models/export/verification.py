@@ -22,18 +22,18 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 """Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
 
 
-def make_probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
-    """Make the probe's token ids from the vocabulary size. The last one is not `pad`, which classifiers ignore."""
+def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
+    """Draw fixed token ids on which an exported model is compared with its checkpoint. The last is not padding."""
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
-    tokens = [int(token) for token in torch.randint(vocabulary, (PROBE_TOKENS,), generator=generator)]
-    if tokens[-1] == pad:
-        tokens[-1] = (pad + 1) % vocabulary
+    tokens = [int(token) for token in torch.randint(vocab_size, (PROBE_TOKENS,), generator=generator)]
+    if tokens[-1] == pad_token_id:  # classifiers would ignore it
+        tokens[-1] = (pad_token_id + 1) % vocab_size
     return tokens
 
 
 @torch.no_grad()
 def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
-    """Compute the outputs of an exported folder with transformers only, in float32.
+    """Compute the outputs of an exported model on `token_ids` with transformers only, in float32.
 
     Returns a policy's log-probs of all tokens except the first [T - 1], a critic's values of all tokens except the last
     [T - 1], or a reward model's score [1]. Adapters are loaded on their base model.
@@ -50,14 +50,15 @@ def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int],
     return [float(value) for value in logits.flatten()]
 
 
-def check_outputs(expected: list[float], found: list[float], dtype: torch.dtype) -> float:
-    """Return the mean |difference| of outputs. Raises ValueError if it exceeds the rounding of weights to `dtype`."""
-    ours, theirs = torch.tensor(expected), torch.tensor(found)
-    difference = float((ours - theirs).abs().mean())
-    allowed = TOLERANCES[dtype] * (1 + float(ours.abs().mean()))
+def check_exported_outputs(expected: list[float], exported: list[float], dtype: torch.dtype) -> float:
+    """Return the mean |difference| between the outputs of a checkpoint and of the model exported from it. Raises
+    ValueError if it is larger than the rounding of weights to `dtype` explains."""
+    reference = torch.tensor(expected)
+    difference = float((reference - torch.tensor(exported)).abs().mean())
+    allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, more than "
-            f"rounding explains ({allowed:.0e}). The export is discarded. Please report this model."
+            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, but "
+            f"rounding explains only {allowed:.0e}. The export is discarded. Please report this model."
         )
     return difference

@@ -1,4 +1,4 @@
-"""Offloading of tensors to host memory between phases, which lets several roles share a GPU.
+"""Offload a model's tensors to host memory, so that another model or an engine can use the GPU.
 
 An offloaded tensor loses its storage but remains the same object, so FSDP's views of a parameter and the optimizer's
 references remain valid. Computing with an offloaded tensor crashes the process, so its owner must reload it first.
@@ -16,20 +16,21 @@ from alphaapollo.models.sharding import local_tensor
 
 
 class TensorOffloader:
-    """Offloader of a set of tensors. A tensor keeps its host copy as long as each call of `tensors` returns the tensor.
+    """Moves a set of tensors to host memory and back.
 
     Args:
-        tensors: returns the tensors to offload; called at each offload.
+        list_tensors: returns the tensors to offload; called at each offload. The host buffers of tensors that were
+            returned the last time are reused.
         enabled: false = the tensors stay on the device.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool):
+    def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
         self.enabled = enabled
-        self._tensors = tensors
+        self._list_tensors = list_tensors
         self._copies: dict[int, _HostCopy] = {}  # keys: storages on the device
 
     def reload(self) -> None:
-        """Bring offloaded tensors back, asynchronously. A second call does nothing."""
+        """Move offloaded tensors back to the device, asynchronously. A second call does nothing."""
         for copy in self._copies.values():
             copy.reload()
 
@@ -37,26 +38,26 @@ class TensorOffloader:
         """Move all tensors to host memory. A second call does nothing."""
         if not self.enabled:
             return
-        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._tensors())
+        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
         storages = {storage._cdata: storage for storage in found}
         copies = {key: self._copies.get(key) or _HostCopy(storage) for key, storage in storages.items()}
         for copy in copies.values():
-            copy.save()
+            copy.copy_to_host()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies must be complete before the memory is freed
         for copy in copies.values():
-            copy.free()
+            copy.free_device_memory()
         self._copies = copies
 
 
 def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
-    """Create the offloader of a sharded model's parameters. It is disabled if the parameters are not on a GPU."""
+    """Create the offloader of a model's parameters. It is disabled if the parameters are not on a GPU."""
     parameters = list(model.parameters()) if model else []
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
 
 
 class _HostCopy:
-    """Host copy of a storage on the device, page-locked if the device is a GPU."""
+    """Copy of a device tensor's storage in host memory, page-locked if the device is a GPU."""
 
     def __init__(self, storage: torch.UntypedStorage):
         self._storage = storage
@@ -64,11 +65,11 @@ class _HostCopy:
         if storage.device.type == "cuda":
             lock_pages(self._host)
 
-    def save(self) -> None:
+    def copy_to_host(self) -> None:
         if self._storage.nbytes():
             self._host.copy_(self._view_storage(), non_blocking=True)
 
-    def free(self) -> None:
+    def free_device_memory(self) -> None:
         self._storage.resize_(0)
 
     def reload(self) -> None:
@@ -80,12 +81,12 @@ class _HostCopy:
         return torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
 
 
-def lock_pages(host: Tensor) -> None:
-    """Page-lock a tensor in host memory as long as it lives.
+def lock_pages(host_tensor: Tensor) -> None:
+    """Page-lock the memory of a CPU tensor until the tensor is deleted.
 
     torch's pinned allocator would round each tensor up to a power of two, a third more memory for a model.
     """
-    if host.numel():
-        cuda, address = torch.cuda.cudart(), host.data_ptr()
-        torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
-        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
+    if host_tensor.numel():
+        cuda, address = torch.cuda.cudart(), host_tensor.data_ptr()
+        torch.cuda.check_error(cuda.cudaHostRegister(address, host_tensor.nbytes, 0))
+        weakref.finalize(host_tensor, cuda.cudaHostUnregister, address).atexit = False

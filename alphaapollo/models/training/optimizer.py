@@ -8,34 +8,33 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.sharding import get_shard_group, local_tensor
+from alphaapollo.models.sharding import local_tensor
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
     """Create AdamW (arXiv 1711.05101) for the trained parameters. Norms and biases (one dimension) have no decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    groups = [[p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], lr=config.lr, fused=True)
+    apply_settings(optimizer, config)
+    return optimizer
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
-    """Set weight decay and betas to the values in `config`, after a checkpoint has restored older settings."""
+    """Set the optimizer's weight decay and betas, also after a checkpoint has restored the values of an earlier run."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim >= 2
         group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas}
 
 
-def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
+def compute_learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
     """Compute the learning rate of optimizer step `step`, counted from 0.
 
-    A linear warm-up reaches lr at its last step. Then lr is constant, or a cosine falls to min_lr_ratio * lr at step
-    `total_steps`.
+    The rate rises linearly to `config.lr` in the warm-up. After that it is constant, or falls along a cosine to
+    min_lr_ratio * lr at step `total_steps`.
     """
     warmup = config.lr_warmup_steps
     if warmup < 0:
@@ -53,14 +52,15 @@ def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Clip the gradient norm over all ranks to `max_norm` (a collective). Returns the norm before clipping.
 
-    The squares of the slices' norms add up over the ranks of one copy of the model. Non-finite gradients are not
-    changed; then the returned norm is not finite either.
+    Non-finite gradients are not changed; then the returned norm is not finite either.
     """
     slices = [p.grad for p in parameters if p.grad is not None]
     gradients = [local_tensor(gradient) for gradient in slices]
     total = torch.nn.utils.get_total_norm(gradients)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
-    dist.all_reduce(square, group=get_shard_group(slices[0]))
+    # With HSDP, only the ranks that share one copy of the model add up their slices.
+    group = slices[0].device_mesh.get_group("shard") if isinstance(slices[0], DTensor) else None
+    dist.all_reduce(square, group=group)
     norm = math.sqrt(square.item())
     if max_norm < norm < math.inf:
         for gradient in gradients:

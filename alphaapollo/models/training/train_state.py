@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
-from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, reset_optimizer, take_snapshot
+from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, reset_optimizer, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
-from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
+from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, compute_learning_rate, make_optimizer
 
 T = TypeVar("T")
 MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
@@ -32,12 +32,12 @@ class OptimizerStep:
 
 
 class TrainState:
-    """Optimizer and learning rate schedule of a sharded model.
+    """Optimizer, learning rate schedule and checkpoints of a sharded model.
 
-    `offload` moves the configured tensors to host memory. `reload` restores parameters, `step` the optimizer state.
+    `offload` moves the configured tensors to host memory. `reload` moves parameters back, `step` the optimizer state.
 
     Args:
-        module: model that sharding.shard has sharded.
+        module: model that sharding.shard_model has sharded.
         total_steps: number of optimizer steps of the run, for the schedule.
         name: name of the model in error messages, e.g. "policy".
         optim_key: config key of the optimizer in error messages.
@@ -58,10 +58,10 @@ class TrainState:
         self._num_skipped = 0  # steps skipped in a row
 
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
-        """Yield the micro-batches of one optimizer step; the caller runs the backward pass of each.
+        """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
 
-        Gradients are reduced within a copy of the model after each or only after the last micro-batch
-        (`sync_each_micro_batch`), and between copies (HSDP) after the last one.
+        FSDP reduces gradients after each micro-batch, or with sync_each_micro_batch=false after the last one. Between
+        copies of the model (HSDP) it reduces them after the last one.
         """
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
@@ -73,11 +73,11 @@ class TrainState:
     def step(self, skip_bad: bool = False) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective).
 
-        A skipped step does not count in the schedule. Raises FloatingPointError, with unchanged weights, if the
-        gradients are not finite and `skip_bad` is false, or if too many steps in a row were skipped.
+        With `skip_bad`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
+        after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
         """
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
-        lr = learning_rate(self.num_steps, self.config.optim, self.total_steps)
+        lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps)
         if not math.isfinite(norm):
             self._num_skipped += 1
             if not skip_bad or self._num_skipped == MAX_SKIPPED_STEPS:
@@ -117,29 +117,29 @@ class TrainState:
         reset_optimizer(self.optimizer)
 
     def reload(self) -> None:
-        """Bring the parameters back to the device. A second call does nothing."""
+        """Move offloaded parameters back to the device. A second call does nothing."""
         self.parameters.reload()
 
     def offload(self) -> None:
-        """End a phase: reshard the model and offload the configured tensors."""
+        """Free gathered parameters, and move the configured tensors to host memory."""
         reshard(self.module)
         self.parameters.offload()
         self.moments.offload()
 
-    def snapshot(self, folder: str) -> Snapshot:
+    def snapshot(self, folder: str) -> CheckpointSnapshot:
         """Take a snapshot for a checkpoint in `folder` (a collective). Raises FloatingPointError like check_finite."""
         self._reload_all()
         self.check_finite()
         return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
-        """Load weights, optimizer state and step count. The optimizer settings are those of the configuration."""
+        """Load weights, optimizer state and step count of a checkpoint. Weight decay and betas remain as configured."""
         self._reload_all()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
-        """Return this rank's slices of the trained weights and of each optimizer moment."""
+        """Return this rank's slices of the trained "weights" and of Adam's moments "exp_avg" and "exp_avg_sq"."""
         self._reload_all()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}

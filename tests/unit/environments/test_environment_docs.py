@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.keys import list_keys, list_sections
-from alphaapollo.config.load import convert_values
+from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config, Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.engines.fake import FakeEngine
@@ -18,7 +18,7 @@ from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import MemoryType
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
 from alphaapollo.utils.user_module import load_user_module
@@ -56,7 +56,7 @@ def play(*answers: str) -> Trajectory:
             lambda content: list(content[0]["content"].encode()),
             lambda messages, last: list(messages[0]["content"].encode()),
         ),
-        limits=EpisodeLimits(max_turns=5, seconds=9.0),
+        limits=EpisodeLimits(max_turns=5, environment_seconds=9.0),
     )
     factory = base.get_environment_spec("doubling").factory
     services = base.Services(score=None, config=Env())  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_tool_example_plays(tmp_path):
         return Score(float(text.endswith("<answer>42</answer>")))
 
     async def run() -> list[StepResult]:
-        box = ToolBox([function_tool(twice)], ToolLimits())
+        box = ToolBox([FunctionTool(twice)], ToolLimits())
         environment = base.get_environment_spec("question_with_tools").factory(base.Services(score, Env(), box))
         await environment.reset(Prompt(0, "text", [{"role": "user", "content": "?"}]))
         return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
@@ -119,4 +119,4 @@ def test_keys_exist():
 
 
 def test_yaml_block_is_valid():
-    assert convert_values(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2
+    assert build_config(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2

@@ -75,7 +75,7 @@ def test_an_exit_is_a_failure(monkeypatch):
 
 def test_first_observation_that_is_none_or_never_returned(monkeypatch):
     monkeypatch.setattr(Playful, "reset", lambda self, prompt: 7)
-    with pytest.raises(ValueError, match=r"reset returned int\. Return an Observation or a str"):
+    with pytest.raises(ValueError, match=r"the result of reset must be an Observation or a str, not int"):
         trial()
 
     async def never(self, prompt):

@@ -11,8 +11,8 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.activation_memory import (
     LiveByteCounter,
     TrainingPass,
-    load_meta,
-    measure_activations,
+    load_meta_model,
+    measure_activation_bytes,
     read_model_sizes,
 )
 
@@ -20,7 +20,7 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
 
 def meta(name: str) -> torch.nn.Module:
-    return load_meta(Model(path=str(PUBLISHED / name)), torch.bfloat16)
+    return load_meta_model(Model(path=str(PUBLISHED / name)), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def meta(name: str) -> torch.nn.Module:
 )
 def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
     sizes = read_model_sizes(meta(name))
-    assert (sizes.parameters, sizes.unit, 2 * sizes.kv_elements) == (parameters, unit, kv_bytes)
-    assert sizes.root == parameters - sizes.num_layers * unit
+    assert (sizes.parameters, sizes.layer_parameters, 2 * sizes.kv_elements_per_token) == (parameters, unit, kv_bytes)
+    assert sizes.root_parameters == parameters - sizes.num_layers * unit
 
 
 def test_activations_of_a_layer_by_hand():
@@ -46,31 +46,33 @@ def test_activations_of_a_layer_by_hand():
     hidden, inner, queries, keys, heads = 3584, 18944, 3584, 512, 28
     token = 2 * (8 * hidden + 4) + 4 * queries + 4 * keys + 4 * heads + 8 * inner
     tokens, layers = 2 * 8192, 28
-    kept = measure_activations(meta("qwen2.5-7b"), TrainingPass(2, 8192, False, "cuda")).saved
+    kept = measure_activation_bytes(meta("qwen2.5-7b"), TrainingPass(2, 8192, False, "cuda")).saved
     assert kept == layers * tokens * token
 
 
 def test_checkpointing_keeps_the_input_of_each_layer():
     model = meta("qwen2.5-0.5b")
-    plain, checkpointed = (measure_activations(model, TrainingPass(4, 1024, on, "cuda")) for on in (False, True))
+    plain, checkpointed = (measure_activation_bytes(model, TrainingPass(4, 1024, on, "cuda")) for on in (False, True))
     assert checkpointed.saved == 24 * 4096 * 896 * 2
-    assert checkpointed.layer == plain.layer + plain.saved // 24  # one recomputed layer
-    assert checkpointed.head == plain.head
+    assert checkpointed.layer_peak == plain.layer_peak + plain.saved // 24  # one recomputed layer
+    assert checkpointed.head_peak == plain.head_peak
 
 
 def test_the_head_keeps_one_chunk_of_logits():
     """2**27 float32 logits are 512 MiB per copy; the head's gradient in float32 is 520 MiB."""
     model = meta("qwen2.5-0.5b")
-    short, long = (measure_activations(model, TrainingPass(1, tokens, False, "cuda")).head for tokens in (2048, 16384))
+    short, long = (
+        measure_activation_bytes(model, TrainingPass(1, tokens, False, "cuda")).head_peak for tokens in (2048, 16384)
+    )
     assert 1.5 * 2**30 < short < long < short + 16384 * 896 * 2 * 3
-    assert measure_activations(model, TrainingPass(1, 2048, False, "cuda", needs_head=False)).head == 0
+    assert measure_activation_bytes(model, TrainingPass(1, 2048, False, "cuda", has_lm_head=False)).head_peak == 0
 
 
 def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):
     from tests.unit.tiny import save_model
 
-    model = load_meta(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
-    assert measure_activations(model, TrainingPass(2, 16, False, "cpu")).saved > 0
+    model = load_meta_model(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
+    assert measure_activation_bytes(model, TrainingPass(2, 16, False, "cpu")).saved > 0
 
 
 def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: Path):
@@ -79,8 +81,8 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
     folder = str(save_model("gemma2", tmp_path))  # which caps scores
 
     def kept(kind: str) -> int:
-        model = load_meta(Model(path=folder, attention=kind), torch.bfloat16)
-        return measure_activations(model, TrainingPass(1, 512, False, "cuda")).saved
+        model = load_meta_model(Model(path=folder, attention=kind), torch.bfloat16)
+        return measure_activation_bytes(model, TrainingPass(1, 512, False, "cuda")).saved
 
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
     with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not support. Set model.at"):

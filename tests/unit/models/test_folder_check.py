@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.folder_check import INDEX, SINGLE, check_vocabulary, check_weights
+from alphaapollo.models.folder_check import INDEX, SINGLE, check_vocabulary, check_weight_files
 from tests.unit.tiny import save_model
 
 
@@ -33,16 +33,16 @@ def configure(folder: Path, **changes: object) -> None:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ValueError) as error:
-        check_weights(Model(path=str(folder)), "model.path")
+        check_weight_files(Model(path=str(folder)), "model.path")
     assert str(error.value).startswith(f"model.path={folder}: ")
     return str(error.value).removeprefix(f"model.path={folder}: ")
 
 
 def test_a_valid_folder(folder: Path) -> None:
-    check_weights(Model(path=str(folder)), "model.path")
-    check_weights(Model(path="some/model"), "model.path")  # of the hub: not here yet
+    check_weight_files(Model(path=str(folder)), "model.path")
+    check_weight_files(Model(path="some/model"), "model.path")  # of the hub: not here yet
     (folder / SINGLE).unlink()
-    check_weights(Model(path=str(folder)), "model.path")  # of another format, perhaps
+    check_weight_files(Model(path=str(folder)), "model.path")  # of another format, perhaps
 
 
 def test_truncated(folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
     save_file(tensors | more, folder / SINGLE, {"format": "pt"})
     assert "3 layers" in refusal(folder)
     configure(folder, num_nextn_predict_layers=1)
-    check_weights(Model(path=str(folder)), "model.path")
+    check_weight_files(Model(path=str(folder)), "model.path")
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
 def test_an_invalid_configuration(folder: Path) -> None:
     configure(folder, hidden_size=-32)
     with pytest.raises(ValueError, match=r"no model can be built from its config\.json"):
-        check_weights(Model(path=str(folder)), "model.path")
+        check_weight_files(Model(path=str(folder)), "model.path")
     configure(folder, hidden_size=32, num_hidden_layers=7)
-    with pytest.raises(ValueError, match=r"cannot read config.json: .*layer_types"):
-        check_weights(Model(path=str(folder)), "model.path")
+    with pytest.raises(ValueError, match=r"cannot read config\.json \(.*layer_types"):
+        check_weight_files(Model(path=str(folder)), "model.path")

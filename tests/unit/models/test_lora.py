@@ -7,10 +7,10 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.lora import (
     check_target_modules,
     disable_adapters,
+    get_base_parameter_name,
     get_lora_layers,
-    is_adapter,
+    is_adapter_parameter,
     load_trainable_lm,
-    strip_lora,
 )
 
 pytest.importorskip("peft")
@@ -44,7 +44,7 @@ def test_errors_about_target_modules_list_the_valid_names(model_folder, target: 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:
     model = load(model_folder("llama"), target_modules=["q_proj", "model.layers.1.mlp.up_proj"])
-    assert [strip_lora(name) for name in get_lora_layers(model)] == [
+    assert [get_base_parameter_name(name) for name in get_lora_layers(model)] == [
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.1.self_attn.q_proj.weight",
         "model.layers.1.mlp.up_proj.weight",
@@ -52,7 +52,7 @@ def test_only_the_named_layers_get_adapters(model_folder) -> None:
 
 
 def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
-    adapted = {strip_lora(name) for name in get_lora_layers(load(model_folder("llama")))}
+    adapted = {get_base_parameter_name(name) for name in get_lora_layers(load(model_folder("llama")))}
     linear = {
         f"{name}.weight"
         for name, module in load_trainable_lm(
@@ -72,7 +72,7 @@ def test_other_ranks_have_the_same_parameters_without_memory(model_folder) -> No
             parameter.dtype,
             parameter.requires_grad,
         )
-        assert parameter.is_meta and own.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
+        assert parameter.is_meta and own.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
 
 
 def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
@@ -86,4 +86,4 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
             assert torch.equal(model(ids).logits, base)
             raise RuntimeError
         assert torch.equal(model(ids).logits, trained) and not torch.equal(trained, base)
-    assert all(parameter.requires_grad == is_adapter(name) for name, parameter in model.named_parameters())
+    assert all(parameter.requires_grad == is_adapter_parameter(name) for name, parameter in model.named_parameters())

@@ -119,7 +119,7 @@ def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_fol
     monkeypatch.setattr(policy, "compute_native_logprobs", lambda ids: own(ids) + 0.3)
     mismatch = check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
     assert mismatch == pytest.approx(0.3, abs=1e-4) and make_self_check_warnings(0.05) == []
-    assert "differ from the model's own by 0.3 nats" in make_self_check_warnings(mismatch)[0]
+    assert "differ from those of transformers by 0.3 nats" in make_self_check_warnings(mismatch)[0]
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
     monkeypatch.setattr(policy, "compute_native_logprobs", lambda ids: own(ids) + 1.1)

@@ -14,7 +14,7 @@ from torch import nn
 
 from alphaapollo.models import sharding
 from alphaapollo.models.export.hf_folder import gather_parameters
-from alphaapollo.models.sharding import FsdpRoot, join_process_group, make_mesh, shard
+from alphaapollo.models.sharding import FsdpRoot, join_process_group, make_mesh, shard_model
 from alphaapollo.utils.network import reserve_port
 from tests.unit.tiny import build_model, run_ranks
 
@@ -34,10 +34,10 @@ def tensors_for_other_ranks(rank: int, num_ranks: int, address: str) -> dict[str
     def scatter(model: nn.Module, tensors: dict[str, torch.Tensor], *others: Any) -> None:
         kept.update(tensors)
 
-    sharding._scatter = scatter  # type: ignore[assignment]
+    sharding._send_weights = scatter  # type: ignore[assignment]
     model = Model()
     parameters = {id(one) for one in (*model.parameters(), *model.buffers())}
-    shard(model, make_mesh("cpu"), torch.float32, offload_policy=False)
+    shard_model(model, make_mesh("cpu"), torch.float32, offload_policy=False)
     group: Any = dist.group.WORLD
     return {
         "names": sorted(kept),

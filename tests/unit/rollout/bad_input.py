@@ -12,9 +12,9 @@ from typing import Any
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.trainer.metrics import rollout_metrics
+from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 
 BAD, FINE = "bad?", "fine?"
@@ -77,8 +77,8 @@ def play(
             await worker.close()
 
     groups = asyncio.run(run())
-    bad, fine = map(json.loads, trajectory_lines(1, groups))
-    return Played(rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
+    bad, fine = map(json.loads, format_trajectory_lines(1, groups))
+    return Played(compute_rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
 
 
 def check_masked(played: Played, outcome: str, reason: str) -> None:

@@ -280,11 +280,11 @@ def leave() -> object:
         ("reset", fail, "Moody.reset: OSError: the simulator is gone (attempt 2 of 2)"),
         ("step", fail, "Moody.step: OSError: the simulator is gone (attempt 2 of 2)"),
         ("step", leave, "Moody.step: RuntimeError: the environment called exit (goodbye)"),
-        ("reset", lambda: 7, "reset returned int"),
+        ("reset", lambda: 7, "the result of reset must be an Observation or a str, not int"),
         ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering the observation"),
-        ("step", lambda: {"reward": 0.0}, "step returned dict"),
-        ("step", lambda: StepResult(done=True, score=0.0), "score is float"),
-        ("step", lambda: StepResult(Observation(BAD)), "messages is str"),
+        ("step", lambda: {"reward": 0.0}, "the result of step must be a StepResult, not dict"),
+        ("step", lambda: StepResult(done=True, score=0.0), "score must be a Score, not float"),
+        ("step", lambda: StepResult(Observation(BAD)), "messages must be a non-empty list, not '"),
     ],
 )
 @pytest.mark.parametrize("context", ["append", "memory"])

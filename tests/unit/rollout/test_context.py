@@ -123,7 +123,7 @@ def test_rows_must_equal_the_engine_prompts():
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
         check_rows(rows, turns, [[1], [1, 2, 4]])
     rows[0].action_mask[0] = 1
-    with pytest.raises(AssertionError, match="covers more than actions"):
+    with pytest.raises(AssertionError, match="does not cover exactly the sampled"):
         check_rows(rows, turns, [[1], [1, 2, 3, 4]])
     fresh = build_memory_rows(turns)
     check_rows(fresh, turns, [[1], [4]])

@@ -109,7 +109,7 @@ def play(
     left = list(environments)
     task = EpisodeTask(
         PROMPT,
-        sample=1,
+        sample_index=1,
         make_environment=lambda _: left.pop(0),
         sampling=Sampling(max_tokens, stop_token_ids=(STOP,)),
         derive_turn_seed=lambda turn: 100 + turn,
@@ -232,16 +232,16 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
     [
         (RuntimeError("socket closed"), "Environment.step: RuntimeError: socket closed (attempt 2 of 2)"),
         (TimeoutError("tool"), "Environment.step: TimeoutError: tool (attempt 2 of 2)"),
-        (None, "step returned NoneType. Return a StepResult. (attempt 2 of 2)"),
+        (None, "the result of step must be a StepResult, not NoneType. (attempt 2 of 2)"),
         (StepResult(), "step returned neither done=True nor an observation. Return one of them. (attempt 2 of 2)"),
-        (StepResult("7"), "step: observation is str. Return an Observation. (attempt 2 of 2)"),
-        (StepResult(Observation("7")), "step: messages is str. Return a non-empty list. (attempt 2 of 2)"),
-        (StepResult(Observation([])), "step: messages is empty. Return a non-empty list. (attempt 2 of 2)"),
+        (StepResult("7"), "step: observation must be an Observation, not str. (attempt 2 of 2)"),
+        (StepResult(Observation("7")), "step: messages must be a non-empty list, not '7'. (attempt 2 of 2)"),
+        (StepResult(Observation([])), "step: messages must be a non-empty list, not []. (attempt 2 of 2)"),
         (
             StepResult(Observation([{"role": "user", "content": None}])),
             "step: invalid message {'role': 'user', 'content': None}. role and content must be str. (attempt 2 of 2)",
         ),
-        (StepResult(done=True, score=1.0), "step: score is float. Return a Score. (attempt 2 of 2)"),
+        (StepResult(done=True, score=1.0), "step: score must be a Score, not float. (attempt 2 of 2)"),
         (
             StepResult(done=True, reward="1"),
             "step: reward is str. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
@@ -259,9 +259,9 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
         ),
         (
             StepResult(done=True, kept_chars=1.5),
-            "step: kept_chars is float. Return a number of characters. (attempt 2 of 2)",
+            "step: kept_chars must be an int, not float. (attempt 2 of 2)",
         ),
-        (StepResult(done=True, info=None), "step: info must be a dict with str keys. (attempt 2 of 2)"),
+        (StepResult(done=True, info=None), "step: info=None must be a dict with str keys. (attempt 2 of 2)"),
         (
             StepResult(done=True, info={"tool_calls": [{"tool": "x"}]}),
             "step: info['tool_calls'] must be a list of dicts with status and seconds. (attempt 2 of 2)",
@@ -270,7 +270,10 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
             StepResult(done=True, info={"tool_calls": [{"status": "ok"}]}),
             "step: info['tool_calls']: seconds is NoneType. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
         ),
-        (StepResult(done=True, info={("a", 1): 2}), "step: info must be a dict with str keys. (attempt 2 of 2)"),
+        (
+            StepResult(done=True, info={("a", 1): 2}),
+            "step: info={('a', 1): 2} must be a dict with str keys. (attempt 2 of 2)",
+        ),
     ],
     ids=str,
 )

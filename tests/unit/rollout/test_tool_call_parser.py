@@ -89,7 +89,7 @@ def test_a_response_template_that_does_not_fit_the_template():
     tokenizer = tokenizer_of(MISTRAL, MISTRAL_TOKENS)
     tokenizer.response_template = RESPONSE_TEMPLATE
     with pytest.raises(
-        ValueError, match=r"response_template does not parse what the chat template writes: .*TOOL_CALLS"
+        ValueError, match=r"response_template cannot parse the tool calls that the chat template renders: .*TOOL_CALLS"
     ):
         make_tool_call_parser("", ToolRenderer(tokenizer, [ADD]))
 

@@ -92,7 +92,7 @@ def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
 
 def test_fake_engine_is_selected_by_name_and_has_no_weights(model_folder, tmp_path):
     worker = make_worker(model_folder, tmp_path)
-    assert isinstance(worker.engine, FakeEngine) and not worker.has_weights
+    assert isinstance(worker.engine, FakeEngine) and not worker.engine.has_weights
     assert asyncio.run(worker.confirm_weights(2, "")) == WeightReceipt(2, "")
 
 

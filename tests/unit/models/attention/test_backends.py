@@ -40,7 +40,7 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
     ],
 )
 def test_when_sdpa_supports_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, is_supported: bool):
-    assert backends.sdpa_supports_groups(device, dtype, has_mask) is is_supported
+    assert backends.sdpa_supports_grouped_heads(device, dtype, has_mask) is is_supported
 
 
 def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
@@ -50,7 +50,7 @@ def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.Mo
         masks.append(has_mask)
         return True
 
-    monkeypatch.setattr(backends, "sdpa_supports_groups", note)
+    monkeypatch.setattr(backends, "sdpa_supports_grouped_heads", note)
     for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
         call = make_call(window=window) if packing else make_call(window=window, packing=None)
         backends._prepare_for_sdpa(call)

@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import SharedPrefixes, find_shared_prefixes
 from alphaapollo.models.attention import backends
-from alphaapollo.models.attention.shared_prompts import causal_mask
+from alphaapollo.models.attention.shared_prompts import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing
@@ -123,14 +123,20 @@ def test_shared_layout_by_hand():
     assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
     assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
     assert micro.is_real.all()
-    assert micro.states.local.tolist() == [1, 3, 1, 2, 6]  # the prompt's last state predicts two first tokens
-    assert micro.ends.local.tolist() == [4, 5, 7]
+    assert micro.predictors.local_positions.tolist() == [
+        1,
+        3,
+        1,
+        2,
+        6,
+    ]  # the prompt's last state predicts two first tokens
+    assert micro.last_tokens.local_positions.tolist() == [4, 5, 7]
     assert micro.targets.tolist() == [7, 8, 9, 3, 2]
     packing = micro.packing
     assert packing is not None and packing.keys is not None
     assert packing.lengths == [2, 1, 2, 1, 2] and packing.cu_seqlens.tolist() == [0, 2, 3, 5, 6, 8]
-    assert packing.keys.prefixes == [0, 1, 0, 0, 1] and packing.keys.lengths == [2, 1, 4, 3, 3]
-    assert packing.keys.index.tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 2, 6, 7]
+    assert packing.keys.prefix_segments == [0, 1, 0, 0, 1] and packing.keys.lengths == [2, 1, 4, 3, 3]
+    assert packing.keys.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 2, 6, 7]
     assert packing.keys.cu_seqlens.tolist() == [0, 2, 3, 7, 10, 13]
 
 
@@ -152,7 +158,7 @@ def test_packed_kernels_get_the_prefixes_as_keys(monkeypatch: pytest.MonkeyPatch
         outputs = []
         for (q0, q1), (k0, k1) in zip(_spans(cu_q), _spans(cu_k), strict=True):
             own = (x[None].transpose(1, 2) for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
-            mask = causal_mask(q1 - q0, k1 - k0, None, CPU)
+            mask = make_causal_mask(q1 - q0, k1 - k0, None, CPU)
             attended = torch.nn.functional.scaled_dot_product_attention(*own, attn_mask=mask, enable_gqa=True)
             outputs.append(attended[0].transpose(0, 1))
         return torch.cat(outputs)

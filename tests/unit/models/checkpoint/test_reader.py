@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata
 
-from alphaapollo.models.checkpoint.reader import _Unpickler as Unpickler
-from alphaapollo.models.checkpoint.reader import read_generators
+from alphaapollo.models.checkpoint.reader import _SafeUnpickler as Unpickler
+from alphaapollo.models.checkpoint.reader import read_generator_states
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
-from alphaapollo.models.sharding import FsdpRoot, shard
+from alphaapollo.models.sharding import FsdpRoot, shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 
@@ -46,7 +46,7 @@ def trained():
     torch.manual_seed(0)
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
     model = Model()
-    shard(model, mesh, torch.float32, offload_policy=False)
+    shard_model(model, mesh, torch.float32, offload_policy=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
@@ -135,4 +135,4 @@ def test_a_truncated_file_is_an_error(trained, saved: Path) -> None:
     with pytest.raises(ValueError, match=f"the checkpoint {saved} cannot be read"):
         load_snapshot(str(saved), *trained)
     with pytest.raises(OSError):
-        read_generators(saved / "rank_7.pt")
+        read_generator_states(saved / "rank_7.pt")

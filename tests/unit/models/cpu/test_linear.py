@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alphaapollo.models.cpu import linear
-from alphaapollo.models.cpu.linear import prefers_onednn, weight_grad
+from alphaapollo.models.cpu.linear import compute_weight_grad, prefers_onednn
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
@@ -52,7 +52,12 @@ def test_up_to_four_threads_compute_the_same_bits() -> None:
             attended.backward(heads)
             assert states.grad is not None
             product = linear.linear
-            results = [product(x, weight), product(x[:7], weight), product(grad, weight.t()), weight_grad(grad, x)]
+            results = [
+                product(x, weight),
+                product(x[:7], weight),
+                product(grad, weight.t()),
+                compute_weight_grad(grad, x),
+            ]
             results += [attended.detach(), states.grad, torch.linalg.vector_norm(x)]
             found.add(b"".join(result.contiguous().numpy().tobytes() for result in results))
     finally:

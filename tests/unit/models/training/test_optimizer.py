@@ -8,25 +8,27 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
+from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, compute_learning_rate, make_optimizer
 from tests.unit.tiny import free_address
 
 
 def test_constant_after_linear_warm_up():
     config = Optimizer(lr=0.8, lr_warmup_steps=4)
-    assert [learning_rate(step, config, 100) for step in (0, 1, 3, 4, 99)] == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
+    assert [compute_learning_rate(step, config, 100) for step in (0, 1, 3, 4, 99)] == pytest.approx(
+        [0.2, 0.4, 0.8, 0.8, 0.8]
+    )
 
 
 def test_cosine_from_peak_to_floor():
     config = Optimizer(lr=1.0, lr_warmup_steps=2, warmup_style="cosine", min_lr_ratio=0.2)
-    rates = [learning_rate(step, config, 10) for step in (2, 6, 10, 1000)]
+    rates = [compute_learning_rate(step, config, 10) for step in (2, 6, 10, 1000)]
     assert rates == pytest.approx([1.0, 0.6, 0.2, 0.2])  # half way: 0.2 + 0.8 / 2
 
 
 def test_warm_up_as_a_share_of_all_steps():
     config = Optimizer(lr=1.0, lr_warmup_steps_ratio=0.1)
-    assert learning_rate(4, config, 100) == pytest.approx(0.5)
-    assert learning_rate(0, Optimizer(lr=1.0), 100) == 1.0  # no warm-up
+    assert compute_learning_rate(4, config, 100) == pytest.approx(0.5)
+    assert compute_learning_rate(0, Optimizer(lr=1.0), 100) == 1.0  # no warm-up
 
 
 def test_norms_and_biases_do_not_decay():
