@@ -1,8 +1,8 @@
-"""Action handlers: execute the tool calls in a model's text, or return its final answer.
+"""Action handlers: execute the tool calls in the text of a turn, or return the final answer in it.
 
-env.action_format=tags           one action per turn, <tool>...</tool> or <answer>...</answer>; later text is cut off
-                  chat_template  tool calls in the model's own format, any number per turn; nothing is cut off, and a
-                                 turn without a tool call is the answer
+env.action_format=tags           one action per turn, <TOOL>...</TOOL> or <answer>...</answer>; later text is cut off
+                  chat_template  tool calls in the format of the model's chat template, any number per turn; nothing is
+                                 cut off, and a turn without a tool call is the answer
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
 
 
 class TagActionHandler:
-    """Handler of actions in tags, one per turn. Without tools, the only action is an answer."""
+    """Handler for env.action_format=tags, one action per turn. Without tools, the only action is the answer."""
 
     def __init__(self, tools: ToolBox | None):
         self._tools = tools
         self._tags = [*(tools.names if tools else []), ANSWER]
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
-        """Execute the action in a model's text. `session` has the episode's tool state.
+        """Execute the action in the text of a turn. `session`: state of the tools in this episode.
 
-        Return a StepResult from `step` unchanged. Unreadable and refused calls are invalid turns with a message to the
-        model. A failing tool ends the episode as an environment failure, which is masked and has no reward.
+        Returns the final answer, or the result that the environment's `step` should return. A call that cannot be read
+        or has invalid arguments is an invalid turn, and the model gets a message. If a tool itself fails, the episode
+        ends as an environment failure: it has no reward and is not trained on.
         """
         found = read_action(text, self._tags)
         if found.error:
@@ -50,7 +51,8 @@ class TagActionHandler:
 
 
 class ChatTemplateActionHandler:
-    """Handler of tool calls that a parser reads. It replies with messages of the role `tool`."""
+    """Handler for env.action_format=chat_template. It executes the tool calls that `parse_calls` finds in the text of
+    a turn, and replies with messages of the role `tool`."""
 
     def __init__(self, tools: ToolBox, parse_calls: ToolCallParser):
         self._tools, self._parse_calls = tools, parse_calls
@@ -80,7 +82,7 @@ ActionHandler = TagActionHandler | ChatTemplateActionHandler
 
 
 def make_action_handler(services: Services) -> ActionHandler:
-    """Create the handler of env.action_format for the tools of `services`."""
+    """Create the action handler for env.action_format, with the tools of `services`."""
     if services.config.action_format == "tags":
         return TagActionHandler(services.tools)
     assert services.tools is not None and services.parse_calls is not None, "checked when a run starts"
@@ -97,23 +99,23 @@ def _make_call_result(
 ) -> StepResult:
     is_valid = all(result.status is not ToolStatus.REFUSED for _, result in results)
     return StepResult(
-        Observation(messages), valid=is_valid, kept_chars=kept_chars, info={"tool_calls": _make_log_entries(results)}
+        Observation(messages), valid=is_valid, kept_chars=kept_chars, info={"tool_calls": _describe_tool_calls(results)}
     )
 
 
 def _make_unreadable_step(message: Message) -> StepResult:
-    """Return the result of a turn without a readable action. The text is not cut, so a penalty covers all of it."""
+    """Return the result of a turn without a readable action. The text is not cut, so a penalty covers all tokens."""
     return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
 
 
 def _make_failed_step(error: ToolFailedError, name: str, before: Sequence[tuple[str, ToolResult]]) -> StepResult:
-    """Return the result that ends an episode because the tool `name` failed, after the calls `before` in this turn."""
+    """Return the result that ends an episode because the tool `name` failed. `before`: earlier calls in this turn."""
     failed = {"tool": name, "status": "failed", "seconds": 0.0}
     score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(error))
-    return StepResult(done=True, score=score, info={"tool_calls": [*_make_log_entries(before), failed]})
+    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(before), failed]})
 
 
-def _make_log_entries(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:
+def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:
     return [
         {"tool": name[:100], "status": str(result.status), "seconds": result.seconds}
         | ({} if result.score is None else {"score": result.score})

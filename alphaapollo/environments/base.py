@@ -1,4 +1,4 @@
-"""Environment protocol: an environment exchanges messages with the model for one episode, without tokens or limits.
+"""Environment protocol: an environment exchanges messages with the model for one episode. It handles no tokens.
 
     factory(services) -> environment
     reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      finally: close()
@@ -32,7 +32,7 @@ class EnvironmentFailure(Exception):
 
 @contextmanager
 def wrap_environment_errors(operation: str) -> Iterator[None]:
-    """Context manager that raises EnvironmentFailure for any exception. `operation` starts the error message."""
+    """Context manager that converts any exception to an EnvironmentFailure. Its message starts with `operation`."""
     try:
         yield
     except Exception as error:  # user code may raise anything
@@ -48,7 +48,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one action. See docs/environments.md for the fields."""
+    """Result of one action of the model. See docs/environments.md for the fields."""
 
     observation: Observation | None = None  # None after the last action
     done: bool = False
@@ -70,13 +70,13 @@ class FinalAnswer:
 class Environment(Protocol):
     """Environment of one episode of one prompt.
 
-    After an exception, the episode is retried once in a new environment; a second exception masks the episode. With
-    env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]` returns the prompt of
-    each later turn. By default, this prompt is the first observation and the steps as messages.
+    After an exception, the episode is retried once in a new environment. After a second exception, it is masked (not
+    trained on). With env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]`
+    returns the prompt of each later turn. By default, that prompt is the first observation and the past steps.
     """
 
     def reset(self, prompt: Prompt) -> Observation | str | Awaitable[Observation | str]:
-        """Start the episode. Returns the first observation: messages, or a text that the model continues."""
+        """Start the episode. Returns the prompt of the first turn: messages, or a text that the model continues."""
         ...
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
@@ -104,7 +104,7 @@ EnvironmentFactory = Callable[[Services], Environment]
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """Registered environment with its properties that are needed before a run starts."""
+    """Registered environment and the properties that are checked before a run starts."""
 
     factory: EnvironmentFactory
     graded: bool = False  # True: scores with `Services.score`, so each row needs a reward function
@@ -118,7 +118,7 @@ FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
 def register_environment(name: str, **options: Any) -> Callable[[FactoryT], FactoryT]:
-    """Register a factory as env.env_name=name. Decorator; `options` are the fields of `EnvironmentSpec`."""
+    """Decorator that registers an environment class as env.env_name=name. `options`: fields of EnvironmentSpec."""
 
     def add(factory: FactoryT) -> FactoryT:
         _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, **options))
@@ -133,13 +133,13 @@ def get_environment_spec(name: str) -> EnvironmentSpec:
 
 
 def check_environment(config: Env) -> EnvironmentSpec:
-    """Return the configured environment. Raises ValueError if it is unknown, incomplete or rejects its settings."""
+    """Return the environment of env.env_name. Raises ValueError if it is unknown, incomplete or rejects a setting."""
     spec, name = _ENVIRONMENTS.get(config.env_name), config.env_name
     cls = spec.factory  # factories that are not classes are not checked
     if isinstance(cls, type) and (missing := [one for one in METHODS if not callable(getattr(cls, one, None))]):
         raise ValueError(
-            f"env.env_name={name}: the class {cls.__name__} lacks {' and '.join(missing)}. Add the "
-            f"methods {', '.join(METHODS)}. If there is nothing to free, write `async def close(self): ...`."
+            f"env.env_name={name}: the class {cls.__name__} lacks the methods {', '.join(missing)}. Add them. If there "
+            "is nothing to free, write `async def close(self): ...`."
         )
     if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Create the tools of a rollout worker: env.tools, env.mcp_servers and tools that the environment enables."""
+"""Create the tools of a rollout worker from env.tools, env.mcp_servers and the tools that the environment enables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphaapollo.environments.tag_parser import THINK
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
-from alphaapollo.tools.toolbox import Closable, ToolBox
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.utils.registry import suggest_similar
 
 if TYPE_CHECKING:
@@ -23,23 +23,22 @@ if TYPE_CHECKING:
 
 
 async def open_toolbox(config: Env) -> ToolBox | None:
-    """Connect to the servers of env.mcp_servers and create all tools. Returns None if there are no tools.
-
-    Raises ValueError as `make_toolbox`, and if a server is unreachable or lacks a tool.
-    """
-    clients = {name: _make_client(name, settings) for name, settings in config.mcp_servers.items()}
+    """Connect to the servers of env.mcp_servers and create the toolbox of all tools; None if there are no tools. Raises
+    ValueError if a server is unreachable or lacks a tool, or if `make_toolbox` raises it."""
+    clients = {name: _make_mcp_client(name, settings) for name, settings in config.mcp_servers.items()}
     try:
         tool_lists = await asyncio.gather(
-            *(_start_client(client, config.mcp_servers[name]) for name, client in clients.items())
+            *(_start_mcp_server(client, config.mcp_servers[name]) for name, client in clients.items())
         )
-        return make_toolbox(config, [tool for tools in tool_lists for tool in tools], list(clients.values()))
+        return make_toolbox(config, [tool for tools in tool_lists for tool in tools])
     except BaseException:
         await asyncio.gather(*(client.close() for client in clients.values()))
         raise
 
 
-def make_toolbox(config: Env, extra_tools: Sequence[Tool] = (), closables: Sequence[Closable] = ()) -> ToolBox | None:
-    """Create a toolbox of registered tools and `extra_tools`, which closes `closables`; None without tools.
+def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
+    """Create the toolbox of an environment: the tools that it enables or env.tools names, and `mcp_tools`. Returns None
+    if there are no tools.
 
     Raises ValueError for an unknown or reserved tool name, invalid settings, a missing index, or a python_code timeout
     above env.tool_limits.timeout.
@@ -47,7 +46,7 @@ def make_toolbox(config: Env, extra_tools: Sequence[Tool] = (), closables: Seque
     get_names = get_environment_spec(config.env_name).tools
     names = get_names(config) if get_names else []
     settings = _merge_tool_settings(config, names)
-    tools = [*make_tools(names, settings), *extra_tools]
+    tools = [*make_tools(names, settings), *mcp_tools]
     limits = config.tool_limits
     if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
         raise ValueError(
@@ -59,11 +58,11 @@ def make_toolbox(config: Env, extra_tools: Sequence[Tool] = (), closables: Seque
             f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
             "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
         )
-    return ToolBox(tools, limits, resources=closables) if tools else None
+    return ToolBox(tools, limits) if tools else None
 
 
 def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return env.tool_settings with env.informal_math.python_code_timeout as the default timeout of python_code."""
+    """Return env.tool_settings of the tools `names`, with env.informal_math.python_code_timeout filled in."""
     settings, timeout = config.tool_settings, config.informal_math.python_code_timeout
     if unused := [name for name in settings if name not in names]:
         raise ValueError(
@@ -82,20 +81,23 @@ def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[st
     return {**settings, "python_code": python_settings}
 
 
-def _make_client(name: str, settings: McpSettings) -> McpClient:
+def _make_mcp_client(name: str, settings: McpSettings) -> McpClient:
     from alphaapollo.tools.mcp_client import McpClient
 
     if missing := [variable for variable in settings.environment if variable not in os.environ]:
         raise ValueError(
-            f"env.mcp_servers.{name}.environment: the variable {', '.join(missing)} is not set. Set it or remove it "
-            "from the list."
+            f"env.mcp_servers.{name}.environment: the variable {missing[0]} is not set. Set it or remove it from the "
+            "list."
         )
     environment = {variable: os.environ[variable] for variable in settings.environment}
     return McpClient(name, settings.command, settings.url, environment)
 
 
-async def _start_client(client: McpClient, settings: McpSettings) -> list[Tool]:
+async def _start_mcp_server(client: McpClient, settings: McpSettings) -> list[Tool]:
+    """Connect to a server of env.mcp_servers and return its tools, or only those in `settings.tools` if set."""
     tools = {tool.name: tool for tool in await client.start()}
+    if not tools:
+        await client.close()  # otherwise its tools close it
     if unknown := [name for name in settings.tools if name not in tools]:
         raise ValueError(
             f"env.mcp_servers.{client.name}.tools: the server has no tool {unknown[0]!r}."

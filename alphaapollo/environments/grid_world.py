@@ -32,7 +32,7 @@ MAX_DRAWS = 50  # random walls are drawn this often until a goal is reachable; t
 
 @register_environment("grid_world", tools=None)
 class GridWorldEnvironment(TextGame):
-    """Grid world with a path of at most env.max_steps. Moves into walls or out of the grid have no effect."""
+    """Grid world in which at most env.max_steps moves lead to the goal. Moves into walls have no effect."""
 
     def begin(self, rng: Random) -> None:
         settings = self.config.grid_world
@@ -69,11 +69,11 @@ class GridWorldEnvironment(TextGame):
         return f"{self.position[0]},{self.position[1]}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """Return the instructions and the newest view, which shows the complete state."""
+        """Return the prompt of a later turn: the instructions and the current view, which shows the complete state."""
         return [Message(role="user", content=self._make_prompt(steps[-1].observation[-1]["content"]))]
 
     def view(self) -> str:
-        """Return the current grid as a map or in coordinates."""
+        """Return the current grid as the model sees it: a map or coordinates (env.grid_world.view)."""
         if self.config.grid_world.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal
             walls = [name for name in MOVES if self._is_wall(_find_neighbour(self.position, name))]
@@ -94,7 +94,7 @@ class GridWorldEnvironment(TextGame):
 
 
 def find_shortest_paths(free: set[Cell], start: Cell) -> dict[Cell, list[str]]:
-    """Return the shortest path from `start` to every reachable cell, as a list of moves."""
+    """Return {reachable cell: moves of the shortest path from `start`}. `free`: cells without a wall."""
     paths: dict[Cell, list[str]] = {start: []}
     waiting = deque([start])
     while waiting:

@@ -1,4 +1,4 @@
-"""Number guessing game: after each guess the model learns whether the number is higher or lower."""
+"""Number guessing game: after each guess, the model is told whether the number is higher or lower."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ HIGHER, LOWER = "higher", "lower"
 
 @register_environment("guessing_game", tools=None)
 class GuessingGameEnvironment(TextGame):
-    """Guessing game for a number. Binary search finds one of 2**n - 1 numbers in n guesses; guessing without feedback
-    succeeds with probability n / (2**n - 1)."""
+    """Guessing game for a number. Binary search finds one of 2**n - 1 numbers in n guesses."""
 
     def begin(self, rng: Random) -> None:
         self._low, self._high = 1, self.config.guessing_game.numbers  # range that agrees with all answers
@@ -50,7 +49,7 @@ class GuessingGameEnvironment(TextGame):
         return f"{self._low}-{self._high}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """Return the instructions and one line per remembered guess, e.g. `16: higher`."""
+        """Return the prompt of a later turn: the instructions and one line per past guess, e.g. `16: higher`."""
         lines = [self.prompt()]
         for step in steps:
             found = read_action(step.action, bare_word=True)

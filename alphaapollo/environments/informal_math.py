@@ -4,8 +4,8 @@ r"""Environment for math word problems with tools.
              -> <tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>
              -> <think>...</think><answer>\boxed{24}</answer> -> the reward function of the row's data_source
 
-The example has env.action_format=tags, with one action per turn. With chat_template, the model calls tools in its own
-format, and a turn without a tool call is the answer.
+The example has env.action_format=tags, with one action per turn. With env.action_format=chat_template, the model calls
+tools in the format of its chat template, and a turn without a tool call is the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array
 
 
 def get_tool_names(config: Env) -> list[str]:
-    """Return the names of the enabled tools, then env.tools."""
+    """Return the tools of the environment: those that env.informal_math enables, and env.tools."""
     settings = config.informal_math
     enabled = {"python_code": settings.enable_python_code, "local_rag": settings.enable_local_rag}
     return list(dict.fromkeys([*(name for name, is_on in enabled.items() if is_on), *config.tools]))
@@ -52,7 +52,7 @@ class InformalMathEnvironment:
         self._prompt = prompt
         words = make_tag_instruction(self._tools) if self._config.action_format == "tags" else NATIVE
         template = self._config.prompt or f"{{question}}\n\n{words}"
-        return Observation([Message(role="user", content=template.replace("{question}", get_question(prompt)))])
+        return Observation([Message(role="user", content=template.replace("{question}", get_problem(prompt)))])
 
     async def step(self, action: str) -> StepResult:
         assert self._prompt is not None, "step before reset"
@@ -65,22 +65,22 @@ class InformalMathEnvironment:
         await self._session.close()
 
 
-def get_question(prompt: Prompt) -> str:
-    """Return env_kwargs.question, which has no single-turn instructions; else the prompt's text or last message."""
+def get_problem(prompt: Prompt) -> str:
+    """Return the math problem: env_kwargs.question if the row has it, else the prompt's text or last message."""
     if question := prompt.env_kwargs.get("question"):
         return str(question)
     return prompt.content if isinstance(prompt.content, str) else prompt.content[-1]["content"]
 
 
 def make_tag_instruction(tools: ToolBox | None) -> str:
-    """Return the instruction that lists the actions in tags."""
+    """Return the instruction for the model that explains how to write tool calls and the answer in tags."""
     if tools is None:
         return PLAIN
-    return WITH_TOOLS % "\n".join(describe_call(schema["function"]) for schema in tools.schemas())
+    return WITH_TOOLS % "\n".join(describe_tool(schema["function"]) for schema in tools.schemas())
 
 
-def describe_call(function: dict[str, Any]) -> str:
-    """Return the line of the instruction that describes one tool. `function` is the tool's schema."""
+def describe_tool(function: dict[str, Any]) -> str:
+    """Return the line of the instruction that explains one tool. `function`: its {name, description, parameters}."""
     name = function["name"]
     if name == "python_code":
         return RUN_PYTHON
@@ -96,7 +96,7 @@ def make_example_value(schema: Any, root: dict[str, Any], followed: tuple[str, .
 
     Args:
         schema: JSON schema of the value.
-        root: schema that contains `schema` and the targets of its references.
+        root: complete schema, in which `$ref` references are looked up.
         followed: references that were followed already, to end recursion.
 
     >>> make_example_value({"type": "integer", "default": 3}, {})

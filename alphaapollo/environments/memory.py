@@ -1,8 +1,9 @@
-"""Select the past steps that a prompt shows, with env.context=memory.
+"""With env.context=memory, select the past steps of an episode that the prompt of the next turn shows.
 
-    simple         the last n steps
-    score          the n steps with the highest score
-    ndimensional   the n steps with the best sum of ranks by score and brevity, without duplicates
+    env.memory_type=simple         the last n steps
+                    score          the n steps with the highest score
+                    ndimensional   the n steps with the best sum of two ranks: by score, and by length of the action
+                                   (short is good); of steps with equal actions, only the last
 
 The newest step is always included, because it shows the current state. Selected steps keep their order.
 """
@@ -20,21 +21,21 @@ MemoryType = Literal["simple", "score", "ndimensional"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Past step: an action and the observation after it."""
+    """Past step of an episode: an action of the model and the observation after it."""
 
     action: str
     observation: list[Message]
     score: float = 0.0  # the step's reward
 
 
-def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[Step]:
-    """Return at most `count` (>= 1) steps, oldest first."""
+def select_steps(steps: Sequence[Step], count: int, memory_type: MemoryType) -> list[Step]:
+    """Return at most `count` (>= 1) of the past steps, oldest first."""
     if not steps:
         return []
     *earlier, newest = range(len(steps))
-    if kind == "simple":
+    if memory_type == "simple":
         costs: dict[int, float] = dict.fromkeys(earlier, 0.0)
-    elif kind == "score":
+    elif memory_type == "score":
         costs = {index: -steps[index].score for index in earlier}
     else:
         costs = _compute_rank_sums(steps, earlier)
@@ -43,7 +44,7 @@ def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[St
 
 
 def _compute_rank_sums(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
-    """Return the sum of the ranks by score and by length, per index. Of equal actions, only the last is included."""
+    """Return {index of a step: its rank by score + its rank by length}. Of equal actions, only the last is included."""
     unique = {steps[index].action: index for index in indices}.values()
     scores = sorted({-steps[index].score for index in unique})
     lengths = sorted({len(steps[index].action) for index in unique})

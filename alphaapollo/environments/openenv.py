@@ -63,7 +63,7 @@ class OpenEnvEnvironment:
         if found.error:
             return _make_invalid_step(found.error)
         fields = self._parse_action(found.content)
-        if not _is_unicode(fields):
+        if not _is_valid_unicode(fields):
             return _make_invalid_step("the action contains a lone surrogate, which is not valid Unicode")
         try:
             result = await self._client.step(fields)
@@ -84,10 +84,8 @@ class OpenEnvEnvironment:
         await self._client.close()
 
     async def _start_session(self, seed: int) -> Any:
-        """Open a session and return its first result. Retries while the server has no free session.
-
-        The wait does not count towards env.episode_timeout while other episodes of this process use the server.
-        """
+        """Open a session on the server and return its first result. Retries while the server has no free session. The
+        wait does not count towards env.episode_timeout while other episodes of this process use the server."""
         wait = FIRST_WAIT
         while True:
             try:
@@ -99,7 +97,7 @@ class OpenEnvEnvironment:
                 # A full server replies and closes the connection; a sending client may see only the close.
                 if _read_error_code(error) != "CAPACITY_REACHED" and type(error).__name__ != "ConnectionClosedOK":
                     raise
-                _warn_once(self._settings.url, str(error))
+                _warn_of_full_server(self._settings.url, str(error))
             await self._client.close()
             with exclude_waiting() if _open_sessions[self._settings.url] else nullcontext():
                 await asyncio.sleep(wait)
@@ -118,19 +116,19 @@ class OpenEnvEnvironment:
         if not field:
             return json.dumps(observation, ensure_ascii=False)
         if field not in observation:
-            raise KeyError(f"env.openenv.observation_field={field} must be one of {', '.join(observation)}")
+            raise KeyError(f"env.openenv.observation_field={field} is not in the observation: use {[*observation]}")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _read_error_code(error: Exception) -> str:
-    """Return the server's error code, e.g. CAPACITY_REACHED; empty if there is none."""
+    """Return the server's error code in an exception of the client, e.g. CAPACITY_REACHED; empty if there is none."""
     found = ERROR_CODE.search(str(error))
     return found[1] if found else ""
 
 
 @cache
-def _warn_once(url: str, message: str) -> None:
+def _warn_of_full_server(url: str, message: str) -> None:
     logger.warning(
         "env.openenv.url=%s has fewer sessions than there are episodes, so episodes wait for each other. Raise the "
         "server's max_concurrent_envs. %s",
@@ -139,7 +137,7 @@ def _warn_once(url: str, message: str) -> None:
     )
 
 
-def _is_unicode(action: dict[str, Any]) -> bool:
+def _is_valid_unicode(action: dict[str, Any]) -> bool:
     r"""Return whether an action has no lone surrogate (JSON `"\ud83d"`), which would break the connection."""
     try:
         json.dumps(action, ensure_ascii=False).encode()

@@ -42,8 +42,7 @@ def check_settings(config: Env) -> None:
 
 
 def list_tasks(level: int | None) -> list[str]:
-    """Return the tasks that env.reasoning_gym.tasks=[all] means: every task, or every task with a curriculum if `level`
-    is set."""
+    """Return the tasks that tasks=[all] stands for: all tasks, or with a level, all tasks that have a curriculum."""
     from reasoning_gym.factory import CURRICULA, DATASETS
 
     return sorted(set(DATASETS if level is None else CURRICULA) - EXCLUDED_TASKS)
@@ -51,8 +50,7 @@ def list_tasks(level: int | None) -> list[str]:
 
 @register_environment("reasoning_gym", check=check_settings, tools=None, own_prompts=True)
 class ReasoningGymEnvironment:
-    """Environment of one puzzle. A prompt's env_kwargs.task and .level override env.reasoning_gym.tasks and .level, so
-    that the prompts can form a curriculum with data.shuffle=false."""
+    """Environment of one puzzle. The prompt's env_kwargs.task and .level override env.reasoning_gym."""
 
     def __init__(self, services: Services):
         self._config, self._score = services.config, services.score

@@ -1,6 +1,6 @@
-"""Read the action in a model's text, with env.action_format=tags.
+"""Read the action in the text of a turn, with env.action_format=tags. Text after the action is cut off.
 
-    <think>...</think> <answer>42</answer> and more     ->  Action("answer", "42", end)     the rest is cut off
+    <think>...</think> <answer>42</answer> and more     ->  Action("answer", "42", kept_chars=...)
 
 Tags inside thoughts are ignored. Parsing takes linear time.
 """
@@ -17,7 +17,7 @@ PUNCTUATION = ".,;:!?*'\"`()[]{}"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Action in a model's text, or the error if there is none."""
+    """Action in the text of a turn, or the error if the text has no readable action."""
 
     kind: str = ""  # tag name; "" for a bare word
     content: str = ""  # the stripped text inside the tag
@@ -26,13 +26,13 @@ class Action:
 
 
 def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action:
-    """Return the first complete action in a text. With `bare_word`, the first word of a text without tags is an action.
+    """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped.
 
-    Of several actions of one kind, the first is used. An unreadable text is not cut, so that a penalty covers all of
-    it.
+    Actions with different tags in one text are an error. With `bare_word`, the first word of a text without tags is
+    the action.
     """
     start = _find_end_of_open_thought(text)
-    found = list(_find_actions(text, start, tags))
+    found = list(_find_tagged_actions(text, start, tags))
     kinds = list(dict.fromkeys(action.kind for action in found))
     if len(kinds) > 1:
         return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
@@ -43,12 +43,12 @@ def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = 
 
 
 def _find_end_of_open_thought(text: str) -> int:
-    """Return the end of a thought that the prompt opened; 0 if there is none."""
+    """Return the position after a `</think>` whose `<think>` is part of the prompt; 0 if there is none."""
     end, opened = text.find(f"</{THINK}>"), text.find(f"<{THINK}>")
     return end + len(f"</{THINK}>") if end >= 0 and (opened < 0 or end < opened) else 0
 
 
-def _find_actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
+def _find_tagged_actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
     openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in (THINK, *tags)))
     never_closed: set[str] = set()
     while opening := openings.search(text, position):
@@ -65,7 +65,7 @@ def _find_actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Act
 
 
 def _find_first_word(text: str, position: int) -> Action | None:
-    """Return the first word outside of thoughts, without surrounding punctuation; None if there is none."""
+    """Return the first word after thoughts, without surrounding punctuation, as an action; None if there is none."""
     while text.startswith(f"<{THINK}>", position := len(text) - len(text[position:].lstrip())):
         end = text.find(f"</{THINK}>", position)
         if end < 0:

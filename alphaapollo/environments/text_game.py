@@ -14,17 +14,18 @@ from alphaapollo.utils.seeds import derive_seed
 
 
 def derive_instance_seed(config: Env, prompt: Prompt) -> int:
-    """Return the seed of a prompt's game instance, which is the same for all samples of a group.
+    """Return the random seed from which an environment creates the task of a prompt. It is equal for all samples of the
+    prompt.
 
-    The seed depends on env.seed and the row's env_kwargs.seed, or on the row's position if env_kwargs.seed is missing.
-    `examples.data_preprocess.prepare` writes different env_kwargs.seed for training and validation.
+    The seed depends on env.seed and the prompt's env_kwargs.seed, or its position in the data without env_kwargs.seed.
+    `examples.data_preprocess.prepare` writes different values of env_kwargs.seed for training and validation data.
     """
     seed = prompt.env_kwargs.get("seed")
     return derive_seed(config.seed, config.env_name, prompt.id if seed is None else int(seed))
 
 
 def fill_template(template: str, **values: object) -> str:
-    """Replace each `{name}` in a template by its value. Other braces are not changed."""
+    """Replace each `{name}` in a prompt template by its value. Other braces are not changed."""
     for name, value in values.items():
         template = template.replace(f"{{{name}}}", str(value))
     return template
@@ -32,7 +33,7 @@ def fill_template(template: str, **values: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
-    """Result of one move."""
+    """Result of one move in a text game."""
 
     text: str  # message to the model
     won: bool = False
@@ -40,7 +41,7 @@ class MoveResult:
 
 
 class TextGame(ABC):
-    """Environment of one episode of a game. Subclasses define `begin`, `prompt`, `play` and `state`."""
+    """Environment of one game. Subclasses define `begin`, `prompt`, `play` and `state`."""
 
     def __init__(self, services: Services):
         self.config = services.config
@@ -48,7 +49,7 @@ class TextGame(ABC):
 
     @abstractmethod
     def begin(self, rng: Random) -> None:
-        """Set up the game instance. Use `rng` as the only source of randomness."""
+        """Set up a new game. `rng` must be the only source of randomness, so that equal seeds give equal games."""
 
     @abstractmethod
     def prompt(self) -> str:
@@ -56,11 +57,11 @@ class TextGame(ABC):
 
     @abstractmethod
     def play(self, action: str) -> MoveResult:
-        """Execute an action. Returns a move with valid=False and an explanation if the action is invalid."""
+        """Execute an action. For an invalid action, return a MoveResult with valid=False and an explanation."""
 
     @abstractmethod
     def state(self) -> str:
-        """Return a key of the game state. States of one instance with equal keys have the same transitions."""
+        """Return a key of the current game state, e.g. the position. Equal keys must mean the same state of a game."""
 
     async def reset(self, prompt: Prompt) -> Observation:
         self.begin(Random(derive_instance_seed(self.config, prompt)))

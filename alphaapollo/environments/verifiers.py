@@ -1,8 +1,9 @@
 """Adapter for environments of the verifiers library (0.1.14).
 
-A verifiers environment runs the episode and requests completions from an OpenAI client. The adapter is this client:
+A verifiers environment runs the episode itself and requests completions from an OpenAI client. The adapter acts as this
+client. Each request of the environment becomes an observation, and the model's action becomes the reply:
 
-    rollout --create(messages)--> observation of the adapter    step(action) of the adapter --completion--> rollout
+    request: client.chat.completions.create(messages) -> Observation      reply: step(action) -> ChatCompletion
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def check_settings(config: Env) -> None:
     if not name:
         raise ValueError("env.verifiers.name is empty. Set it to a name for verifiers.load_environment, e.g. wordle.")
     try:
-        environment = _load(name, json.dumps(arguments))
+        environment = _load_environment(name, json.dumps(arguments))
     except Exception as error:  # environment code may raise anything
         raise ValueError(
             f"env.verifiers.name={name} cannot be loaded with env.verifiers.args={arguments} "
@@ -47,8 +48,8 @@ def check_settings(config: Env) -> None:
 
 @register_environment("verifiers", check=check_settings, tools=None)
 class VerifiersEnvironment:
-    """Environment of one verifiers episode. Row i plays example i (modulo the number of examples) of the training data
-    if extra_info.split is `train`, else of the evaluation data."""
+    """Episode of a verifiers environment. Prompt i uses example i (modulo their number) of the environment's training
+    data if extra_info.split is `train`, else of its evaluation data."""
 
     def __init__(self, services: Services):
         self._settings = services.config.verifiers
@@ -59,16 +60,17 @@ class VerifiersEnvironment:
 
     async def reset(self, prompt: Prompt) -> Observation:
         arguments = json.dumps(self._settings.args)
-        self._environment = await asyncio.to_thread(_load, self._settings.name, arguments)
+        self._environment = await asyncio.to_thread(_load_environment, self._settings.name, arguments)
         is_training = prompt.extra_info.get("split", "train") == "train"
         data = self._environment.get_dataset() if is_training else self._environment.get_eval_dataset()
         example = data[int(prompt.extra_info.get("index", prompt.id)) % len(data)]
-        openai_client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
+        completions = SimpleNamespace(create=self._create_completion)
+        openai_client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
         client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(openai_client)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
         if not await self._wait_for_request():
             reason = _describe_error(self._rollout.result())
-            raise RuntimeError(f"{self._settings.name} ended before its first request to the model: {reason}")
+            raise RuntimeError(f"{self._settings.name} ended before its first request to the model ({reason})")
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
@@ -89,8 +91,8 @@ class VerifiersEnvironment:
             self._rollout.cancel()
             await asyncio.gather(self._rollout, return_exceptions=True)
 
-    async def _create(self, messages: list[dict[str, Any]], tools: Any = None, **_: Any) -> Any:
-        """Return the completion of a chat. Called by the rollout as `client.chat.completions.create`."""
+    async def _create_completion(self, messages: list[dict[str, Any]], tools: Any = None, **_: Any) -> Any:
+        """Receive a request of the verifiers environment, and return the model's completion as soon as it is known."""
         if tools or not all(isinstance(message["content"], str) for message in messages):
             feature = "native tool calls" if tools else "messages that are not plain text"
             raise NotImplementedError(f"environments with {feature} are not supported")
@@ -100,7 +102,7 @@ class VerifiersEnvironment:
         return await answer
 
     async def _wait_for_request(self) -> bool:
-        """Wait for the next request of the environment. Returns False if the episode ended instead."""
+        """Wait for the next request of the verifiers environment. Returns False if the episode ended instead."""
         assert self._rollout is not None
         request = asyncio.ensure_future(self._requests.get())
         await asyncio.wait({request, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +120,8 @@ class VerifiersEnvironment:
         return Score(float(state["reward"]), {name: float(value) for name, value in (state["metrics"] or {}).items()})
 
 
-def _load(name: str, arguments: str) -> Any:
+def _load_environment(name: str, arguments: str) -> Any:
+    """Load a verifiers environment, or return the one that is loaded already. `arguments`: JSON."""
     with _load_lock:
         return _load_cached(name, arguments)
 
@@ -132,7 +135,7 @@ def _load_cached(name: str, arguments: str) -> Any:
 
 
 def _explain_unsupported_feature(environment: Any) -> str:
-    """Return why an environment is not supported; empty if it is."""
+    """Return why a verifiers environment is not supported; empty if it is supported."""
     if environment.message_type != "chat":
         return "it completes texts; only chat environments are supported"
     if environment.requires_group_rollouts:
@@ -153,6 +156,6 @@ def _make_completion(text: str) -> Any:
 
 
 def _describe_error(state: Any) -> str:
-    """Return the error that ended a rollout, with its cause; empty if there was none."""
+    """Return the error that ended a verifiers rollout, with its cause; empty if there was none. `state`: its result."""
     error = state["error"]
     return "" if error is None else f"{error!r} ({error.__cause__!r})"

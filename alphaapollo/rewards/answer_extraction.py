@@ -11,9 +11,7 @@ BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 def find_marked_answer(text: str) -> str | None:
     r"""Return the answer marked with `<answer>` (or a `\boxed` inside this tag), else with `\boxed`, else with `####`.
-
-    Returns None for a text without these marks.
-    """
+    Returns None for a text without these marks."""
     tag = find_answer_tag(text)
     boxed = find_boxed(text if tag is None else tag)
     if boxed is not None:
@@ -28,10 +26,8 @@ def find_answer_tag(text: str) -> str | None:
 
 
 def find_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the innermost of nested boxes.
-
-    Without such a box, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
-    """
+    r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the innermost of nested boxes. Without such
+    a box, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`)."""
     opened: list[int | None] = []  # per open brace: start of the content if the brace opens a box
     last: tuple[int, int] | None = None
     for brace in BRACE.finditer(text):

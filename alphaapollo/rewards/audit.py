@@ -109,7 +109,7 @@ def compare_with_label(is_correct: bool, score: Score) -> str:
 
 
 def _shorten_to_end(text: str) -> str:
-    """Return the last MAX_SHOWN characters of a text, on one line."""
+    """Return the last MAX_SHOWN characters of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 

@@ -28,12 +28,8 @@ MAX_REWARD = 1e9  # its square, summed over a batch, is still finite in float32
 
 
 def convert_to_score(result: object) -> Score:
-    """Convert the result of a reward function to a Score.
-
-    Raises:
-        ValueError: a number is NaN, infinite or larger than MAX_REWARD.
-        TypeError: the result is not a number, a dict of numbers or a Score.
-    """
+    """Convert the result of a reward function to a Score. Raises TypeError for other types than a number, a dict of
+    numbers or a Score, and ValueError for a number that is NaN, infinite or larger than MAX_REWARD."""
     if isinstance(result, Score) and result.outcome.failed:
         return make_failed_score(result.reason)
     if isinstance(result, Score):
@@ -95,8 +91,7 @@ def takes_trajectory(function: Callable[..., Any]) -> bool:
 
 
 def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Return a reward function that takes (prompt, episode). It passes only the text of the episode to `function`,
-    unless `function` takes (prompt, trajectory)."""
+    """Return a function of (prompt, episode). A function of (prompt, completion) receives the episode's text."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
 
 

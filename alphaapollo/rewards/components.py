@@ -49,8 +49,7 @@ def reward_component(function: ComponentT) -> ComponentT:
 
 
 def check_components(names: Iterable[str], required: Iterable[str]) -> None:
-    """Check reward.components (`names`) and reward.required. Raises ValueError if a component does not exist, or a
-    required one is not in `names`."""
+    """Raise ValueError if a component in `names` does not exist, or a `required` one is not in `names`."""
     names = {TASK, *names}
     for name in sorted(names - {TASK}):
         COMPONENTS.get(name)
@@ -61,8 +60,7 @@ def check_components(names: Iterable[str], required: Iterable[str]) -> None:
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the functions of reward components and return them by name, without `task`, which has no function. Raises
-    ValueError for an unknown name."""
+    """Import the functions of reward components. Returns {name: function}, without `task`, which has none."""
     return {name: COMPONENTS.get(name)() for name in names if name != TASK}
 
 

@@ -64,12 +64,12 @@ def convert_verl_result(result: Any) -> Any:
     """
     if not isinstance(result, Mapping) or "score" not in result:
         return result
-    converted = {str(key): value for key, value in result.items() if _is_number(value)}
+    converted = {
+        str(key): value
+        for key, value in result.items()
+        if isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)
+    }
     converted["reward"] = converted.pop("score", result["score"])
     if "acc" in converted:
         converted["accuracy"] = converted.pop("acc")
     return converted
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)

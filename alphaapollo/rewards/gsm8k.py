@@ -25,10 +25,8 @@ NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSI
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if the final numbers of completion and ground truth are equal, else 0.
-
-    A completion without a number has the wrong format. Raises ValueError for a ground truth without a number.
-    """
+    """Return a score of 1 if the final numbers of completion and ground truth are equal, else 0. A completion without a
+    number has the wrong format. Raises ValueError for a ground truth without a number."""
     if prompt.ground_truth is None or (truth := read_final_number(prompt.ground_truth)) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
     answer = read_final_number(completion)

@@ -50,10 +50,8 @@ def make_judge_function(judge: Judge) -> RewardFunction:
 
 
 def fill_template(template: str, prompt: Prompt, completion: str) -> str:
-    """Replace {question}, {ground_truth} and {answer} in the judge's prompt template.
-
-    The answer is the completion without its thoughts (the text before `</think>`).
-    """
+    """Replace {question}, {ground_truth} and {answer} in the judge's prompt template. The answer is the completion
+    without its thoughts (the text before `</think>`)."""
     fields = {
         "question": get_question(prompt),
         "ground_truth": "none is given" if prompt.ground_truth is None else prompt.ground_truth,
@@ -63,10 +61,8 @@ def fill_template(template: str, prompt: Prompt, completion: str) -> str:
 
 
 def read_verdict(reply: str | None) -> Score:
-    """Return the score x of the last line `SCORE: x` in the judge's reply.
-
-    The score is failed if there is no such line, or if x is not between 0 and 1.
-    """
+    """Return the score x of the last line `SCORE: x` in the judge's reply. The score is failed if there is no such
+    line, or if x is not between 0 and 1."""
     text = THOUGHTS.sub("", reply or "")
     scores = [float(number) for number in VERDICT.findall(text)]
     end = " ".join(text.split())[-MAX_SHOWN:]

@@ -42,11 +42,8 @@ IDENTIFIER.set_languages(LANGUAGES.split())
 
 
 def score_language(prompt: Prompt, completion: str) -> float:
-    """Return 1 if the user's messages, the thoughts and the answer are in the same language, else 0.
-
-    LaTeX, code and parts with fewer than MIN_LETTERS letters are ignored. If both thoughts and answer are ignored, the
-    result is 0.
-    """
+    """Return 1 if the user's messages, the thoughts and the answer are in the same language, else 0. LaTeX, code and
+    parts with fewer than MIN_LETTERS letters are ignored. If both thoughts and answer are ignored, the result is 0."""
     thoughts, answer = split_thoughts(completion)
     languages = {detect_language(thoughts), detect_language(answer)} - {None}
     return float(len(languages) == 1 and detect_language(get_question(prompt)) in {*languages, None})

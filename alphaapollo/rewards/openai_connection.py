@@ -13,12 +13,8 @@ MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
     """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
-    Args:
-        section: configuration section that error messages name, e.g. reward.judge.
-        base_url: address of the server; empty for OpenAI's own server.
-        api_key_env: name of the environment variable that contains the API key.
-
-    Raises ValueError if the openai package is missing, or no API key is set for OpenAI's own server.
+    `section` is the configuration section that error messages name, e.g. reward.judge. Raises ValueError if the openai
+    package is missing, or if the variable `api_key_env` is not set for OpenAI's own server (empty base_url).
     """
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")

@@ -63,8 +63,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
 
 @lru_cache(maxsize=64)
 def _load_scorer(task: str, level: int | None, settings: str) -> Any:
-    """Return a reasoning-gym data set, which can score any puzzle of the task. Cached, because creating it can be
-    slow. `settings`: JSON."""
+    """Return a reasoning-gym data set, which can score any puzzle of the task. `settings`: JSON."""
     return make_dataset(task, level, json.loads(settings), seed=0)
 
 

@@ -71,9 +71,7 @@ def get_grader(data_source: str) -> BuiltInGrader:
 
 def load_grader(data_source: str, judge: Judge) -> RewardFunction:
     """Import the built-in reward function of a data source. `judge`: settings for data sources that a judge grades.
-
-    Raises ValueError if no grader matches the data source, or the judge's settings are incomplete.
-    """
+    Raises ValueError if no grader matches the data source, or the judge's settings are incomplete."""
     grader = get_grader(data_source)
     function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
     grade: RewardFunction = function(judge) if grader.is_judge else function
@@ -81,8 +79,7 @@ def load_grader(data_source: str, judge: Judge) -> RewardFunction:
 
 
 def is_gradable(prompt: Prompt) -> bool:
-    """Return whether a built-in grader matches the prompt's data source, and the prompt has a ground truth if the
-    grader needs one."""
+    """Return whether a built-in grader can grade the prompt: it matches, and a ground truth exists if needed."""
     grader = find_grader(prompt.data_source)
     return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
 

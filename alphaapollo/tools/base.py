@@ -2,7 +2,7 @@
 
     model's text -> ToolBox (toolbox.py: checks, limits) -> Tool.call(arguments, session) -> ToolResult -> model
 
-`function_tool` (function_tool.py) turns a function into a tool. The decorator `tool` also registers it for `env.tools`.
+`FunctionTool` (function_tool.py) turns a function into a tool. The decorator `tool` also registers it for `env.tools`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alphaapollo.utils.registry import Registry
 
 
 class ToolStatus(StrEnum):
-    """Outcome of a tool call. If the tool itself fails, it raises ToolFailedError instead of returning a status."""
+    """Outcome of a tool call. A tool that fails because of its own infrastructure raises ToolFailedError instead."""
 
     OK = "ok"
     ERROR = "error"  # the call ran and failed, e.g. an exception or an unknown document
@@ -39,12 +39,11 @@ class ToolResult:
 
 
 class ToolFailedError(RuntimeError):
-    """Error: the tool itself failed, e.g. a server died or the sandbox does not start. It is an infrastructure failure,
-    not a mistake of the model."""
+    """Error for a failure of the tool's infrastructure, e.g. a dead server, as opposed to a mistake of the model."""
 
 
 class Session:
-    """State that tools keep between the calls of one episode. It is closed at the end of the episode."""
+    """State that tools keep between the calls of one episode. The environment closes it at the end of the episode."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -52,7 +51,7 @@ class Session:
         self._closers: list[Callable[[], Awaitable[None] | None]] = []
 
     def on_close(self, closer: Callable[[], Awaitable[None] | None]) -> None:
-        """Register a function that `close` calls once. Functions run in reverse order of registration."""
+        """Register a function to call at the end of the episode. Functions run in reverse order of registration."""
         self._closers.append(closer)
 
     async def close(self) -> None:
@@ -86,22 +85,20 @@ tools: Registry[Callable[..., Tool]] = Registry("tool")
 
 
 def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
-    """Create the tools with these names. `settings`: tool name -> settings of the tool.
-
-    Raises ValueError if a name is unknown, or if a setting is unknown, missing or of the wrong type.
-    """
+    """Create the registered tools with these names. `settings`: {tool name: {setting: value}}, from env.tool_settings.
+    Raises ValueError if a name is unknown, or if a setting is unknown, missing or of the wrong type."""
     made = []
     for name in names:
         factory = tools.get(name)
-        made.append(factory(**_convert_settings(name, factory, settings.get(name, {}))))
+        made.append(factory(**_validate_settings(name, factory, settings.get(name, {}))))
     return made
 
 
-def _convert_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings converted to the types in the factory's signature. Raises ValueError if one is invalid."""
+def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
     known, key = inspect.signature(factory, eval_str=bool(settings)).parameters, f"env.tool_settings.{name}"
     if unknown := sorted(set(settings) - set(known)):
-        raise ValueError(f"{key}: no setting {', '.join(unknown)}. Known: {', '.join(known) or 'none'}.")
+        raise ValueError(f"{key} has no setting {', '.join(unknown)}. Known: {', '.join(known) or 'none'}.")
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [
         setting
@@ -109,7 +106,7 @@ def _convert_settings(name: str, factory: Callable[..., Tool], settings: Mapping
         if parameter.default is parameter.empty and parameter.kind not in variadic
     ]
     if missing := [setting for setting in required if setting not in settings]:
-        raise ValueError(f"the tool {name} needs the setting {', '.join(missing)}. Set {key}.{missing[0]}.")
+        raise ValueError(f"the tool {name} needs the setting {missing[0]}. Set {key}.{missing[0]}.")
     lax = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     checked = {}
     for setting, value in settings.items():
@@ -123,7 +120,7 @@ def _convert_settings(name: str, factory: Callable[..., Tool], settings: Mapping
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Shorten a text to `limit` characters, half from each end, with a note about the removed characters.
+    """Cut characters from the middle of a text, so that `limit` remain. A note replaces the removed characters.
 
     >>> cut_middle("abcdefgh", 4)
     'ab\\n... [4 characters cut] ...\\ngh'

@@ -1,4 +1,4 @@
-"""Split the files of a folder into passages for search."""
+"""Split the documents in a folder into passages for the search index of the tool local_rag."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Passage:
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the lower-case words without stop words. For identifiers, also return their parts.
+    """Return the lower-case words of a text without stop words, and the parts of identifiers.
 
     >>> tokenize("Use the BlockMatrix.from_list")
     ['blockmatrix', 'block', 'matrix', 'from_list', 'list']
@@ -45,7 +45,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
-    """Yield passages: paragraphs joined up to PASSAGE_CHARACTERS. Longer paragraphs are split at a line end."""
+    """Yield the passages of a document: joined paragraphs, or parts of a long one, of up to PASSAGE_CHARACTERS."""
     begin, lines, size = 1, list[str](), 0
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS
@@ -58,13 +58,14 @@ def split_passages(path: str, text: str) -> Iterator[Passage]:
 
 
 def _make_passage(path: str, begin: int, lines: list[str]) -> Iterator[Passage]:
+    """Yield the passage of these lines, unless all are empty. `begin`: line number of the first one."""
     text = "\n".join(lines)
     if text.strip():
         begin += next(index for index, line in enumerate(lines) if line.strip())
         yield Passage(path, begin, text.strip("\n"))
 
 
-def read_folder(folder: Path) -> tuple[list[Passage], Counter[str]]:
+def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
     """Return the passages of all documents below a folder, and the number of skipped files per reason."""
     passages: list[Passage] = []
     skipped: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Tools from plain functions. The schema is derived from the signature and the docstring.
+"""Turn functions into tools. The JSON schema of a tool is derived from the function's signature and docstring.
 
 @tool
 def add(a: int, b: int = 0) -> int:
@@ -27,28 +27,23 @@ from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolSta
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def function_tool(function: Callable[..., Any]) -> FunctionTool:
-    """Turn a function into a tool.
+def tool(function: F) -> F:
+    """Register the decorated function as a tool for `env.tools`, under the name of the function."""
+    created = FunctionTool(function)
+    tools.register(created.name)(lambda: created)
+    return function
+
+
+class FunctionTool:
+    """Tool that calls a Python function.
 
     A sync function runs in a thread, which a timeout cannot stop; slow functions should be async. Each parameter needs
     a type. A parameter named `session` receives the episode's Session; the model does not see it. The function returns
     a str, a JSON-serializable value or a ToolResult. Exceptions other than ToolFailedError become error messages for
     the model.
 
-    Raises ValueError if a parameter has no type, for *args and **kwargs, or if the docstring is missing.
+    Raises ValueError if the docstring is missing, a parameter has no type, or the function takes *args or **kwargs.
     """
-    return FunctionTool(function)
-
-
-def tool(function: F) -> F:
-    """Register the decorated function as a tool for `env.tools`, under the name of the function."""
-    created = function_tool(function)
-    tools.register(created.name)(lambda: created)
-    return function
-
-
-class FunctionTool:
-    """Tool that calls a Python function; built by `function_tool`."""
 
     text_argument: str | None = None
 
@@ -57,7 +52,7 @@ class FunctionTool:
         self.name = function.__name__
         self.description = (docstring.description or "").strip()
         if not self.description:
-            raise ValueError(f"the tool {self.name} has no docstring. Add one: it tells the model what the tool does.")
+            raise ValueError(f"the tool {self.name} has no docstring. Add one that tells the model what the tool does.")
         self._function = function
         self._takes_session = "session" in inspect.signature(function).parameters
         texts = {entry.arg_name.lstrip("*"): " ".join((entry.description or "").split()) for entry in docstring.params}
@@ -92,6 +87,7 @@ class FunctionTool:
 
 
 def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:
+    """Return a pydantic model of a function's parameters. `descriptions`: {parameter: text from the docstring}."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -99,8 +95,8 @@ def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, 
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
-                f"the tool {function.__name__} has the parameter {parameter}, which has no schema. Write each "
-                "argument as a named parameter."
+                f"the tool {function.__name__} has the parameter {parameter}, which has no schema. Replace it by named "
+                "parameters."
             )
         if name not in hints:
             raise ValueError(f"the tool {function.__name__}: argument {name} has no type. Add one, e.g. `{name}: str`.")
@@ -110,6 +106,7 @@ def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, 
 
 
 def _build_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a pydantic model without titles, which the model does not need."""
     schema = model.model_json_schema()
     schema.pop("title", None)
     for argument in schema.get("properties", {}).values():

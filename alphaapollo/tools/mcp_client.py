@@ -31,11 +31,11 @@ INVALID_PARAMETERS = -32602  # JSON-RPC: the server rejects the arguments
 
 
 class McpClient:
-    """Client of one MCP server: a program with stdio transport, or a URL. Bound to one event loop.
+    """Client of one MCP server, which it starts as a program (stdio) or reaches at a URL. Bound to one event loop.
 
     Args:
-        name: name of the server in messages.
-        command: program of a stdio server and its arguments.
+        name: name of the server in error messages.
+        command: program that starts a stdio server, and its arguments.
         url: streamable HTTP endpoint of a running server, e.g. "http://localhost:8000/mcp".
         environment: environment variables of the program, which inherits few others.
 
@@ -54,27 +54,33 @@ class McpClient:
         self.name = name
         self._command, self._url, self._environment = list(command), url, dict(environment or {})
         self._connect_lock = asyncio.Lock()
-        self._connection: _Connection | None = None
+        # The connection has its own task, because the task that enters the package's Client must also exit it.
+        self._connection: asyncio.Task[None] | None = None
+        self._client: Client
+        self._tools: list[McpToolInfo]
+        self._closing: asyncio.Event
+        self._log: Any  # stderr of the server
 
     async def start(self) -> list[McpTool]:
         """Connect to the server and return its tools. Raises ValueError if the server cannot be reached."""
         try:
-            connection = await self._get_connection()
+            await self._connect()
         except ToolFailedError as error:
             raise ValueError(f"{error}. Check its {'command' if self._command else 'url'}.") from error
-        return [McpTool(self, info) for info in connection.tools]
+        return [McpTool(self, info) for info in self._tools]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Raises ToolFailedError if the server is unreachable, dies or sends an invalid answer."""
+        """Call a tool of the server. Raises ToolFailedError if the server is unreachable, dies or replies wrongly."""
         from mcp import MCPError
 
-        connection = await self._get_connection()
+        await self._connect()
+        connection = self._connection
         try:
-            answer = await connection.client.call_tool(tool, arguments)
+            answer = await self._client.call_tool(tool, arguments)
         except (MCPError, OSError, ValueError) as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMETERS:
                 return ToolResult(error.message, ToolStatus.ERROR)
-            reason = f"MCP server {self.name}: {error}{connection.read_last_log_line()}"
+            reason = f"MCP server {self.name}: {error}{self._read_last_log_line()}"
             if connection is self._connection:
                 await self.close()
             raise ToolFailedError(reason) from error
@@ -84,56 +90,40 @@ class McpClient:
         """Disconnect from the server, which stops a stdio server."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close()
+            self._closing.set()
+            await asyncio.wait([connection], timeout=CLOSE_TIMEOUT)
+            connection.cancel()
 
-    async def _get_connection(self) -> _Connection:
+    async def _connect(self) -> None:
+        """Connect to the server and list its tools, unless there is a connection. Raises ToolFailedError."""
         async with self._connect_lock:
-            if self._connection is None:
-                connection = _Connection(self._command, self._url, self._environment)
-                if reason := await connection.open():
-                    raise ToolFailedError(f"MCP server {self.name}: {reason}")
-                self._connection = connection
-            return self._connection
+            if self._connection is not None:
+                return
+            ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            connection = asyncio.create_task(self._run_connection(ready))
+            try:
+                await asyncio.wait([ready], timeout=CONNECT_TIMEOUT)
+            finally:
+                if not ready.done():  # timeout, or a cancelled caller, which will not close the connection
+                    connection.cancel()
+            if reason := ready.result() if ready.done() else f"no connection within {CONNECT_TIMEOUT:g} s":
+                raise ToolFailedError(f"MCP server {self.name}: {reason}")
+            self._connection = connection
 
-
-class _Connection:
-    """Connection with its own task, because the task that enters an MCP client must also exit it."""
-
-    def __init__(self, command: list[str], url: str, environment: dict[str, str]):
-        self._command, self._url, self._environment = command, url, environment
-        self._closing = asyncio.Event()
-        self._log: Any = tempfile.TemporaryFile("w+")  # noqa: SIM115  stderr of the server, closed in `_serve`
-        self.client: Client
-        self.tools: list[McpToolInfo] = []
-
-    async def open(self) -> str:
-        """Connect and list the tools. Return the reason of a failure, or an empty string."""
-        ready = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._serve(ready))
-        try:
-            await asyncio.wait([ready], timeout=CONNECT_TIMEOUT)
-        finally:
-            if not ready.done():  # timeout, or a cancelled caller, which will not close the connection
-                self._task.cancel()
-        reason: str = ready.result() if ready.done() else f"no connection within {CONNECT_TIMEOUT:g} s"
-        return reason
-
-    async def close(self) -> None:
-        self._closing.set()
-        await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
-        self._task.cancel()
-
-    def read_last_log_line(self) -> str:
-        """Return the last line that the server wrote to stderr, as a suffix for messages."""
+    def _read_last_log_line(self) -> str:
+        """Return the last line of the server's stderr in parentheses, to append to a message; empty without a line."""
         if self._log.closed:
             return ""
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
         return f" (last line of its stderr: {lines[-1][:300]})" if lines else ""
 
-    async def _serve(self, ready: asyncio.Future[str]) -> None:
+    async def _run_connection(self, ready: asyncio.Future[str]) -> None:
+        """Connect, set `ready` to an empty string or the reason of a failure, and wait until `close` is called."""
         from mcp import Client, StdioServerParameters, stdio_client
 
+        self._tools, self._closing = [], asyncio.Event()
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed below
         target: Any = self._url
         if self._command:
             program, *arguments = self._command
@@ -141,21 +131,21 @@ class _Connection:
             target = stdio_client(parameters, errlog=self._log)
         with self._log:
             try:
-                async with Client(target) as self.client:
-                    page = await self.client.list_tools()
-                    self.tools += page.tools
+                async with Client(target) as self._client:
+                    page = await self._client.list_tools()
+                    self._tools += page.tools
                     while page.next_cursor is not None:
-                        page = await self.client.list_tools(cursor=page.next_cursor)
-                        self.tools += page.tools
+                        page = await self._client.list_tools(cursor=page.next_cursor)
+                        self._tools += page.tools
                     ready.set_result("")
                     await self._closing.wait()
             except Exception as error:  # noqa: BLE001  transports raise many types, alone or in groups
                 if not ready.done():
-                    ready.set_result(f"{find_root_cause(error)}{self.read_last_log_line()}")
+                    ready.set_result(f"{find_root_cause(error)}{self._read_last_log_line()}")
 
 
 class McpTool:
-    """Tool of an MCP server."""
+    """Tool of an MCP server, called through the client of that server."""
 
     text_argument: str | None = None
 
@@ -170,11 +160,12 @@ class McpTool:
         return await self._client.call(self.name, arguments)
 
     async def close(self) -> None:
-        """Do nothing: McpClient.close stops the shared server."""
+        """Disconnect from the server, for all of its tools."""
+        await self._client.close()
 
 
 def format_answer(answer: CallToolResult) -> str:
-    """Return the texts of an answer with placeholders for other content, or its structured content as JSON."""
+    """Return an MCP tool's answer as text, with placeholders such as `[image]` for parts that are not text."""
     parts = [getattr(part, "text", f"[{part.type}]") for part in answer.content]
     if not parts and answer.structured_content is not None:
         return json.dumps(answer.structured_content, ensure_ascii=False)
@@ -182,7 +173,7 @@ def format_answer(answer: CallToolResult) -> str:
 
 
 def find_root_cause(error: BaseException) -> str:
-    """Return type and message of the first exception in nested exception groups."""
+    """Return the type and message of an exception. Of nested exception groups, take the first exception inside."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

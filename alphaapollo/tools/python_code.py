@@ -19,7 +19,7 @@ class PythonCode:
     Args:
         timeout: time limit per snippet in seconds.
         memory_mb: memory limit per snippet in MiB, without the memory of the interpreter itself.
-        keep_state: whether the snippets of an episode share their variables. By default each has a new interpreter.
+        keep_state: whether the snippets of an episode share their variables; by default, each starts without any.
         sandbox: sandbox to use; default: the shared sandbox of this process.
     """
 
@@ -64,7 +64,7 @@ class PythonCode:
 
 
 def format_result(result: SandboxResult) -> str:
-    """Return the text for the model: stdout, stderr, and the reason if the snippet was stopped."""
+    """Return the text that the model sees: stdout and stderr of its snippet, and the reason if it was stopped."""
     parts = [result.stdout, result.stderr]
     if result.restarted:
         parts.insert(0, "[the interpreter was restarted: earlier variables are lost]\n")

@@ -1,10 +1,10 @@
-"""Run Python files in the sandbox, like the tool python_code.
+"""Command that runs Python files in the sandbox, with the limits of the tool python_code.
 
     python -m alphaapollo.tools.python_sandbox FILE...          prints one JSON object per file
     echo 'print(6 * 7)' | python -m alphaapollo.tools.python_sandbox -
 
-Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers in use),
-reason and file. The exit code is 0 if every file ran, whatever its status, else 2.
+Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the isolation
+layers in use), reason and file. The exit code is 2 if a file could not be run, else 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ FIELDS = ("status", "stdout", "stderr", "seconds", "mode", "reason")
 
 
 def main() -> int:
-    options = _parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - reads stdin")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds per file (default 10)")
+    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB per file (default 1024)")
+    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer to disable")
+    parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
+    options = parser.parse_args()
+    if options.timeout <= 0 or options.memory_mb <= 0:
+        parser.error("--timeout and --memory-mb must be above 0")
     all_run = True
     sandbox = Sandbox(options.without, options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1")
     try:
@@ -34,19 +42,6 @@ def main() -> int:
     finally:
         sandbox.close()
     return 0 if all_run else 2
-
-
-def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - reads stdin")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds per file (default 10)")
-    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB per file (default 1024)")
-    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer to disable")
-    parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
-    options = parser.parse_args()
-    if options.timeout <= 0 or options.memory_mb <= 0:
-        parser.error("--timeout and --memory-mb must be above 0")
-    return options
 
 
 def _run_file(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:

@@ -15,12 +15,12 @@ import os
 import shutil
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
-from alphaapollo.tools.documents import Passage, read_folder, tokenize
+from alphaapollo.tools.documents import Passage, read_passages, tokenize
 from alphaapollo.utils.registry import suggest_similar
 
 MANIFEST = "index.json"
@@ -29,19 +29,9 @@ MAX_TOP_K = 20
 BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
 
-@dataclass(frozen=True, slots=True)
-class SearchHit:
-    """Passage with its BM25 score; 0 = no common word with the query."""
-
-    passage: Passage
-    score: float
-
-
 class DocumentIndex:
-    """Search index of several repositories. Each repository is loaded at its first query.
-
-    Raises ValueError if `folder` has no valid index. The message contains the command that builds one.
-    """
+    """Search index of documents in several repositories (subfolders). Each repository is loaded at its first query.
+    Raises ValueError if `folder` has no valid index. The message contains the command that builds one."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder).expanduser()
@@ -63,23 +53,23 @@ class DocumentIndex:
         self._lock = threading.Lock()
 
     @property
-    def names(self) -> list[str]:
+    def repo_names(self) -> list[str]:
         return sorted(self._subfolders)
 
-    def query(self, repo_name: str, query: str, top_k: int) -> list[SearchHit]:
-        """Return up to `top_k` passages of a repository, best first; empty if no word of the query occurs."""
+    def query(self, repo_name: str, query: str, top_k: int) -> list[tuple[Passage, float]]:
+        """Return the `top_k` best passages of a repository with BM25 scores above 0, best first."""
         with self._lock:
             if repo_name not in self._loaded:
-                self._loaded[repo_name] = self._load(repo_name)
+                self._loaded[repo_name] = self._load_repository(repo_name)
         ranking, passages = self._loaded[repo_name]
         known = [word for word in tokenize(query) if word in ranking.vocab_dict]
         if not known:
             return []
         found, scores = ranking.retrieve([known], k=min(top_k, len(passages)), show_progress=False, n_threads=0)
         pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
-        return [SearchHit(passages[position], score) for position, score in pairs if score > 0]
+        return [(passages[position], score) for position, score in pairs if score > 0]
 
-    def _load(self, repo_name: str) -> tuple[Any, list[Passage]]:
+    def _load_repository(self, repo_name: str) -> tuple[Any, list[Passage]]:
         import bm25s
 
         folder = self._folder / self._subfolders[repo_name]
@@ -88,12 +78,13 @@ class DocumentIndex:
 
 
 def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str, int]]]:
-    """Build an index of the documents in `source` and write it to `out`. An existing index is replaced.
+    """Build a search index of the documents in the folder `source` and write it to the folder `out`, replacing an
+    existing index.
 
     Each subfolder of `source` is a repository; without subfolders, `source` is the only repository. Returns
     {repository: (number of passages, {reason: number of skipped files})}.
 
-    Raises ValueError if `source` has no documents, or if `out` cannot be written or is another kind of folder.
+    Raises ValueError if `source` has no documents, or if `out` cannot be written or exists and is not an index.
     """
     source, out = Path(source).expanduser().resolve(), Path(out).expanduser()
     if not source.is_dir():
@@ -106,26 +97,29 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
     written: dict[str, str] = {}
     try:
         for number, folder in enumerate(subfolders or [source]):
-            passages, skipped = read_folder(folder)
+            passages, skipped = read_passages(folder)
             report[folder.name] = (len(passages), skipped)
             if passages:
                 written[folder.name] = f"{number:04d}"
                 _write_repository(partial / f"{number:04d}", passages)
         if not written:
             reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
-            raise ValueError(f"{source} has no documents ({'; '.join(reasons) or 'no files'}).")
+            raise ValueError(
+                f"{source} has no documents ({'; '.join(reasons) or 'no files'}). Choose a folder with documents."
+            )
         (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "repositories": written}, indent=1))
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
     except OSError as error:
-        raise ValueError(f"the index {out} cannot be written ({error}).") from error
+        raise ValueError(f"the index {out} cannot be written ({error}). Choose another --out.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return report
 
 
 def _write_repository(folder: Path, passages: list[Passage]) -> None:
+    """Write the BM25 index and the passages of one repository to a new folder."""
     import bm25s
 
     folder.mkdir(parents=True)
@@ -139,18 +133,15 @@ def _write_repository(folder: Path, passages: list[Passage]) -> None:
 
 @tools.register("local_rag")
 class LocalRag:
-    """Tool that returns the passages of local documents that match a query best.
-
-    `index`: folder of an index, built by `python -m alphaapollo.tools.retrieval build`. Raises ValueError if there is
-    no index.
-    """
+    """Tool that returns the passages of local documents that match a query best. `index`: folder written by `python -m
+    alphaapollo.tools.retrieval build`. Raises ValueError if it has no index."""
 
     name = "local_rag"
     text_argument: str | None = None
 
     def __init__(self, index: str):
         self._index = DocumentIndex(index)
-        names = self._index.names
+        names = self._index.repo_names
         known = ", ".join(names)
         self.description = (
             f"Search the documentation and source of a library by words; returns the best passages. Available: {known}."
@@ -168,7 +159,7 @@ class LocalRag:
         }
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        repo_name, query, names = arguments["repo_name"], arguments["query"], self._index.names
+        repo_name, query, names = arguments["repo_name"], arguments["query"], self._index.repo_names
         if repo_name not in names:
             hint = suggest_similar(repo_name, names)
             return ToolResult(f"no repo_name {repo_name[:100]!r}.{hint} Known: {', '.join(names)}.", ToolStatus.ERROR)
@@ -178,14 +169,14 @@ class LocalRag:
             raise ToolFailedError(f"{self.name}: the index cannot be read: {error}") from error
         if not hits:
             return ToolResult(f"no passage of {repo_name} has a word of the query.", ToolStatus.OK, score=0.0)
-        return ToolResult(format_hits(hits), ToolStatus.OK, score=hits[0].score)
+        return ToolResult(format_passages(hits), ToolStatus.OK, score=hits[0][1])
 
     async def close(self) -> None: ...
 
 
-def format_hits(hits: list[SearchHit]) -> str:
-    """Return the text of the passages with their locations, in the order of `hits`."""
-    return "\n\n".join(f"[{hit.passage.path}:{hit.passage.line}]\n{hit.passage.text}" for hit in hits)
+def format_passages(hits: list[tuple[Passage, float]]) -> str:
+    """Return the passages in a search result as text, each after a line with its file and line number."""
+    return "\n\n".join(f"[{passage.path}:{passage.line}]\n{passage.text}" for passage, _ in hits)
 
 
 def main() -> int:
@@ -209,9 +200,9 @@ def main() -> int:
                 print("; ".join([f"{name}: {number} passages", *notes]))
             return 0
         index = DocumentIndex(options.index)
-        if options.repo_name not in index.names:
-            raise ValueError(f"no repo_name {options.repo_name!r}. Known: {', '.join(index.names)}.")
-        print(format_hits(index.query(options.repo_name, options.query, options.top_k)) or "nothing found")
+        if options.repo_name not in index.repo_names:
+            raise ValueError(f"the index has no repo_name {options.repo_name!r}. Known: {', '.join(index.repo_names)}.")
+        print(format_passages(index.query(options.repo_name, options.query, options.top_k)) or "nothing found")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Tool calls in the model's native format (chat template), as returned by a parser."""
+"""Types for parsers of tool calls that a model writes in the format of its chat template."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Parsed tool call, not yet validated, e.g. `ToolCall("python_code", '{"code": "6*7"}')`."""
+    """Tool call that a model wrote, parsed but not validated, e.g. `ToolCall("python_code", '{"code": "6*7"}')`."""
 
     name: str
     arguments: str  # JSON, if the model wrote valid JSON
 
 
 class ToolCallParseError(ValueError):
-    """Error: the text contains a call that cannot be parsed. The message is shown to the model."""
+    """Error for a text with a tool call that cannot be parsed. The model sees the message."""
 
 
 ToolCallParser = Callable[[str], list[ToolCall]]

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema
 
@@ -24,10 +24,6 @@ MAX_ARGUMENT_BYTES = 1 << 16
 logger = logging.getLogger(__name__)
 
 
-class Closable(Protocol):
-    async def close(self) -> None: ...
-
-
 class ToolBox:
     """Tools of a process, shared by all episodes. Bound to one event loop.
 
@@ -35,23 +31,15 @@ class ToolBox:
         tools: tools with unique names.
         limits: default limits of each tool, for all episodes together. Timeouts exclude the wait for a free slot.
         tool_limits: {tool name: limits} for tools with different limits.
-        resources: shared resources to close after the tools, e.g. the connection to a server.
 
     Raises ValueError if two tools have the same name, `tool_limits` has an unknown tool, or a schema is invalid.
     """
 
-    def __init__(
-        self,
-        tools: Sequence[Tool],
-        limits: ToolLimits,
-        tool_limits: Mapping[str, ToolLimits] | None = None,
-        resources: Sequence[Closable] = (),
-    ):
+    def __init__(self, tools: Sequence[Tool], limits: ToolLimits, tool_limits: Mapping[str, ToolLimits] | None = None):
         self._tools = {tool.name: tool for tool in tools}
-        self._resources = resources
         counts = Counter(tool.name for tool in tools)
         if duplicates := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"several tools are named {', '.join(duplicates)}. Names must be unique.")
+            raise ValueError(f"several tools are named {duplicates[0]}. Rename all but one of them.")
         if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
             raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
@@ -63,7 +51,7 @@ class ToolBox:
         return sorted(self._tools)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Return the schemas of all tools in the format of chat templates and OpenAI-compatible servers."""
+        """Return the JSON schemas of all tools, as chat templates and OpenAI-compatible servers expect them."""
         functions = [
             {"name": name, "description": self._tools[name].description, "parameters": self._tools[name].parameters}
             for name in self.names
@@ -71,12 +59,12 @@ class ToolBox:
         return [{"type": "function", "function": function} for function in functions]
 
     async def call_text(self, name: str, text: str, session: Session) -> ToolResult:
-        """Run a call from the text of a tag, which is JSON or the value of the tool's `text_argument`."""
+        """Call a tool with the text of its tag, which is the value of `text_argument` or a JSON object of arguments."""
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 
     async def call(self, name: str, arguments: dict[str, Any] | str, session: Session) -> ToolResult:
-        """Run one call. `arguments`: a dict, or a JSON object as text.
+        """Call a tool. `arguments`: a dict, or a JSON object as text.
 
         If the model made a mistake, the ToolResult explains it. A call that raises ToolFailedError is retried once.
         Raises ToolFailedError if the retry fails too.
@@ -92,7 +80,7 @@ class ToolBox:
             try:
                 result = await self._call_once(name, checked, session)
             except ToolFailedError as error:
-                logger.warning("%s. The call is retried.", error)
+                logger.warning("the tool call failed and is retried: %s", error)
                 result = await self._call_once(name, checked, session)
         finally:
             self._slots[name].release()
@@ -101,9 +89,8 @@ class ToolBox:
         return replace(result, text=text, seconds=time.monotonic() - start)
 
     async def close(self) -> None:
-        """Close all tools, then the shared resources."""
-        for closable in (*self._tools.values(), *self._resources):
-            await closable.close()
+        for tool in self._tools.values():
+            await tool.close()
 
     async def _call_once(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
         limit = self._limits[name].timeout
@@ -119,7 +106,7 @@ class ToolBox:
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
     def _check_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
-        """Return the arguments as a dict, or an error message as str."""
+        """Return the arguments of a tool call as a dict, or a message to the model (str) if they are invalid."""
         if name not in self._tools:
             hint, known = suggest_similar(name, self._tools), ", ".join(self.names)
             return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
@@ -135,7 +122,7 @@ class ToolBox:
             except RecursionError:
                 return f"{name}: the arguments are nested too deeply."
         if not isinstance(arguments, dict):
-            return f"{name}: the arguments are not a JSON object but {_json_type(arguments)}."
+            return f"{name}: the arguments are not a JSON object but {_name_json_type(arguments)}."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)
@@ -145,6 +132,7 @@ class ToolBox:
 
 
 def _make_validator(tool: Tool) -> Any:
+    """Return the jsonschema validator of a tool's arguments. Raises ValueError if the tool's schema is invalid."""
     cls = jsonschema.validators.validator_for(tool.parameters, default=jsonschema.Draft202012Validator)
     try:
         cls.check_schema(tool.parameters)
@@ -155,6 +143,6 @@ def _make_validator(tool: Tool) -> Any:
     return cls(tool.parameters)
 
 
-def _json_type(value: object) -> str:
+def _name_json_type(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

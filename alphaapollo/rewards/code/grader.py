@@ -34,11 +34,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the completion's code passes all unit tests of the ground truth, else 0 with the reason.
 
     Code that raises an error or exceeds the time limit of its tests scores 0. If all tests together exceed
-    reward.timeout, the grader fails. A completion without code has the wrong format.
-
-    Raises:
-        ValueError: the ground truth is malformed or its tests are broken.
-        SandboxError: the sandbox failed.
+    reward.timeout, the grader fails. A completion without code has the wrong format. Raises ValueError if the ground
+    truth is malformed or its tests are broken.
     """
     tests, time_limit = read_tests(prompt.ground_truth)
     code = extract_code(completion)
@@ -90,7 +87,7 @@ def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> st
         failure = failure or verdict.get("broken") or verdict.get("failure", "")
         if not known and (failure or "calls" not in verdict):
             failure = failure or "they do not call the answer's functions"
-            raise ValueError(f"the tests are broken: {escape_control_characters(failure)}")
+            raise ValueError(f"the tests in the ground truth are broken: {escape_control_characters(failure)}")
         if failure or "passed" in verdict:
             return failure
         calls = verdict["calls"]

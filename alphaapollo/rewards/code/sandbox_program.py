@@ -196,14 +196,15 @@ class _AssertRemover(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def _run_tests_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> str:
-    """Run the tests of a request, with or without their asserts. Returns the exception that a test raises as text;
-    empty if all pass. Raises an exception if the tests themselves are broken."""
+def _run_tests_once(request: dict[str, Any], calls: CallRecorder, with_asserts: bool) -> str:
+    """Run the tests. Returns the exception of a failing test as text, else empty. Raises if the tests are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     tree = ast.parse(request["tests"])
-    program = compile(tree if asserts else ast.fix_missing_locations(_AssertRemover().visit(tree)), "<tests>", "exec")
+    if not with_asserts:
+        tree = ast.fix_missing_locations(_AssertRemover().visit(tree))
+    program = compile(tree, "<tests>", "exec")
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(request["setup"], namespace)
     namespace.update({name: calls.make_stub(name) for name in request["names"]})
@@ -226,11 +227,11 @@ def run_tests() -> None:
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
         calls = CallRecorder(request["known"])
-        _run_tests_once(request, calls, asserts=False)
+        _run_tests_once(request, calls, with_asserts=False)
         if calls.unknown:
             reply: dict[str, Any] = {"calls": calls.calls}
         else:
-            failure = _run_tests_once(request, CallRecorder(request["known"]), asserts=True)
+            failure = _run_tests_once(request, CallRecorder(request["known"]), with_asserts=True)
             reply = {"passed": not failure, "failure": failure}
     except BaseException as error:  # noqa: BLE001 reported by the grader
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
@@ -256,7 +257,7 @@ def run_answer(source: str) -> None:
 
 
 def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Call one function of the answer. Returns [`returned` or `raised`, result or exception, arguments after it]."""
+    """Call a function of the answer. Returns ["returned" or "raised", result or exception, arguments after the call]."""
     sys.stdout = io.StringIO()
     try:
         return ["returned", encode_value(function(*args, **kwargs), []), encode_value(args, [])]

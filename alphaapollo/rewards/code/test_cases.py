@@ -38,10 +38,8 @@ class ProgramTests:
 
 
 def read_tests(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
-    """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code.
-
-    Raises ValueError if the ground truth is malformed.
-    """
+    """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code. Raises
+    ValueError if the ground truth is malformed."""
     try:
         fields = json.loads(ground_truth or "")
         return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
@@ -73,12 +71,8 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
 
 
 def find_undefined_functions(asserts: str, setup: str) -> tuple[str, ...]:
-    """Return the names of the functions that the asserts call but neither Python nor the setup code defines.
-
-    Raises:
-        ValueError: the asserts call no such function.
-        SyntaxError: the asserts or the setup are not valid Python.
-    """
+    """Return the names of the functions that the asserts call but neither Python nor the setup code defines. Raises
+    ValueError if there is none, SyntaxError if the code is not valid Python."""
     known = set(dir(builtins))
     for node in ast.walk(ast.parse(f"{setup}\n{asserts}")):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -43,8 +43,7 @@ class RewardClient:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the first grader process. Raises ValueError if it does not start, or if the user's reward function or a
-        reward component cannot be loaded."""
+        """Start the first grader process. Raises ValueError if it does not start or cannot load a reward function."""
         try:
             process = await self._start_process()
         except ProcessDiedError:  # possibly killed from outside: retry once
@@ -126,16 +125,12 @@ class RewardClient:
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
-    """Check at startup that a grader process can load the user's reward function and all reward components.
-
-    Raises ValueError if one of them cannot be loaded, or if importing it hangs or exits the process.
-    """
+    """Check at startup that a grader process can load the user's reward function and all reward components. Raises
+    ValueError if one of them cannot be loaded, or if importing it hangs or exits the process."""
 
     async def start_once() -> None:
         client = RewardClient(reward, custom)
-        try:
-            await client.start()
-        finally:
-            await client.close()
+        await client.start()  # if it raises, its processes have ended
+        await client.close()
 
     asyncio.run(start_once())

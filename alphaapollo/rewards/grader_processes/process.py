@@ -50,20 +50,15 @@ class GraderProcess:
         return cls(handle)
 
     async def wait_until_ready(self) -> bool:
-        """Wait until the reward functions are loaded. Returns whether one of them takes a trajectory.
-
-        Raises:
-            ValueError: the user's reward function or a reward component cannot be loaded.
-            GraderError: the process does not answer within START_TIMEOUT, or dies.
-        """
+        """Wait until the reward functions are loaded. Returns whether one of them takes a trajectory. Raises ValueError
+        if one cannot be loaded, GraderError if the process dies or does not answer within START_TIMEOUT."""
         ready = json.loads(await self._read_line(START_TIMEOUT))
         if error := ready["error"]:
             raise ValueError(error)
         return bool(ready["takes_turns"])
 
     async def send_request(self, request: bytes, timeout: float) -> bytes:
-        """Send a request to grade a completion and return the reply line. `timeout` is in seconds and excludes the time
-        to import a grader's libraries."""
+        """Send a request and return the reply line. `timeout`: seconds, without the import of a grader's libraries."""
         assert self._handle.stdin is not None
         self._handle.stdin.write(request)
         reply = await self._read_line(timeout)

@@ -37,9 +37,7 @@ def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) 
 
 def decode_request(request: tuple[Prompt, str, str]) -> tuple[Prompt, Episode]:
     """Return the prompt and the episode to grade from an unpickled request (prompt, completion, turns as JSON or "").
-
-    Without turns, the completion is the only turn of the episode.
-    """
+    Without turns, the completion is the only turn of the episode."""
     prompt, completion, text = request
     turns = [EpisodeTurn(*record) for record in json.loads(text)] if text else [EpisodeTurn(completion)]
     return prompt, Episode(completion, turns)

@@ -97,8 +97,7 @@ class GraderWorker:
 
 
 def _reserve_pipes() -> tuple[BufferedReader, BinaryIO]:
-    """Return stdin and stdout as the pipes for requests and replies. For reward functions, replace stdin by an empty
-    file and stdout by stderr."""
+    """Return the pipes of stdin and stdout. Code that runs later gets an empty stdin, and its prints go to stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

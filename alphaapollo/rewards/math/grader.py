@@ -71,11 +71,8 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its ti
 def grade(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if answer and ground truth are mathematically equal, else 0.
 
-    A completion without a readable expression has the wrong format.
-
-    Raises:
-        ValueError: the ground truth is empty.
-        Exception: sympy raised an error in a comparison, and no other comparison found the answer equal.
+    A completion without a readable expression has the wrong format. Raises ValueError for an empty ground truth. Raises
+    sympy's exception if a comparison failed and no other comparison found the answer equal.
     """
     truth = prompt.ground_truth
     if truth is None or not (expected := normalize_latex(find_final_answer(truth) or truth)):
@@ -102,7 +99,7 @@ def measure_bracket_depth(text: str) -> int:
 
 
 def find_final_answer(text: str, allow_words: bool = False) -> str | None:
-    r"""Return the answer in `<answer>`, in `\boxed` or after `####`, else what follows the last "answer is" or "answer:".
+    r"""Return the marked answer (`<answer>`, `\boxed`, `####`), else what follows the last "answer is" or "answer:".
 
     An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
     boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
@@ -201,8 +198,7 @@ def _expand_percent(text: str) -> list[str]:
 
 
 def parse_expressions(text: str) -> list[Any]:
-    """Parse the final expression in a text with math-verify. Returns its possible readings: sympy objects and, as a
-    fallback, the expression as text."""
+    """Return the possible readings of the final expression in a text (math-verify): sympy objects or strings."""
     return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
@@ -251,10 +247,8 @@ def has_equal_reading(truth_readings: list[Any], answer_readings: list[Any]) -> 
 
 
 def _is_close(gold: Any, answer: Any) -> bool:
-    """Return False if two sympy objects are numbers that differ by more than rounding, else True.
-
-    This check is needed because math-verify rounds tiny numbers to six places and truncates huge ones.
-    """
+    """Return False if two sympy objects are numbers that differ by more than rounding, else True. This check is needed
+    because math-verify rounds tiny numbers to six places and truncates huge ones."""
     if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
         return True
     size, error = abs(gold.evalf(NUM_DIGITS)), abs(gold.evalf(NUM_DIGITS) - answer.evalf(NUM_DIGITS))

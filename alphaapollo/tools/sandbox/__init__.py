@@ -1,27 +1,19 @@
 """Rootless sandbox for Python snippets. docs/sandbox.md describes what snippets can and cannot do.
 
-Sandbox (sandbox.py) -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
-                     -> one child per snippet: rlimits, Landlock, seccomp
+Sandbox (sandbox.py) -> zygote: an interpreter that has imported numpy, scipy and sympy, inside bubblewrap
+                     -> one forked child per snippet, isolated by resource limits, Landlock and seccomp
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from alphaapollo.tools.sandbox.sandbox import Sandbox, get_default_sandbox
-from alphaapollo.tools.sandbox.types import SandboxError, SandboxRequest, SandboxResult, SandboxUnavailableError, Status
-
-__all__ = [
-    "Sandbox",
-    "SandboxError",
-    "SandboxRequest",
-    "SandboxResult",
-    "SandboxUnavailableError",
-    "Status",
-    "get_default_sandbox",
-    "run_python",
-    "run_python_async",
-]
+from alphaapollo.tools.sandbox.sandbox import Sandbox as Sandbox
+from alphaapollo.tools.sandbox.sandbox import get_default_sandbox
+from alphaapollo.tools.sandbox.types import SandboxError as SandboxError
+from alphaapollo.tools.sandbox.types import SandboxResult
+from alphaapollo.tools.sandbox.types import SandboxUnavailableError as SandboxUnavailableError
+from alphaapollo.tools.sandbox.types import Status as Status
 
 
 def run_python(code: str, **options: Any) -> SandboxResult:

@@ -19,7 +19,13 @@ import time
 from typing import NoReturn
 
 from alphaapollo.tools.sandbox import landlock, seccomp
-from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, become_nobody, prctl, set_limits
+from alphaapollo.tools.sandbox.linux import (
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    become_nobody,
+    prctl,
+    set_resource_limits,
+)
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
@@ -57,7 +63,7 @@ def _wait_for_bash(child: int) -> int:
     """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
     deadline = time.monotonic() + TIME_LIMIT
     try:
-        while time.monotonic() < deadline and _count_group(child) <= MAX_PROCESSES:
+        while time.monotonic() < deadline and _count_group_processes(child) <= MAX_PROCESSES:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status) & 0xFF
@@ -68,7 +74,7 @@ def _wait_for_bash(child: int) -> int:
             os.killpg(child, signal.SIGKILL)
 
 
-def _count_group(group: int) -> int:
+def _count_group_processes(group: int) -> int:
     size = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(ProcessLookupError):
@@ -77,7 +83,8 @@ def _count_group(group: int) -> int:
 
 
 def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> NoReturn:
-    """Replace this process by bash. It cannot leave its process group: the filter blocks setpgid and setsid."""
+    """Apply the isolation layers and replace this process by bash. `output`, `messages`: descriptors for its stdout and
+    stderr. Bash cannot leave its process group, because the seccomp filter blocks setpgid and setsid."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -87,7 +94,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         os.closerange(program + 1, 1 << 16)
         os.chdir("/")
         os.nice(19)
-        set_limits(LIMITS)
+        set_resource_limits(LIMITS)
         if os.getuid() == 0:
             become_nobody()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores
@@ -95,7 +102,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         if version := landlock.get_version():
-            landlock.apply_ruleset(landlock.build_ruleset(_make_read_rules(bash), version))
+            landlock.apply_ruleset(landlock.build_ruleset(_make_landlock_rules(bash), version))
         seccomp.apply_shell_filter()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
     except BaseException as error:  # noqa: BLE001  the frames above belong to the caller
@@ -104,7 +111,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         os._exit(125)
 
 
-def _make_read_rules(bash: str) -> list[tuple[int, int]]:
+def _make_landlock_rules(bash: str) -> list[tuple[int, int]]:
     rules = []
     for path in filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)]):
         rights = landlock.READ if os.path.isdir(path) else landlock.READ_FILE

@@ -21,7 +21,13 @@ import sys
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, make_namespace
+from alphaapollo.tools.sandbox.execute import (
+    EXIT_ERROR,
+    execute_snippet,
+    flush_output,
+    make_namespace,
+    shut_down_interpreter,
+)
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -34,7 +40,7 @@ OPEN_FILES = 128
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """Settings of a child. The program sends them with descriptors for notices, control, stdin, stdout and stderr."""
+    """Settings of a child process. The program sends them to the zygote together with the child's descriptors."""
 
     layers: list[str]  # isolation layers, a subset of types.LAYERS
     memory_mb: int
@@ -44,7 +50,7 @@ class ChildSpec:
 
 @dataclass(frozen=True)
 class ForkContext:
-    """Values that the zygote prepares once for all children."""
+    """Values that the zygote computes once and every forked child uses."""
 
     pid: int  # pid of the zygote
     address_space: int  # bytes that the zygote has mapped
@@ -57,20 +63,21 @@ def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     """Isolate the forked process and run its snippets. Does not return."""
     code = SETUP_FAILED
     try:
-        _isolate(spec, context, folder, descriptors)
-        code = _serve(spec)
-        finish()
+        _isolate_process(spec, context, folder, descriptors)
+        code = _run_snippets(spec)
+        shut_down_interpreter()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = code or EXIT_ERROR
     finally:
         try:
-            flush()
+            flush_output()
         finally:
             os._exit(code)
 
 
-def _isolate(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
+def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
+    """Apply the isolation layers of `spec` to this process, seed its random generators and change to `folder`."""
     os.setsid()
     signal.set_wakeup_fd(-1)  # the descriptor belongs to the zygote and is closed below
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -83,7 +90,7 @@ def _isolate(spec: ChildSpec, context: ForkContext, folder: str, descriptors: li
     _move_descriptors(
         [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
     )
-    linux.set_limits(
+    linux.set_resource_limits(
         {
             resource.RLIMIT_AS: context.address_space + (spec.memory_mb << 20),
             resource.RLIMIT_CPU: spec.cpu_seconds,
@@ -100,7 +107,9 @@ def _isolate(spec: ChildSpec, context: ForkContext, folder: str, descriptors: li
         os._exit(SETUP_FAILED)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    _seed_generators()
+    random.seed(SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED)
     if has_landlock:
         landlock.apply_ruleset(RULESET)
     else:
@@ -118,24 +127,17 @@ def _move_descriptors(descriptors: list[int]) -> None:
 
 
 def _drop_root(library: str) -> None:
-    """Drop root privileges.
+    """Change to an unprivileged user. `library`: folder of Python's standard library.
 
-    If only root may read the standard library, keep the capability to read all files. Landlock then decides which files
-    are readable; without Landlock, no file can be opened.
+    If only root may read this folder, the process keeps the capability to read all files. Landlock then decides which
+    files are readable; without Landlock, no file can be opened.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     linux.become_nobody()
     linux.set_capabilities(0 if os.access(library, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 
-def _seed_generators() -> None:
-    """Seed the global random number generators."""
-    random.seed(SEED)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
-
-
-def _serve(spec: ChildSpec) -> int:
+def _run_snippets(spec: ChildSpec) -> int:
     """Run snippets until the control socket closes. Return the exit code of the process."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
@@ -146,8 +148,8 @@ def _serve(spec: ChildSpec) -> int:
                 return 0
             with open(descriptors[0], "rb") as file:
                 source = file.read()
-            code = execute(source, namespace, json.loads(message)["echo"])
+            code = execute_snippet(source, namespace, json.loads(message)["echo"])
             if not spec.is_session:
                 return code
-            flush()
+            flush_output()
             control.send(DONE + bytes([code]))

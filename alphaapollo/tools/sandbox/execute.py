@@ -9,7 +9,7 @@ import linecache
 import sys
 import threading
 import traceback
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
 EXIT_ERROR, EXIT_MEMORY = 1, 41
@@ -23,15 +23,13 @@ def make_namespace() -> dict[str, Any]:
     return module.__dict__
 
 
-def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
-    """Run one snippet. Return the exit code that Python would return, and print tracebacks to stderr.
-
-    `echo`: whether to print the value of the last expression unless it is None, as the interactive interpreter does.
-    """
+def execute_snippet(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
+    """Run one snippet. Return the exit code that Python would return, and print tracebacks to stderr. `echo`: whether
+    to print the value of the last expression unless it is None, as the interactive interpreter does."""
     try:
         text = source.decode()
         linecache.cache[FILE_NAME] = (len(text), None, text.splitlines(keepends=True), FILE_NAME)
-        statements, last = _compile(text, echo)
+        statements, last = _compile_snippet(text, echo)
         exec(statements, namespace)
         if last is not None:
             value = eval(last, namespace)
@@ -47,20 +45,21 @@ def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
     return 0
 
 
-def finish() -> None:
-    """Shut down like the interpreter: wait for threads, call exit functions and flush the output."""
+def shut_down_interpreter() -> None:
+    """Do what Python does before it exits: wait for threads, call exit functions and flush the output."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    flush()
+    flush_output()
 
 
-def flush() -> None:
+def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
 
 
-def _compile(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
+def _compile_snippet(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
+    """Return the code of all statements. With `echo`, a last expression is returned separately, to print its value."""
     tree = ast.parse(text, FILE_NAME)
     last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
     statements = compile(tree, FILE_NAME, "exec", dont_inherit=True)
@@ -70,12 +69,10 @@ def _compile(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
 
 
 def _print_exception(error: BaseException) -> int:
-    is_decoding_error = isinstance(error, SyntaxError | UnicodeError) and not _is_in_snippet(error.__traceback__)
+    """Print the traceback without frames outside the snippet. Returns the exit code."""
+    is_in_snippet = any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_decoding_error = isinstance(error, SyntaxError | UnicodeError) and not is_in_snippet
     trace = None if is_decoding_error else error.__traceback__ and error.__traceback__.tb_next
     code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
     traceback.print_exception(type(error), error, trace)
     return code
-
-
-def _is_in_snippet(trace: TracebackType | None) -> bool:
-    return any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(trace))

@@ -33,15 +33,15 @@ def get_version() -> int:
         return 0
 
 
-def build_ruleset(rules: list[tuple[int, int]], abi: int) -> int:
+def build_ruleset(rules: list[tuple[int, int]], version: int) -> int:
     """Create a ruleset that allows only `rules`, pairs of (O_PATH descriptor, rights). Return its descriptor.
 
-    `abi`: version of Landlock. Since version 4 the ruleset also denies TCP; since version 6 it also denies signals and
-    abstract sockets to outside processes.
+    `version`: version of Landlock. Since version 4, the ruleset also denies TCP. Since version 6, it also denies
+    signals and abstract sockets to outside processes.
     """
-    files = (1 << _KNOWN_FILE_RIGHTS.get(abi, 16)) - 1
-    attributes = struct.pack("=QQQ", files, 0b11 if abi >= 4 else 0, 0b11 if abi >= 6 else 0)
-    attributes = attributes[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
+    files = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1
+    attributes = struct.pack("=QQQ", files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
+    attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
     ruleset = syscall(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for descriptor, rights in rules:
         rule = struct.pack("=Qi", rights & files, descriptor)

@@ -17,12 +17,12 @@ NOBODY_UID = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def get_machine() -> str:
+def get_architecture() -> str:
     """Return the architecture, e.g. `x86_64` or `aarch64`; empty outside Linux."""
     return platform.machine() if platform.system() == "Linux" else ""
 
 
-def _check_result(result: int) -> int:
+def _raise_if_failed(result: int) -> int:
     if result < 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
@@ -31,19 +31,20 @@ def _check_result(result: int) -> int:
 
 def syscall(number: int, *arguments: object) -> int:
     """Make one raw system call. Raises OSError if it fails."""
-    return _check_result(_libc.syscall(ctypes.c_long(number), *arguments))
+    return _raise_if_failed(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
 def prctl(option: int, value: int) -> None:
+    """Set an option of this process, e.g. PR_SET_DUMPABLE. Raises OSError if it fails."""
     zero = ctypes.c_ulong(0)
-    _check_result(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+    _raise_if_failed(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
 
 
 def set_capabilities(mask: int) -> None:
     """Set the capabilities of this process. `mask`: one bit per capability."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
+    _raise_if_failed(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
 
 
 def get_address_space() -> int:
@@ -58,11 +59,9 @@ def become_nobody() -> None:
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
 
 
-def set_limits(limits: dict[int, int]) -> None:
-    """Set resource limits, capped at the current hard limits, and disable core dumps.
-
-    RLIMIT_NPROC is not useful here: it does not apply to root, and it counts all processes of a user.
-    """
+def set_resource_limits(limits: dict[int, int]) -> None:
+    """Set limits of this process ({resource.RLIMIT_*: value}), capped at the hard limits, and disable core dumps.
+    RLIMIT_NPROC is not useful here: it does not apply to root, and it counts all processes of a user."""
     for kind, value in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

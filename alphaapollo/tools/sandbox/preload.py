@@ -1,4 +1,4 @@
-"""Modules that the pre-forked interpreter imports, because importing them in each run would take seconds."""
+"""Modules that the zygote (pre-forked interpreter) imports, because importing them per snippet would take seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
 def warm_up() -> None:
-    """Trigger lazy imports of the libraries, because without Landlock no file can be opened later."""
+    """Trigger lazy imports of numpy and sympy now. Without Landlock, snippets cannot open the files to import."""
     if "sympy" in sys.modules:
         import sympy
 

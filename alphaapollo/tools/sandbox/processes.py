@@ -62,9 +62,10 @@ _SANDBOX_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "a
 
 
 class ZygoteProcess:
-    """Handle of a running zygote, optionally in bubblewrap. Raises SandboxError if the zygote does not start.
+    """Handle of the zygote, the interpreter that is forked for each snippet, optionally in bubblewrap.
 
-    `facts`: {layer: whether it is available} for landlock, seccomp and setuid.
+    Raises SandboxError if the zygote does not start. The attribute `available` tells for each of the isolation layers
+    landlock, seccomp and setuid whether the machine has it.
     """
 
     def __init__(self, bubblewrap: bool):
@@ -79,7 +80,7 @@ class ZygoteProcess:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the first message carries the zygote's pid
         with theirs:
             self.process = subprocess.Popen(
-                _build_command(self.folder, bubblewrap),
+                _build_zygote_command(self.folder, bubblewrap),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -87,14 +88,14 @@ class ZygoteProcess:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C reaches only the main program, which then closes the sandbox
             )
-        self.facts = self._wait_until_ready()
+        self.available = self._wait_until_ready()
 
     @property
     def has_ended(self) -> bool:
         return self._is_closed or self.process.poll() is not None
 
     def fork(self, spec: ChildSpec, descriptors: list[int]) -> None:
-        """Request a child with these descriptors: notice, control, stdin, stdout, stderr."""
+        """Make the zygote fork a child. `descriptors`: its notice and control sockets, stdin, stdout and stderr."""
         with self._lock:
             try:
                 socket.send_fds(self._socket, [json.dumps(asdict(spec)).encode()], descriptors)
@@ -108,7 +109,7 @@ class ZygoteProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> str:
-        """Kill the zygote, remove its folder, and return the reason of its end. Idempotent."""
+        """Kill the zygote, remove its folder, and return an error message with its last line of stderr. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return "the sandbox is closed"
@@ -138,8 +139,8 @@ class ZygoteProcess:
         self._socket.settimeout(None)
         (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
         self._pidfd = os.pidfd_open(pid)
-        facts: dict[str, bool] = json.loads(message)
-        return facts
+        available: dict[str, bool] = json.loads(message)
+        return available
 
 
 class SnippetProcess:
@@ -182,7 +183,7 @@ class SnippetProcess:
             file.close()
 
     def run(self, request: SandboxRequest, is_cancelled: Callable[[], bool]) -> SandboxResult:
-        """Run one snippet. A second call is possible only in a session, if the previous snippet ended by itself."""
+        """Run one snippet. In a session, more snippets can run, unless one was stopped at a limit."""
         out, err = OutputCapture(request.max_output), OutputCapture(request.max_output)
         try:
             start = time.monotonic()
@@ -212,7 +213,7 @@ class SnippetProcess:
             for _ in range(_MAX_MESSAGES):
                 if not _receive_message(self._control):
                     break
-            self._drain(OutputCapture(0), OutputCapture(0))
+            self._drain_output(OutputCapture(0), OutputCapture(0))
             self._send_order(CONTINUE)
         ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
         with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
@@ -239,11 +240,11 @@ class SnippetProcess:
                 if message == b"":
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
-                    self._drain(out, err)
+                    self._drain_output(out, err)
                     self._send_order(STOP)  # pause the process until its next snippet, even if the message is fake
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
-                self._drain(out, err)
+                self._drain_output(out, err)
                 notice = self._read_notice()
                 self.close()
                 if notice["stop_reason"] and not killed_for:
@@ -256,11 +257,12 @@ class SnippetProcess:
         return [key.fileobj for key, _ in self._selector.select(max(seconds, 0))]
 
     def _send_order(self, order: bytes) -> None:
+        """Make the zygote STOP, CONTINUE or KILL the process."""
         with contextlib.suppress(OSError):  # the process has already ended
             self._notice.send(order)
 
     def _read_notice(self) -> dict[str, Any]:
-        """Return the zygote's notice that the process has ended. Raises SandboxError if the zygote failed."""
+        """Return {status: wait status, stop_reason}, which the zygote sends when the process has ended."""
         message = _receive_message(self._notice)
         if not message:
             raise SandboxError(self._zygote.end())
@@ -279,7 +281,7 @@ class SnippetProcess:
                 self._selector.unregister(file)
         return has_data
 
-    def _drain(self, out: OutputCapture, err: OutputCapture) -> None:
+    def _drain_output(self, out: OutputCapture, err: OutputCapture) -> None:
         for _ in range(OUTPUT_STOP_BYTES // _CHUNK):
             if not self._read_output(out, err):
                 break
@@ -297,7 +299,7 @@ def _receive_message(connection: socket.socket) -> bytes | None:
 
 
 def make_memory_file(text: str) -> BinaryIO:
-    """Create a sealed file in memory with this text, positioned at its beginning."""
+    """Create a read-only file in memory that contains this text."""
     file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
@@ -307,7 +309,8 @@ def make_memory_file(text: str) -> BinaryIO:
 
 
 def interpret_wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple[Status, str]:
-    """Convert a wait status to the status and reason of a snippet. `killed_for`: limit at which it was killed."""
+    """Convert the wait status of a process (os.waitpid) to the status of its snippet and a reason. `killed_for`:
+    TIMEOUT or OUTPUT if the snippet was killed at that limit."""
     if killed_for is Status.TIMEOUT or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return Status.TIMEOUT, f"stopped after {timeout:g} s"
     if killed_for is Status.OUTPUT:
@@ -322,7 +325,7 @@ def interpret_wait_status(status: int, killed_for: Status | None, timeout: float
 
 
 def find_package_folders() -> list[str]:
-    """Return the folders of the packages for snippets and of their shared libraries."""
+    """Return the folders of the packages that snippets can import, and of the shared libraries of these packages."""
     found = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -332,8 +335,8 @@ def find_package_folders() -> list[str]:
     return found
 
 
-def _build_command(folder: str, bubblewrap: bool) -> list[str]:
-    """Build the command of the zygote. `folder`: parent of the runs' folders; in bubblewrap, /tmp is used instead."""
+def _build_zygote_command(folder: str, bubblewrap: bool) -> list[str]:
+    """Build the command that starts the zygote. `folder`: where snippets get their folders; in bubblewrap, /tmp."""
     packages = find_package_folders()
     sites = sorted({os.path.dirname(package) for package in packages})
     settings = {"sites": sites, "packages": packages, "folder": folder or "/tmp"}
@@ -343,7 +346,7 @@ def _build_command(folder: str, bubblewrap: bool) -> list[str]:
 
 
 def _build_bubblewrap_command(packages: list[str]) -> list[str]:
-    """Build the bubblewrap command: new namespaces, and a read-only root with the interpreter and the packages."""
+    """Build the bubblewrap prefix of a command: new namespaces, and a read-only root with Python and `packages`."""
     user = ["--uid", str(NOBODY_UID), "--gid", str(NOBODY_UID)]
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", *user, "--new-session"]
     # Mount the device file systems first, because they hide earlier mounts below them.

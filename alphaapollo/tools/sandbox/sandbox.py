@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import compress, product
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from alphaapollo.tools.sandbox.processes import SnippetProcess, ZygoteProcess
@@ -64,7 +63,7 @@ print(json.dumps({
 
 @dataclass
 class _Session:
-    """Process shared by the snippets of a session, which run one at a time. Each other snippet has its own session."""
+    """Process that runs the snippets of a session, one at a time. Without a session, it runs one snippet."""
 
     process: SnippetProcess | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -95,16 +94,15 @@ class Sandbox:
         self.missing: dict[str, str] = {}  # layer -> reason why it is not used
 
     def start(self) -> Self:
-        """Start the sandbox if it is not running. The first start tests which layers work.
-
-        Raises SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails.
-        """
+        """Start the sandbox if it is not running. The first start tests which layers work. Raises
+        SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails."""
         with self._lock:
             if self._zygote is None or self._zygote.has_ended:
                 self._end_zygote()
-                self._zygote = (
-                    self._start_strongest() if self._layers is None else ZygoteProcess("bubblewrap" in self._layers)
-                )
+                if self._layers is None:
+                    self._zygote = self._start_strongest_zygote()
+                else:
+                    self._zygote = ZygoteProcess("bubblewrap" in self._layers)
         return self
 
     @property
@@ -116,13 +114,14 @@ class Sandbox:
 
     def run(self, code: str, **options: Any) -> SandboxResult:
         """Run one snippet. `options`: fields of SandboxRequest."""
-        return self._run(SandboxRequest(code, **options), threading.Event())
+        return self._run_request(SandboxRequest(code, **options), threading.Event())
 
     async def run_async(self, code: str, **options: Any) -> SandboxResult:
         """Run one snippet without blocking the event loop. Cancelling the call kills the snippet."""
         request, cancelled = SandboxRequest(code, **options), threading.Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, request, cancelled)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._run_request, request, cancelled)
         finally:
             cancelled.set()
 
@@ -142,9 +141,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _end_zygote(self) -> None:
@@ -152,7 +149,7 @@ class Sandbox:
         if zygote is not None:
             zygote.end()
 
-    def _run(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
+    def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
             return self._run_once(request, cancelled)
         except SandboxError:  # a failure of the sandbox is retried once
@@ -178,8 +175,8 @@ class Sandbox:
             result = session.process.run(request, lambda: cancelled.is_set() or session.is_ended.is_set())
         return replace(result, restarted=restarted)
 
-    def _start_strongest(self) -> ZygoteProcess:
-        """Start a zygote with the strongest layers that work. `missing` records why other layers are not used."""
+    def _start_strongest_zygote(self) -> ZygoteProcess:
+        """Start the pre-forked interpreter with the strongest isolation layers that work on this machine."""
         self.missing = dict.fromkeys(sorted(self._without), "it is disabled")
         if not shutil.which("bwrap"):
             self.missing.setdefault("bubblewrap", "it is not installed (package bubblewrap)")
@@ -191,10 +188,10 @@ class Sandbox:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
-            for layers in self._list_candidates(zygote.facts):
+            for layers in self._list_layer_sets(zygote.available):
                 if _is_isolated(zygote, layers):
                     self._layers = layers.union(bubblewrap)
-                    self._log_missing_layers(self._layers, zygote.facts)
+                    self._log_missing_layers(self._layers, zygote.available)
                     return zygote
             zygote.end()
             self.missing.setdefault("bubblewrap", "forbidden operations succeed in it")
@@ -204,23 +201,24 @@ class Sandbox:
             f"Use a machine that has seccomp, or set {UNSAFE_VARIABLE}=1 if you trust the code."
         )
 
-    def _list_candidates(self, facts: Mapping[str, bool]) -> Iterator[frozenset[str]]:
-        """Yield the sets of layers to try, from the strongest to the weakest allowed one."""
-        usable = [name for name in ("seccomp", "landlock", "setuid") if facts[name] and name not in self._without]
+    def _list_layer_sets(self, available: Mapping[str, bool]) -> Iterator[frozenset[str]]:
+        """Yield the sets of isolation layers to try, from the strongest to the weakest one that is allowed."""
+        usable = [name for name in ("seccomp", "landlock", "setuid") if available[name] and name not in self._without]
         for choice in product((True, False), repeat=len(usable)):
             layers = frozenset(["rlimits", *compress(usable, choice)])
             if "seccomp" in layers or self._allow_unsafe:
                 yield layers
 
-    def _log_missing_layers(self, layers: Collection[str], facts: Mapping[str, bool]) -> None:
+    def _log_missing_layers(self, layers: Collection[str], available: Mapping[str, bool]) -> None:
         for name in [name for name in OPTIONAL_LAYERS if name not in layers]:
-            reason = "forbidden operations succeed despite it" if facts.get(name) else "the kernel does not support it"
+            is_broken = available.get(name)
+            reason = "forbidden operations succeed despite it" if is_broken else "the kernel does not support it"
             self.missing.setdefault(name, reason)
             logger.warning("sandbox without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
 def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
-    """Return whether operations that the layers forbid fail and operations that they allow work."""
+    """Return whether a test snippet cannot do what these isolation layers forbid, and can do what they allow."""
     readable = str(Path(__file__).resolve().parents[1] / "__init__.py")
     request = SandboxRequest(_PROBE % readable)
     try:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 
-from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, get_machine, syscall
+from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, get_architecture, syscall
 
 # call name -> number on (x86_64, aarch64); None: the call does not exist on this architecture
 _Table = dict[str, tuple[int | None, int | None]]
@@ -49,7 +49,7 @@ FILES: _Table = {  # allowed with Landlock. Without truncate by path, which Land
     "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
 }
-CHECKED: _Table = {  # allowed for some arguments, see _make_rules
+CHECKED: _Table = {  # allowed for some arguments, see _make_argument_rules
     "clone": (56, 220), "socketpair": (53, 199), "sendto": (44, 206), "kill": (62, 129), "tgkill": (234, 131),
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
@@ -82,36 +82,35 @@ _Condition = tuple[int, int, list[int]]  # (offset of a 32-bit word, mask, allow
 
 
 def is_supported() -> bool:
-    return get_machine() in SYS_SECCOMP
+    return get_architecture() in SYS_SECCOMP
 
 
-def apply_filter(files: bool) -> None:
-    """Apply the filter to this process, which must have one thread. Requires PR_SET_NO_NEW_PRIVS.
-
-    `files`: whether opening files is allowed; Landlock then decides which files.
-    """
-    _install_filter(_build_program(PLAIN | FILES if files else PLAIN, _make_rules()))
+def apply_filter(allow_files: bool) -> None:
+    """Apply the filter for Python snippets to this process, which must have one thread. Requires PR_SET_NO_NEW_PRIVS.
+    `allow_files`: whether snippets may open files; Landlock then decides which files."""
+    _install_filter(_build_bpf_program(PLAIN | FILES if allow_files else PLAIN, _make_argument_rules()))
 
 
 def apply_shell_filter() -> None:
-    """Apply a filter for bash, which also allows to fork and to open files for reading, but no metadata by path.
-
-    Start bash with `execveat`, the only exec call that the filter allows.
-    """
-    rules = _make_rules() | {
+    """Apply the filter for bash to this process. It also allows forking and opening files for reading, but not reading
+    the metadata of files by path. Start bash with `execveat`, the only exec call that the filter allows."""
+    rules = _make_argument_rules() | {
         "clone": [(_argument_offset(0), _NEW_NAMESPACES, [0])],
         "open": [(_argument_offset(1), _WRITE_FLAGS, [0])],
         "openat": [(_argument_offset(2), _WRITE_FLAGS, [0])],
         "newfstatat": [(_argument_offset(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
     }
-    _install_filter(_build_program({name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules))
+    _install_filter(_build_bpf_program({name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules))
 
 
 def _argument_offset(argument: int) -> int:
+    """Return the offset of a system call's argument (0 to 5) in struct seccomp_data."""
     return 16 + 8 * argument
 
 
-def _make_rules() -> dict[str, list[_Condition]]:
+def _make_argument_rules() -> dict[str, list[_Condition]]:
+    """Return {system call: conditions on its arguments under which it is allowed}."""
+
     def is_null(argument: int) -> list[_Condition]:
         return [(_argument_offset(argument), _FULL, [0]), (_argument_offset(argument) + 4, _FULL, [0])]
 
@@ -130,9 +129,9 @@ def _make_rules() -> dict[str, list[_Condition]]:
     }
 
 
-def _build_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
-    """Build a BPF program that allows the calls in `allowed`, and the calls in `rules` under their conditions."""
-    architecture = get_machine()
+def _build_bpf_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
+    """Build a BPF program that allows the system calls in `allowed`, and those in `rules` under their conditions."""
+    architecture = get_architecture()
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -148,14 +147,14 @@ def _build_program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[
     numbers_of = PLAIN | FILES | CHECKED
     for name, conditions in rules.items():
         if (number := numbers_of[name][column]) is not None:
-            block = _build_checks(conditions)
+            block = _build_argument_checks(conditions)
             program += [(_JUMP_EQUAL, 0, len(block), number), *block]
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     return [*program, (_RETURN, 0, 0, _ERRNO | _EPERM)]
 
 
-def _build_checks(conditions: list[_Condition]) -> list[_Instruction]:
-    """Build BPF instructions that allow a call if all conditions are true and else return EPERM."""
+def _build_argument_checks(conditions: list[_Condition]) -> list[_Instruction]:
+    """Build BPF instructions that allow a system call if all conditions are true, and else make it fail with EPERM."""
     block: list[_Instruction] = []
     for offset, mask, values in conditions:
         block += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask)]
@@ -169,4 +168,4 @@ def _install_filter(program: list[_Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
-    syscall(SYS_SECCOMP[get_machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)
+    syscall(SYS_SECCOMP[get_architecture()], ctypes.c_uint(1), ctypes.c_uint(0), header)

@@ -39,9 +39,7 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
     """Result of a snippet, e.g. `SandboxResult(Status.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock+seccomp")`.
-
-    `stdout` contains only the output of the snippet, and does not prove how the snippet computed it.
-    """
+    `stdout` contains only the output of the snippet, and does not prove how the snippet computed it."""
 
     status: Status
     stdout: str  # truncated in the middle, with a note, above the output limit
@@ -53,11 +51,11 @@ class SandboxResult:
 
 
 class SandboxError(RuntimeError):
-    """Error: the sandbox itself failed, so the outcome of the snippet is unknown and must not affect a reward."""
+    """Error for a failure of the sandbox itself. The outcome of the snippet is unknown and must not affect a reward."""
 
 
 class SandboxUnavailableError(ValueError):
-    """Error: this machine cannot isolate untrusted code, and the user did not allow running it without isolation."""
+    """Error for a machine that cannot isolate untrusted code, unless the user allows running it without isolation."""
 
 
 class OutputCapture:
@@ -79,21 +77,16 @@ class OutputCapture:
         free = self._head_limit - len(self._head)
         self._head += data[:free]
         self._tail += data[free:]
-        if len(self._tail) > 2 * self._tail_limit + 4096:
-            self._trim()
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
 
     def text(self) -> str:
-        self._trim()
         cut = self.total - len(self._head) - len(self._tail)
         note = f"\n... [{cut} bytes cut] ...\n".encode() if cut else b""
         return (bytes(self._head) + note + bytes(self._tail)).decode("utf-8", errors="replace")
 
-    def _trim(self) -> None:
-        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
-
 
 def format_mode(layers: Collection[str]) -> str:
-    """Return the name of a combination of layers, e.g. `prefork+rlimits+seccomp`."""
+    """Return the name of a combination of isolation layers, e.g. `prefork+rlimits+seccomp`."""
     return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
 
 

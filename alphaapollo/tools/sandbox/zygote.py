@@ -1,4 +1,4 @@
-"""Zygote: pre-forked interpreter that imports the libraries of snippets once and forks one child per run.
+"""Zygote: interpreter that imports the libraries of snippets once, and forks one child per snippet or session.
 
     program --(socket on descriptor 0: ChildSpec with descriptors of the child)--> zygote --fork--> child
     program <--(notice connection of each child: stop, continue, kill | its end)--> zygote
@@ -65,19 +65,19 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the OOM killer takes this process first
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    zygote = Zygote(program, _make_context(settings["packages"]), settings["folder"])
-    facts = {
+    zygote = Zygote(program, _make_fork_context(settings["packages"]), settings["folder"])
+    available = {
         "landlock": zygote.context.landlock_version > 0,
         "seccomp": seccomp.is_supported(),
         "setuid": os.geteuid() == 0,
     }
     gc.collect()
     gc.freeze()
-    program.send(json.dumps(facts).encode())
+    program.send(json.dumps(available).encode())
     zygote.serve()
 
 
-def _make_context(packages: list[str]) -> ForkContext:
+def _make_fork_context(packages: list[str]) -> ForkContext:
     library = os.path.dirname(os.__file__)
     rules = []
     for path in [library, *packages, *SHARED, *DEVICES]:
@@ -88,7 +88,7 @@ def _make_context(packages: list[str]) -> ForkContext:
 
 
 class Zygote:
-    """Message loop of the zygote, which serves one program."""
+    """Message loop of the zygote: forks children on request, obeys orders for them, and reports when they end."""
 
     def __init__(self, program: socket.socket, context: ForkContext, folder: str):
         self.context = context
@@ -114,27 +114,30 @@ class Zygote:
                 elif descriptor != self._program.fileno():
                     self._follow_order(descriptor)
                 elif not self.fork_next():
-                    self._end()
+                    self._kill_children()
                     return
             if (now := time.monotonic()) >= next_check:
-                self._check_threads()
+                self._limit_threads()
                 next_check = now + CHECK_SECONDS
 
-    def _check_threads(self) -> None:
+    def _limit_threads(self) -> None:
+        """Kill children with more than MAX_THREADS threads."""
         for pid, child in self._children.items():
-            if count_threads(pid) > MAX_THREADS:
-                child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
-                _kill(pid)
+            with contextlib.suppress(OSError):  # /proc is mounted with hidepid
+                if len(os.listdir(f"/proc/{pid}/task")) > MAX_THREADS:
+                    child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
+                    _kill_child(pid)
 
-    def _end(self) -> None:
+    def _kill_children(self) -> None:
+        """Kill all children and remove the folder of the sandbox."""
         for pid in self._children:
-            _kill(pid)
+            _kill_child(pid)
             os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the program may have removed the folder
             remove_tree(self._folder)
 
     def _follow_order(self, notice: int) -> None:
-        """Stop, continue or kill the child with this notice connection. A closed connection means kill."""
+        """Read an order from a child's notice connection: stop, continue or kill the child. If it is closed, kill."""
         for pid, child in self._children.items():
             if child.notice != notice:
                 continue
@@ -143,26 +146,26 @@ class Zygote:
                 if order in SIGNALS:
                     os.kill(pid, SIGNALS[order])
                 else:
-                    _kill(pid)
+                    _kill_child(pid)
                 if not order:
                     self._poller.unregister(notice)
 
     def fork_next(self) -> bool:
-        """Fork the child that the next message of the program requests. Return False if the program ended."""
+        """Fork the child that the program's next message requests. Returns False if the program has ended."""
         text, received, _, _ = socket.recv_fds(self._program, MESSAGE_BYTES, 5)
         if not text:
             return False
         notice, *descriptors = received
         os.set_blocking(notice, False)
         try:
-            self._fork(ChildSpec(**json.loads(text)), notice, descriptors)
+            self._fork_child(ChildSpec(**json.loads(text)), notice, descriptors)
         except OSError as error:  # no free process or disk space: fail only this run
-            _notify(notice, 0, str(error))
+            _send_end_notice(notice, 0, str(error))
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
-    def _fork(self, spec: ChildSpec, notice: int, descriptors: list[int]) -> None:
+    def _fork_child(self, spec: ChildSpec, notice: int, descriptors: list[int]) -> None:
         self._num_children += 1
         folder = os.path.join(self._folder, f"run{self._num_children}")
         os.mkdir(folder, 0o700)
@@ -179,6 +182,7 @@ class Zygote:
         self._poller.register(notice, select.POLLIN)
 
     def _reap_children(self) -> None:
+        """Remove the folders of children that have ended, and send the program their notices."""
         while self._children or self._cleaners:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -192,7 +196,7 @@ class Zygote:
             self._remove_folder(child.folder)
             with contextlib.suppress(KeyError):  # already unregistered because the program closed it
                 self._poller.unregister(child.notice)
-            _notify(child.notice, status, child.stop_reason)
+            _send_end_notice(child.notice, status, child.stop_reason)
 
     def _remove_folder(self, folder: str) -> None:
         """Remove the folder of a child. A separate process removes a folder with contents, which can take long."""
@@ -209,16 +213,8 @@ class Zygote:
             self._cleaners.add(pid)
 
 
-def count_threads(pid: int) -> int:
-    """Return the number of threads of a child, or 0 if /proc is mounted with hidepid."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
-
-
 def remove_tree(folder: str) -> None:
-    """Remove a folder of any depth without recursion, by moving the contents of subfolders to the top."""
+    """Delete a folder with its contents. Works for any depth, because contents of subfolders are first moved up."""
     moved = 0
     prefix = secrets.token_hex(8)
     while entries := list(os.scandir(folder)):
@@ -234,19 +230,19 @@ def remove_tree(folder: str) -> None:
     os.rmdir(folder)
 
 
-def _notify(notice: int, status: int, stop_reason: str) -> None:
-    """Send the program the notice that a child has ended, and close the connection."""
+def _send_end_notice(notice: int, status: int, stop_reason: str) -> None:
+    """Tell the program that a child has ended, and close the notice connection of the child."""
     with contextlib.suppress(BrokenPipeError):
         os.write(notice, json.dumps({"status": status, "stop_reason": stop_reason}).encode())
     os.close(notice)
 
 
-def _kill(pid: int) -> None:
+def _kill_child(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # the child is not reaped yet, so its pid is not reused
     _kill_group(pid)
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the process group of a child, which contains processes that it started without a seccomp filter."""
+    """Kill the process group of a child. Without a seccomp filter, a child can start processes, which are in it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

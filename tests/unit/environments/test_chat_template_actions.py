@@ -16,7 +16,7 @@ from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.tools.base import ToolFailedError
-from alphaapollo.tools.function_tool import function_tool, tool
+from alphaapollo.tools.function_tool import FunctionTool, tool
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, Trajectory
 from tests.unit.tool_templates import FORGETFUL, HERMES, RESPONSE_TEMPLATE, call, tokenizer_of
@@ -45,7 +45,7 @@ def native(**settings: Any) -> Env:
 
 def take(*actions: str) -> list[StepResult]:
     """Turns of one episode."""
-    box = ToolBox([function_tool(double), function_tool(broken)], ToolLimits())
+    box = ToolBox([FunctionTool(double), FunctionTool(broken)], ToolLimits())
     tokenizer = tokenizer_of()
     tokenizer.response_template = RESPONSE_TEMPLATE
     parse_calls = make_tool_call_parser("", ToolRenderer(tokenizer, box.schemas()))

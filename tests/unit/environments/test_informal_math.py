@@ -13,9 +13,9 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import check_environment, get_environment_spec
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.environments.informal_math import get_question, make_example_value, make_tag_instruction
+from alphaapollo.environments.informal_math import get_problem, make_example_value, make_tag_instruction
 from alphaapollo.tools.base import ToolFailedError
-from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.retrieval import build_index
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
@@ -119,7 +119,7 @@ def test_invalid_call_is_refused(body, says):
         """Twice x."""
         return 2 * x
 
-    box = ToolBox([function_tool(double)], ToolLimits())
+    box = ToolBox([FunctionTool(double)], ToolLimits())
     _, (result,) = play(f"<double>{body}</double>", tools=box)
     assert response(result)["status"] == "refused" and says in response(result)["text"] and not result.valid
     _, (right,) = play('<double>{"x": 21}</double>', tools=box)
@@ -162,7 +162,7 @@ def everything(
 
 
 def test_example_values_match_the_types():
-    box = ToolBox([function_tool(everything)], ToolLimits())
+    box = ToolBox([FunctionTool(everything)], ToolLimits())
     arguments = '{"count": 2, "unit": "km", "where": {"x": 1.5}, "either": 1, "maybe": null, "many": [], "on": true}'
     assert f"<everything>{arguments}</everything>" in make_tag_instruction(box)
     _, (result,) = play(f"<everything>{arguments}</everything>", tools=box)
@@ -173,7 +173,7 @@ def test_example_values_match_the_types():
 
 
 def test_tool_failure_is_an_environment_failure():
-    _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([function_tool(broken)], ToolLimits()))
+    _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([FunctionTool(broken)], ToolLimits()))
     assert result.done and result.score.outcome is Outcome.ENVIRONMENT_FAILED
     assert result.score.reason == "the server is gone"
     assert [call["status"] for call in result.info["tool_calls"]] == ["failed"]
@@ -217,8 +217,8 @@ def test_random_texts():
 
 
 def test_question_falls_back_to_the_prompt():
-    assert get_question(Prompt(0, "math", "2+2=?")) == "2+2=?"
-    assert get_question(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
+    assert get_problem(Prompt(0, "math", "2+2=?")) == "2+2=?"
+    assert get_problem(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
 def test_settings_without_effect_are_refused():

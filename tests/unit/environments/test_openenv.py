@@ -16,7 +16,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
-from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit import virtual_time
@@ -247,8 +247,8 @@ def test_unreachable_server(url):
         ValueError,
         match=r"env\.env_name=openenv: .* row 0: OpenEnvEnvironment.reset: ConnectionError: Failed to connect",
     ):
-        asyncio.run(try_resets(env(dead), [row()]))
-    asyncio.run(try_resets(env(url), [row(), row(1)]))
+        asyncio.run(try_environment_resets(env(dead), [row()]))
+    asyncio.run(try_environment_resets(env(url), [row(), row(1)]))
 
 
 def test_random_agent(url):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools, tools
-from alphaapollo.tools.function_tool import function_tool, tool
+from alphaapollo.tools.function_tool import FunctionTool, tool
 
 
 def search(query: str, top_k: Annotated[int, Field(ge=1)] = 3, where: Literal["web", "books"] = "web") -> list[str]:
@@ -29,11 +29,11 @@ def search(query: str, top_k: Annotated[int, Field(ge=1)] = 3, where: Literal["w
 
 
 def call(function: object, arguments: dict[str, object], session: Session | None = None) -> ToolResult:
-    return asyncio.run(function_tool(function).call(arguments, session or Session()))  # type: ignore[arg-type]
+    return asyncio.run(FunctionTool(function).call(arguments, session or Session()))  # type: ignore[arg-type]
 
 
 def test_schema_from_signature_and_docstring() -> None:
-    made = function_tool(search)
+    made = FunctionTool(search)
     assert (made.name, made.description) == ("search", "Search for something.\n\nMore about it.")
     assert made.parameters == {
         "type": "object",
@@ -69,7 +69,7 @@ def test_async_function_with_session_and_model() -> None:
         return ToolResult(str(session.state["count"]), ToolStatus.OK, score=0.5)
 
     globals()["Point"] = Point  # where annotations are looked up
-    assert list(function_tool(count).parameters["properties"]) == ["point"]
+    assert list(FunctionTool(count).parameters["properties"]) == ["point"]
     session = Session()
     call(count, {"point": {"x": 2}}, session)
     assert call(count, {"point": {"x": 3}}, session) == ToolResult("5", ToolStatus.OK, score=0.5)
@@ -96,9 +96,9 @@ def test_invalid_functions_are_rejected() -> None:
         """Has a docstring."""
         return sum(values)
 
-    for function, message in ((silent, "no docstring"), (untyped, "a has no type"), (any_number, "Write each")):
+    for function, message in ((silent, "no docstring"), (untyped, "a has no type"), (any_number, "Replace it by")):
         with pytest.raises(ValueError, match=message):
-            function_tool(function)
+            FunctionTool(function)
 
 
 def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         tool(double)
     with pytest.raises(ValueError, match="Did you mean 'double'"):
         make_tools(["dobule"], {})
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.double: no setting speed\. Known: none"):
+    with pytest.raises(ValueError, match=r"env\.tool_settings\.double has no setting speed\. Known: none"):
         make_tools(["double"], {"double": {"speed": 1}})
 
 
@@ -126,7 +126,7 @@ def test_settings_are_converted_to_the_types_of_the_signature() -> None:
     @tools.register("with_settings")
     def make(path: str, size: int = 1, free=None):
         given.update(path=path, size=size, free=free)
-        return function_tool(search)
+        return FunctionTool(search)
 
     try:
         make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.config.load import convert_values
+from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import ToolStatus, make_tools
@@ -44,7 +44,7 @@ def test_code_blocks_run(tmp_path: Path) -> None:
 
 def test_yaml_block_is_valid() -> None:
     (shown,) = blocks("tools.md", "yaml")
-    servers = convert_values(Config, yaml.safe_load(shown)).env.mcp_servers
+    servers = build_config(Config, yaml.safe_load(shown)).env.mcp_servers
     assert servers["files"].tools == ["read", "list"] and servers["search"].url
 
 

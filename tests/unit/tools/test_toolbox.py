@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
-from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
 
 
@@ -32,7 +32,7 @@ def repeat(text: str, times: int) -> str:
 
 
 def box(**limits: Any) -> ToolBox:
-    return ToolBox([function_tool(add), function_tool(sleep), function_tool(repeat)], ToolLimits(**limits))
+    return ToolBox([FunctionTool(add), FunctionTool(sleep), FunctionTool(repeat)], ToolLimits(**limits))
 
 
 def call(toolbox: ToolBox, name: str, arguments: Any) -> ToolResult:
@@ -136,7 +136,7 @@ def test_exception_of_a_tool_is_a_tool_failure(error: Exception) -> None:
 
 def test_call_text() -> None:
     async def main(name: str, text: str) -> ToolResult:
-        return await ToolBox([Echo(), function_tool(add)], ToolLimits()).call_text(name, text, Session())
+        return await ToolBox([Echo(), FunctionTool(add)], ToolLimits()).call_text(name, text, Session())
 
     assert asyncio.run(main("echo", '{"not": json')).text == '{"not": json'
     assert asyncio.run(main("add", '{"a": 3}')).text == "3"
@@ -161,7 +161,7 @@ def test_schemas() -> None:
 
 
 def test_invalid_toolboxes() -> None:
-    tools: list[Tool] = [function_tool(add), function_tool(add)]
+    tools: list[Tool] = [FunctionTool(add), FunctionTool(add)]
     with pytest.raises(ValueError, match=r"several tools are named add\."):
         ToolBox(tools, ToolLimits())
     with pytest.raises(ValueError, match="unknown tools: sub"):
@@ -173,7 +173,7 @@ def test_invalid_toolboxes() -> None:
 
 
 def test_limits_of_one_tool() -> None:
-    toolbox = ToolBox([function_tool(repeat)], ToolLimits(), {"repeat": ToolLimits(max_output=2)})
+    toolbox = ToolBox([FunctionTool(repeat)], ToolLimits(), {"repeat": ToolLimits(max_output=2)})
     assert call(toolbox, "repeat", {"text": "a", "times": 4}).text == "a\n... [2 characters cut] ...\na"
 
 

@@ -220,8 +220,8 @@ def test_outputs(wanted, printed, same):
         ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
         ({"inputs": ["1"], "outputs": []}, "the same length"),
-        ({"test": "def check(", "entry_point": "f"}, "the tests are broken: SyntaxError"),
-        ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "the tests are broken: ModuleNotF"),
+        ({"test": "def check(", "entry_point": "f"}, "ground truth are broken: SyntaxError"),
+        ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "are broken: ModuleNotF"),
         ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
         (
             {"test": "def check(f):\n    x = 1\n    for _ in range(11): x = f(0) + f(x)", "entry_point": "f"},
