@@ -44,17 +44,14 @@ class LoadBalancer:
         while self._waiting:
             num_samples, slot = self._waiting[0]
             if not slot.done():
-                engine = self._find_least_loaded_engine()
+                while self._least[0][0] != self._load[self._least[0][1]]:  # an outdated entry
+                    heapq.heappop(self._least)
+                engine = self._least[0][1]
                 if self._load[engine] and self._load[engine] + num_samples > self._capacity:
                     return
                 self._change_load(engine, num_samples)
                 slot.set_result(engine)
             self._waiting.popleft()
-
-    def _find_least_loaded_engine(self) -> int:
-        while self._least[0][0] != self._load[self._least[0][1]]:
-            heapq.heappop(self._least)
-        return self._least[0][1]
 
     def _change_load(self, engine: int, added_samples: int) -> None:
         self._load[engine] += added_samples

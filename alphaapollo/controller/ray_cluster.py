@@ -7,8 +7,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -65,25 +64,17 @@ def start_local_cluster() -> None:
     }
     listen_on_loopback_only()
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
+    # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it.
+    constants = ray._private.ray_constants
+    has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        with run_ray_on_loopback():
-            init_ray(address="local", include_dashboard=False, _system_config=health_checks)
+        init_ray(address="local", include_dashboard=False, _system_config=health_checks)
     except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
         ray.shutdown()
         reason = " ".join(str(error).split())
         raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
-
-
-@contextmanager
-def run_ray_on_loopback() -> Iterator[None]:
-    """Context manager in which `ray.init` makes all processes of Ray listen only on 127.0.0.1. Ray does so on systems
-    without cluster support and has no option for it, so cluster support is disabled here."""
-    constants = ray._private.ray_constants
-    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = clusters
+        constants.ENABLE_RAY_CLUSTER = has_clusters
 
 
 def init_ray(**options: Any) -> None:
@@ -91,11 +82,6 @@ def init_ray(**options: Any) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)
     signal.signal(signal.SIGTERM, handler)
-
-
-def find_session_logs() -> str:
-    """Return the folder of Ray's logs on this machine. The next command removes the folder of a local Ray."""
-    return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
 def find_local_ray_processes() -> dict[str, int]:
@@ -116,7 +102,14 @@ def wait_for_nodes(trainer: AnyTrainer) -> None:
     """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
-    while missing := describe_missing_nodes(list_alive_nodes(), trainer):
+    while True:
+        nodes = [
+            ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        if not (missing := describe_missing_nodes(nodes, trainer)):
+            return
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
             ray.shutdown()
@@ -129,14 +122,6 @@ def wait_for_nodes(trainer: AnyTrainer) -> None:
             shown = waited
             print(f"waiting: {missing} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
         time.sleep(POLL_SECONDS)
-
-
-def list_alive_nodes() -> list[ClusterNode]:
-    return [
-        ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
 
 
 async def compare_nodes(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:

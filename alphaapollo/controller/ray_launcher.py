@@ -18,7 +18,6 @@ from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
     compare_nodes,
     find_local_ray_processes,
-    find_session_logs,
     is_local_ray_unresponsive,
 )
 from alphaapollo.controller.ray_placement import (
@@ -43,14 +42,8 @@ CLOSE_SECONDS = 5.0
 async def launch_ray(
     specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None = None
 ) -> RayWorkerGroups:
-    """Reserve resources for all workers over Ray and start them concurrently.
-
-    Args:
-        required_paths: configuration key -> path that must exist on every node of a joined cluster; None: Ray is local.
-
-    Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
-    Raises TimeoutError if a role did not start in time; the message names the role.
-    """
+    """Reserve resources for all workers over Ray and start them concurrently. Arguments and errors are those of
+    launcher.launch_workers; required_paths=None: Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
     if required_paths is not None:
         await compare_nodes(reserved, required_paths)
@@ -59,7 +52,8 @@ async def launch_ray(
         async with asyncio.timeout(start_timeout), monitor_processes(find_local_ray_processes(), lambda _: None):
             await groups.start()
     except TimeoutError:
-        waiting, logs = ", ".join(sorted(groups.starting)), find_session_logs()
+        waiting = ", ".join(sorted(groups.starting))
+        logs = ray._private.worker._global_node.get_logs_dir_path()  # of Ray on this machine
         await groups.close()
         raise TimeoutError(
             f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: {waiting}. "
@@ -79,7 +73,8 @@ class RayWorkerGroups(WorkerGroups):
         self._reserved = list(reserved)
         self.ranks_by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
-            self.ranks_by_role[role] = RayRanks(role, assign_actor_slots(specs.placement, role, reserved))
+            slots = assign_actor_slots(specs.placement, role, reserved)
+            self.ranks_by_role[role] = RayRanks(role, slots, specs.cleanup_folders)
             self._add_group(role, self.ranks_by_role[role])
         self.starting = set(self.ranks_by_role)  # roles that have not started yet
 
@@ -107,13 +102,13 @@ class RayWorkerGroups(WorkerGroups):
             placements = await self._make_rank_placements(self.ranks_by_role[role], writers)
             extra = {"client": client} if role == "policy" and client else {}
             builders = [partial(build, one, **extra) for one in placements]
-            starts[role] = self.ranks_by_role[role].start(builders, specs.cleanup_folders, visible[role])
+            starts[role] = self.ranks_by_role[role].start(builders, visible[role])
         if engines:
             make = prepare_rollout_worker if placement.shares_gpus else start_rollout_worker
             makers = [
                 partial(make, self._make_engine_builder(index, one.node)) for index, one in enumerate(engine_locations)
             ]
-            starts["rollout"] = engines.start(makers, specs.cleanup_folders, visible["rollout"])
+            starts["rollout"] = engines.start(makers, visible["rollout"])
         await self._await_role_starts(starts)
         if engines and placement.shares_gpus:
             await self._await_role_starts({"rollout": engines.call(lambda worker: worker.start())})
@@ -148,9 +143,7 @@ class RayWorkerGroups(WorkerGroups):
 
     async def replace_engine(self, index: int) -> None:
         await self.ranks_by_role["rollout"].replace(
-            index,
-            lambda node: partial(start_rollout_worker, self._make_engine_builder(index, node)),
-            self.specs.cleanup_folders,
+            index, lambda node: partial(start_rollout_worker, self._make_engine_builder(index, node))
         )
 
     async def close(self) -> None:

@@ -109,11 +109,6 @@ class WorkerActor(Generic[W]):
         return dump_stacks(pids)
 
 
-def make_actor_class(role: str) -> type[WorkerActor[Any]]:
-    """Create a subclass of WorkerActor that `ps` and Ray's dashboard show by its role, e.g. RewardModelActor."""
-    return type(f"{role.title().replace(' ', '')}Actor", (WorkerActor,), {})
-
-
 def pickle_function(function: Callable[..., Any]) -> bytes:
     """Pickle a function, to send it to many actors. Ray would pickle the function again for each actor."""
     code: bytes = ray.cloudpickle.dumps(function)
@@ -123,15 +118,18 @@ def pickle_function(function: Callable[..., Any]) -> bytes:
 class RayRanks(Ranks[W]):
     """Workers of one role as Ray actors, one per rank. Call `locate` and `start` before any other method."""
 
-    def __init__(self, role: str, slots: Sequence[ActorSlot]):
+    def __init__(self, role: str, slots: Sequence[ActorSlot], cleanup_folders: Sequence[str] = ()):
         self.role = role
+        self.cleanup_folders = list(cleanup_folders)  # removed when the driver dies
         self.size = len(slots)
         self.process_names: list[str] = []
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
         self._pending_reports: dict[int, Any] = {}  # rank -> reference to a requested report
         self._reports: dict[int, ProcessReport] = {}
-        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(make_actor_class(role)), list(slots)
+        name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
+        self._actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
+        self._slots = list(slots)
         self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
 
     def _make_actor(self, slot: ActorSlot) -> Any:
@@ -151,42 +149,26 @@ class RayRanks(Ranks[W]):
         return str(await self._wait_for_one(0, self.actors[0].reserve_address.remote()))
 
     async def start(
-        self,
-        builders: Sequence[Callable[[], Awaitable[W] | W]],
-        cleanup_folders: list[str],
-        environments: Sequence[dict[str, str]],
+        self, builders: Sequence[Callable[[], Awaitable[W] | W]], environments: Sequence[dict[str, str]]
     ) -> None:
-        """Build the worker of each rank in its process.
-
-        Args:
-            builders: functions that return the workers, in rank order.
-            cleanup_folders: folders to remove when the driver dies.
-            environments: environment variables to set in each process.
-        """
+        """Build the worker of each rank in its process. builders: functions that return the workers, in rank order.
+        environments: environment variables to set in each process."""
         each = enumerate(zip(builders, environments, strict=True))
-        calls = [self._start_worker(rank, build, cleanup_folders, environment) for rank, (build, environment) in each]
+        calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
         await self._wait_for_all(calls, "start")
 
-    async def replace(
-        self,
-        rank: int,
-        make_builder: Callable[[str], Callable[[], Awaitable[W] | W]],
-        cleanup_folders: list[str],
-    ) -> None:
+    async def replace(self, rank: int, make_builder: Callable[[str], Callable[[], Awaitable[W] | W]]) -> None:
         """Start a new process and worker in place of the dead worker of a rank. make_builder(node): returns the
         function that builds the worker."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
         self._locations[rank] = location = await self._wait_for_one(rank, actor.location.remote())
         self.process_names[rank] = self._describe_process(location)
-        await self._wait_for_one(
-            rank, self._start_worker(rank, make_builder(location.node), cleanup_folders, {}), "start"
-        )
+        await self._wait_for_one(rank, self._start_worker(rank, make_builder(location.node), {}), "start")
 
-    def _start_worker(
-        self, rank: int, build: Callable[[], Any], cleanup_folders: list[str], environment: dict[str, str]
-    ) -> Any:
-        return self.actors[rank].start.remote(build, get_process_location(), os.getcwd(), environment, cleanup_folders)
+    def _start_worker(self, rank: int, build: Callable[[], Any], environment: dict[str, str]) -> Any:
+        driver, folder = get_process_location(), os.getcwd()
+        return self.actors[rank].start.remote(build, driver, folder, environment, self.cleanup_folders)
 
     def _describe_process(self, location: ActorLocation) -> str:
         return f"pid {location.pid} on node {location.ip}" if self.has_several_nodes else f"pid {location.pid}"

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
@@ -15,40 +16,28 @@ AnswerScript = Callable[[list[int], Sampling], list[int]]
 LOGPROB = -1.0  # log-prob of every token
 
 
+@dataclass(eq=False)
 class FakeEngine(Engine):
-    """Fake engine whose answers depend only on the context and the seed.
-
-    Args:
-        vocab_size: token ids of random answers are below this number.
-        min_tokens, max_tokens: length of random answers. If the request has stop tokens, the first one ends the answer.
-        script: computes an answer; None: random answers.
-        seconds_per_token: simulated time per token, independent of other requests. Prefill takes no time.
-        slots: maximum number of concurrent requests; None: unlimited. Paused requests keep their slots.
-    """
+    """Fake engine whose answers depend only on the context and the seed."""
 
     has_weights = False
 
-    def __init__(
-        self,
-        vocab_size: int,
-        min_tokens: int = 1,
-        max_tokens: int = 16,
-        script: AnswerScript | None = None,
-        seconds_per_token: float = 0.0,
-        slots: int | None = None,
-    ):
-        self._vocab_size = vocab_size
-        self._lengths = (min_tokens, max_tokens)
-        self._script = script or self._make_random_answer
-        self._seconds_per_token = seconds_per_token
-        self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(slots) if slots else nullcontext()
+    vocab_size: int  # token ids of random answers are below this number
+    min_tokens: int = 1  # length of random answers; if the request has stop tokens, the first one ends the answer
+    max_tokens: int = 16
+    script: AnswerScript | None = None  # computes an answer; None: random answers
+    seconds_per_token: float = 0.0  # simulated time per token, independent of other requests; none for the prefill
+    slots: int | None = None  # maximum number of concurrent requests, including paused ones; None: unlimited
+
+    def __post_init__(self) -> None:
+        self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(self.slots) if self.slots else nullcontext()
         self._version = 0
         self._gate: asyncio.Future[None] | None = None  # resolved by resume
         self._running: set[asyncio.Task[None]] = set()  # sleeps that a pause cancels
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         async with self._slots:
-            answer = self._script(token_ids, sampling)
+            answer = (self.script or self._make_random_answer)(token_ids, sampling)
             kept = answer[: sampling.max_tokens]
             earlier = await self._simulate_latency(len(kept))
         stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
@@ -67,10 +56,10 @@ class FakeEngine(Engine):
         earlier: list[tuple[int, int]] = []
         while True:
             await self._wait_while_paused()
-            if not self._seconds_per_token:
+            if not self.seconds_per_token:
                 return []
             version, since = self._version, loop.time()
-            nap = asyncio.ensure_future(asyncio.sleep((num_tokens - sampled) * self._seconds_per_token))
+            nap = asyncio.ensure_future(asyncio.sleep((num_tokens - sampled) * self.seconds_per_token))
             self._running.add(nap)
             try:
                 await asyncio.wait((nap,))
@@ -79,7 +68,7 @@ class FakeEngine(Engine):
                 self._running.discard(nap)
             if not nap.cancelled():
                 return earlier
-            sampled = min(num_tokens, sampled + (loop.time() - since) / self._seconds_per_token)
+            sampled = min(num_tokens, sampled + (loop.time() - since) / self.seconds_per_token)
             await self._wait_while_paused()
             before = sum(count for _, count in earlier)
             if self._version != version and int(sampled) > before:
@@ -112,6 +101,6 @@ class FakeEngine(Engine):
 
     def _make_random_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:
         rng = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")
-        length = rng.randint(*self._lengths)
+        length = rng.randint(self.min_tokens, self.max_tokens)
         ending = list(sampling.stop_token_ids[:1])
-        return [rng.randrange(self._vocab_size) for _ in range(length - len(ending))] + ending
+        return [rng.randrange(self.vocab_size) for _ in range(length - len(ending))] + ending

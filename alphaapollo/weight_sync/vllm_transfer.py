@@ -1,15 +1,16 @@
-"""Trainer side of the GPU weight transfer: vLLM's transfer engines for CUDA IPC (shared GPUs) and NCCL (separate GPUs).
+"""Trainer side of the GPU weight transfer: vLLM's weight transfer over CUDA IPC (shared GPUs) or NCCL (separate GPUs).
 
     start_weight_update -> for each bucket of tensors: send_weights -> finish_weight_update
 
 While a bucket is sent, the next one is gathered (buckets.prefetch_buckets). A full copy of the weights would not fit
-into memory, so each bucket is a separate `send_weights` round of vLLM's engine within one update of the inference side.
+into memory, so `send_weights` is called once per bucket, but the engines see a single weight update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -27,78 +28,64 @@ T = TypeVar("T")
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 
 
+@dataclass
 class VllmTransferSender:
-    """Weight sender on every training rank that uses vLLM's weight transfer. Rank 0 drives the inference side.
+    """Weight sender of a training rank that uses vLLM's weight transfer. Rank 0 also makes the calls to the engines."""
 
-    Args:
-        client: calls each method on all inference engines and waits for them.
-        transport: ipc if the engines share the training GPUs, nccl if they have separate GPUs.
-        master_address: address of rank 0 (nccl).
-        num_engine_ranks: number of GPUs of all engines (nccl).
-    """
+    client: VLLMWeightSyncClient  # calls each method on all inference engines and waits for them
+    dtype: torch.dtype
+    rank: int
+    transport: Literal["ipc", "nccl"]  # ipc if the engines share the training GPUs, nccl if they have separate GPUs
+    master_address: str = ""  # address of rank 0 (nccl)
+    num_engine_ranks: int = 0  # number of GPUs of all engines (nccl)
+    _engine: TrainerWeightTransferEngine[Any] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        client: VLLMWeightSyncClient,
-        dtype: torch.dtype,
-        rank: int,
-        transport: Literal["ipc", "nccl"],
-        master_address: str = "",
-        num_engine_ranks: int = 0,
-    ):
-        self._client = client
-        self._dtype = dtype
-        self._rank = rank
-        self._transport = transport
-        self._master_address = master_address
-        self._num_engine_ranks = num_engine_ranks
-        self._update_client = SingleUpdateClient(client)
-        self._engine: TrainerWeightTransferEngine[Any] | None = None
+    def __post_init__(self) -> None:
+        self._update_client = SingleUpdateClient(self.client)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name, full tensor) pairs on the GPU: each parameter once, with its name in a Hugging Face checkpoint. A
-        collective: all training ranks must iterate the same names. Returns the update on rank 0 and None elsewhere."""
+        """Send (name in the Hugging Face checkpoint, full tensor on the GPU) pairs to the engines. A collective: all
+        ranks must iterate the same names. Returns the update on rank 0 and None on all other ranks."""
         if self._engine is None:
-            self._engine = self._connect()
+            self._engine = self._connect_to_engines()
         digest = 0
-        if self._rank == 0:
-            self._client.start_weight_update()
-        for bucket in prefetch_buckets(make_buckets(tensors, self._dtype)):
-            if self._rank == 0:
+        if self.rank == 0:
+            self.client.start_weight_update()
+        for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
+            if self.rank == 0:
                 digest += compute_joint_digest(bucket.values())
             self._send_bucket(self._engine, bucket)
             del bucket  # free its memory before another gather starts
-        if self._rank > 0:
+        if self.rank > 0:
             return None
-        self._client.finish_weight_update()
+        self.client.finish_weight_update()
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
     def release(self) -> None:
-        """Reclaim shared buffers that the engines have released."""
-        if self._transport == "ipc":
+        """Free the GPU buffers that the engines have mapped over CUDA IPC and released."""
+        if self.transport == "ipc":
             torch.cuda.ipc_collect()
 
     def _send_bucket(self, engine: Any, bucket: Bucket) -> None:
         engine.source = make_weight_source(bucket)
-        if self._transport == "ipc":
+        if self.transport == "ipc":
             engine.packed_buffer_size_bytes = count_bytes(bucket)
         self._call_with_failure_detection(engine.send_weights)
         engine.source = make_weight_source({})  # vLLM keeps the source until the next publish
 
     def _call_with_failure_detection(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, or raise an engine's error or TimeoutError. Over NCCL, rank 0 blocks in the
-        broadcast until every engine joins, so a failed engine would block it forever. Rank 0 therefore runs `call` in a
-        thread. After an error nothing more can be sent, and the run ends."""
-        if self._transport == "ipc" or self._rank > 0:
+        """Return the result of `call`. Over NCCL a failed engine would block rank 0 forever, so rank 0 runs `call` in a
+        thread and raises the engine's error or TimeoutError."""
+        if self.transport == "ipc" or self.rank > 0:
             return call()
         device = torch.accelerator.current_device_index()
 
-        def run() -> T:
+        def call_on_device() -> T:
             torch.accelerator.set_device_index(device)
             return call()
 
         thread = ThreadPoolExecutor(1)
-        sending = thread.submit(run)
+        sending = thread.submit(call_on_device)
         thread.shutdown(wait=False)
         ends: list[Future[Any]] = [sending, self._update_client.failed]
         wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
@@ -111,21 +98,21 @@ class VllmTransferSender:
             )
         return sending.result()
 
-    def _connect(self) -> TrainerWeightTransferEngine[Any]:
+    def _connect_to_engines(self) -> TrainerWeightTransferEngine[Any]:
         """Connect to the engines: exchange settings (ipc), or create a joint process group (nccl)."""
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         info: IPCTrainerInitInfo | NCCLTrainerInitInfo
-        if self._transport == "ipc":
-            info = IPCTrainerInitInfo(packed=True, rank=self._rank)
+        if self.transport == "ipc":
+            info = IPCTrainerInitInfo(packed=True, rank=self.rank)
         else:
             info = NCCLTrainerInitInfo(
-                master_address=self._master_address,
+                master_address=self.master_address,
                 master_port=find_free_port(),
-                world_size=1 + self._num_engine_ranks,
-                rank=self._rank,
+                world_size=1 + self.num_engine_ranks,
+                rank=self.rank,
             )
         join = WeightTransferTrainerFactory.trainer_init
         return self._call_with_failure_detection(
@@ -134,9 +121,8 @@ class VllmTransferSender:
 
 
 class SingleUpdateClient:
-    """Weight-sync client that combines the rounds of all buckets into one update. vLLM's engine would start and finish
-    an update in each round, so these calls do nothing here. `failed` receives an engine error at once, because a caller
-    that is blocked in a broadcast would never see it."""
+    """Client through which vLLM calls the engines, with one weight update for all buckets. vLLM starts and finishes an
+    update for each bucket; here these two calls do nothing. `failed` is a future with the first error of an engine."""
 
     def __init__(self, client: VLLMWeightSyncClient):
         self._client = client
@@ -163,14 +149,14 @@ class SingleUpdateClient:
 
 
 def make_weight_source(bucket: Bucket) -> WeightSource:
-    """Wrap one bucket as the WeightSource that vLLM's trainer engines read."""
+    """Wrap a bucket of tensors as a WeightSource, from which vLLM reads the tensors to send."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    class BatchSource(WeightSource):
+    class BucketSource(WeightSource):
         def metadata(self) -> list[ParamMeta]:
             return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket.items()]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             yield from bucket.items()
 
-    return BatchSource()
+    return BucketSource()

@@ -22,9 +22,7 @@ POLL_SECONDS = 0.5
 async def monitor_processes(required: Mapping[str, int], notify: Callable[[str], None]) -> AsyncIterator[None]:
     """Context manager that raises WorkerDied when a required process dies, instead of the errors that its death causes.
 
-    Args:
-        required: name -> pid of the processes.
-        notify: prints a line at once, because Ray may end this process before the block is left.
+    required: name -> pid of the processes. notify: prints a line at once, because Ray may end this process soon.
     """
     task, dead = asyncio.current_task(), ""
     assert task

@@ -82,11 +82,6 @@ class RunSnapshot:
         awaited = self.awaited_workers
         return [*awaited, self.controller, *(worker for worker in self.workers.values() if worker not in awaited)]
 
-    @property
-    def phase(self) -> str:
-        """Name of the controller's own active call, e.g. generate or update; "start" if there is none."""
-        return next((call.name for call in self.calls if not call.worker), "start")
-
 
 @dataclass(frozen=True)
 class StallFinding:
@@ -195,6 +190,7 @@ def _describe_active_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
 def _make_stall_finding(
     now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], state: str, call_timeout: float = 0.0
 ) -> StallFinding:
+    phase = next((call.name for call in now.calls if not call.worker), "start")
     names = [name for _, name in culprits]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     by_name: dict[str, list[ActiveCall]] = {}
@@ -210,6 +206,6 @@ def _make_stall_finding(
         is_hung,
         tuple(dict.fromkeys(worker for worker, _ in culprits)),
         f"{', '.join(names[:3])}{more} {state}",
-        f"the controller is in {now.phase}" + (f" and waits for {'; '.join(pending)}" if pending else ""),
+        f"the controller is in {phase}" + (f" and waits for {'; '.join(pending)}" if pending else ""),
         call_timeout,
     )

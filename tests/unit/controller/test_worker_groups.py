@@ -43,12 +43,12 @@ class FakeRanks:
     async def reserve_address(self) -> str:
         return "tcp://127.0.0.1:1"
 
-    async def start(self, factories: list[Any], cleanup: list[str], envs: Any = None) -> None:
+    async def start(self, builders: list[Any], environments: Any) -> None:
         if self.role != "rollout":
             await asyncio.sleep(0.01)
             self.calls.append(f"{self.role} built")
             return
-        self.worker = await factories[0]()
+        self.worker = await builders[0]()
 
     async def call(self, function: Any) -> None:
         await function(self.worker)
