@@ -23,17 +23,17 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
     best = scores == groups.max(scores)[groups.group_index]
     match method:
         case "best":
-            weights = _split_weight(best, groups)
+            weights = _split_group_weight(best, groups)
         case "best_random":
-            weights = (_split_weight(best, groups) + _split_weight(~best, groups)) / 2
+            weights = (_split_group_weight(best, groups) + _split_group_weight(~best, groups)) / 2
         case "best_worst":
             worst = scores == -groups.max(-scores)[groups.group_index]
-            weights = (_split_weight(best, groups) + _split_weight(worst, groups)) / 2
+            weights = (_split_group_weight(best, groups) + _split_group_weight(worst, groups)) / 2
     is_constant = groups.is_constant(scores)[groups.group_index]
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
 
-def _split_weight(chosen: Tensor, groups: Groups) -> Tensor:
+def _split_group_weight(chosen: Tensor, groups: Groups) -> Tensor:
     """Split each group's total weight, its size, equally among its chosen samples. chosen: bool [N] -> [N]."""
     share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
     return share[groups.group_index] * chosen

@@ -152,4 +152,4 @@ def _explain_errors(function: Callable[..., object], label: str) -> Iterator[Non
         reason = f"it raised {format_error(error, file)}."
     else:
         return
-    raise ValueError(f"{file}: {label} failed a test call on toy inputs: {reason} Fix {function.__name__}.")
+    raise ValueError(f"{file}: {label} failed a test call on toy inputs: {reason} Fix {function.__name__}().")

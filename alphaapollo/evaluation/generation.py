@@ -63,7 +63,7 @@ class GenerationPlan:
 
     @property
     def requests(self) -> list[GroupRequest]:
-        """Sampling requests of the prompts without results, which a validation with the same seed samples equally."""
+        """Sampling requests of the prompts without results. A validation with the same seed gets the same samples."""
         done, sampling = self.finished.prompt_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
@@ -162,7 +162,7 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
 
 
 async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
-    """Generate and grade all requests. Writes the results of each prompt to results.jsonl when it is complete."""
+    """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
     path, done = generation.config.trainer.folder / RESULTS, len(generation.finished.prompt_ids)

@@ -1,6 +1,6 @@
 """Evaluation metrics, shared by validation, main_generation and main_eval.
 
-A trajectory, a record of a results file or a graded text becomes a SampleResult; `summarize` computes metrics of many.
+Trajectories, records of results files and graded texts are converted to SampleResults; `summarize` computes metrics.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 class SampleResult:
     """Grading result of one sampled response."""
 
-    problem: int  # prompt id
-    sample: int  # index among the samples of the problem
+    problem_id: int  # prompt id
+    sample_index: int  # index among the samples of the problem
     data_source: str
     outcome: Outcome
     reward: float  # NaN if the grader or the environment failed; the same applies to accuracy
@@ -75,7 +75,7 @@ def convert_trajectory(prompt: Prompt, trajectory: Trajectory, needs_answer: boo
 
 def make_sample_result(
     prompt: Prompt,
-    sample: int,
+    sample_index: int,
     text: str,
     score: Score,
     num_tokens: int | None = None,
@@ -84,13 +84,13 @@ def make_sample_result(
     """Create the SampleResult of a response from its grader's score, and extract the answer from its text.
 
     Args:
-        sample: index among the samples of the prompt.
+        sample_index: index among the samples of the prompt.
         text: the response, or the last turn of a multi-turn trajectory.
     """
     failed = score.outcome.failed
     return SampleResult(
-        problem=prompt.id,
-        sample=sample,
+        problem_id=prompt.id,
+        sample_index=sample_index,
         data_source=prompt.data_source,
         outcome=score.outcome,
         reward=math.nan if failed else score.reward,
@@ -117,11 +117,11 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
     )
 
 
-def join_repeats(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
+def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
     """Count repeated prompts, which prepare_validation writes, as one problem with more samples.
 
-    Repeated prompts have the same data source, content, ground truth and extra_info.index. Their results get the
-    `problem` of the first of them and consecutive `sample` indices.
+    Repeated prompts have the same data source, content, ground truth and extra_info.index. In the returned results,
+    problem_id is the id of the first of these prompts, and sample_index counts the samples of all of them.
     """
     first: dict[tuple[object, ...], int] = {}
     before: Counter[int] = Counter()
@@ -132,17 +132,17 @@ def join_repeats(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> 
         problem = prompt.id if index is None else first.setdefault(key, prompt.id)
         first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1
-    n = max((result.sample for result in results), default=0) + 1
+    n = max((result.sample_index for result in results), default=0) + 1
     return [
-        replace(result, problem=problem, sample=repeats * n + result.sample)
+        replace(result, problem_id=problem, sample_index=repeats * n + result.sample_index)
         for result in results
-        for problem, repeats in [first_rows[result.problem]]
+        for problem, repeats in [first_rows[result.problem_id]]
     ]
 
 
 def count_max_samples(results: Iterable[SampleResult]) -> int:
     """Return the number of samples of the problem with the most samples."""
-    return max(Counter(result.problem for result in results).values(), default=1)
+    return max(Counter(result.problem_id for result in results).values(), default=1)
 
 
 def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summary]]:
@@ -198,8 +198,8 @@ def compute_problem_values(results: Iterable[SampleResult], num_samples: int) ->
     for large k. If all samples of a problem failed, all metrics except the response length are NaN.
     """
     by_problem: dict[int, list[SampleResult]] = defaultdict(list)
-    for result in sorted(results, key=lambda result: (result.problem, result.sample)):
-        by_problem[result.problem].append(result)
+    for result in sorted(results, key=lambda result: (result.problem_id, result.sample_index)):
+        by_problem[result.problem_id].append(result)
     problems = list(by_problem.values())
     scored = [[result for result in group if not result.outcome.failed] for group in problems]
     correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in group) for group in scored]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from alphaapollo.evaluation.metrics import SampleResult, Summary, join_repeats, summarize
+from alphaapollo.evaluation.metrics import SampleResult, Summary, merge_repeated_prompts, summarize
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
@@ -28,14 +28,14 @@ def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], fol
 
     prompts: the prompts of all results. Raises ValueError, after writing, if all samples failed.
     """
-    summary = summarize(join_repeats(results, prompts))
+    summary = summarize(merge_repeated_prompts(results, prompts))
     print_summary(*summary, terminal)
     files = write_summary(folder, *summary)
     terminal.write(f"written: {', '.join(map(str, files))}")
     failed = [result for result in results if result.outcome.failed]
     if failed:
-        first = min(failed, key=lambda result: (result.problem, result.sample))
-        reason = f"prompt {first.problem}, sample {first.sample}: {first.outcome}: {first.reason}"
+        first = min(failed, key=lambda result: (result.problem_id, result.sample_index))
+        reason = f"prompt {first.problem_id}, sample {first.sample_index}: {first.outcome}: {first.reason}"
         if len(failed) == len(results):
             raise ValueError(f"All {len(failed)} samples failed. First failure: {reason}")
         terminal.note(f"{len(failed)} samples failed. First failure: {reason}")

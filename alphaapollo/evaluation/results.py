@@ -30,13 +30,13 @@ class FinishedResults:
     @property
     def prompt_ids(self) -> set[int]:
         """Ids of finished prompts."""
-        return {result.problem for result in self.results}
+        return {result.problem_id for result in self.results}
 
 
 def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
     """Read the results of prompts that have all `num_samples` samples. Does not change the file.
 
-    prompts: by id. Raises ValueError if a line has another prompt or ground truth than the prompt of its id.
+    prompts: prompt id -> prompt. Raises ValueError if the prompt or ground truth of a line differs from `prompts`.
     """
     if not path.exists():
         return FinishedResults()
@@ -45,9 +45,9 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
     with path.open("rb") as file:
         for number, line in enumerate(file):
             num_lines += 1
-            result = _parse_line(line, prompts, path)
+            result = _parse_result_line(line, prompts, path)
             if result is not None:
-                groups[result.problem].setdefault(result.sample, (number, result))
+                groups[result.problem_id].setdefault(result.sample_index, (number, result))
     complete = [group for group in groups.values() if set(group) == set(range(num_samples))]
     return FinishedResults(
         results=[result for group in complete for _, result in group.values()],
@@ -56,7 +56,7 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
     )
 
 
-def _parse_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
+def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
     """Parse a line of results.jsonl; None if it is incomplete. Raises ValueError if its prompt is not in `prompts`."""
     if not line.endswith(b"\n"):
         return None
@@ -66,10 +66,10 @@ def _parse_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Sampl
         content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
     except (ValueError, KeyError, TypeError):  # the process or machine died while writing
         return None
-    prompt = prompts.get(result.problem)
+    number, prompt = result.problem_id, prompts.get(result.problem_id)
     if prompt is None or (prompt.content, prompt.ground_truth) != (content, truth):
         raise ValueError(
-            f"{path}: prompt {result.problem} differs from row {result.problem} of data.path, so the results belong to "
+            f"{path}: prompt {number} differs from row {number} of data.path, so the results belong to "
             "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."
         )
     return result

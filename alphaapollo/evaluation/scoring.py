@@ -132,14 +132,14 @@ async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], term
 
 def _make_score_record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
     """Create the line of scores.jsonl for one graded response."""
-    problem = problems[result.problem]
+    problem = problems[result.problem_id]
     return {
-        "prompt_id": result.problem,
-        "sample": result.sample,
+        "prompt_id": result.problem_id,
+        "sample": result.sample_index,
         "data_source": result.data_source,
         "prompt": problem.prompt.content,
         "ground_truth": problem.prompt.ground_truth,
-        "response": problem.responses[result.sample],
+        "response": problem.responses[result.sample_index],
         "answer": result.answer,
         "reward": to_finite(score.reward),
         "components": score.components,

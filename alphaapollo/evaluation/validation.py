@@ -14,7 +14,7 @@ from alphaapollo.evaluation.metrics import (
     compute_mean_metrics,
     convert_trajectory,
     count_max_samples,
-    join_repeats,
+    merge_repeated_prompts,
 )
 from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
@@ -115,7 +115,7 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dic
 def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
     pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
     results = [convert_trajectory(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
-    return join_repeats(results, [group.prompt for group in groups])
+    return merge_repeated_prompts(results, [group.prompt for group in groups])
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:

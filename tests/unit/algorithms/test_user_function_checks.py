@@ -100,7 +100,7 @@ def test_loss_with_its_own_penalty_has_a_gradient_without_advantage(tmp_path: Pa
     assert has_gradient_without_advantages(get_policy_loss(penalty), Actor())
     body = "assert inputs.advantages.any(), 'no advantage'; return PolicyLossOutput(loss)"
     picky, path = registered(tmp_path, LOSS, body)
-    with pytest.raises(ValueError, match=f"{path}: mine .* raised AssertionError: no advantage"):
+    with pytest.raises(ValueError, match=f"{path}: the policy loss .* raised AssertionError: no advantage"):
         has_gradient_without_advantages(get_policy_loss(picky), Actor())
 
 

@@ -11,7 +11,7 @@ from alphaapollo.evaluation.metrics import (
     SampleResult,
     compute_problem_values,
     convert_trajectory,
-    join_repeats,
+    merge_repeated_prompts,
     read_sample_result,
     summarize,
 )
@@ -38,7 +38,7 @@ def result(problem: int, sample: int, accuracy: float | None, answer: str | None
     outcome = Outcome.GRADER_FAILED if failed else Outcome.SCORED
     fields = {"data_source": "a", "outcome": outcome, "reward": 2 * value, "accuracy": value}
     fields |= {"num_tokens": 10, "end": EpisodeEnd.DONE}
-    return SampleResult(problem=problem, sample=sample, answer=answer, **(fields | more))
+    return SampleResult(problem_id=problem, sample_index=sample, answer=answer, **(fields | more))
 
 
 TWO_PROBLEMS = [
@@ -77,7 +77,7 @@ def test_figures_by_hand() -> None:
 
 def test_failures_are_excluded_and_counted() -> None:
     failed = [result(0, 1, None), result(0, 3, None, outcome=Outcome.ENVIRONMENT_FAILED), result(2, 0, None)]
-    kept = [one for one in TWO_PROBLEMS if one.problem == 1 or one.accuracy]
+    kept = [one for one in TWO_PROBLEMS if one.problem_id == 1 or one.accuracy]
     everything, _ = summarize([*kept, *failed])
     figures = everything.figures
     assert figures["avg@4"].value == pytest.approx((1.0 + 0.125) / 2)
@@ -129,7 +129,7 @@ def test_rows_that_repeat_a_problem_are_further_samples_of_it() -> None:
     prompts = [row(0, "a", "x", 0), row(1, "a", "x", 0), row(2, "a", "y", 1), row(3, "b", "x", 0)]
     prompts += [row(4, "a", "x", 5), row(5, "a", "x", None), row(6, "a", "x", None)]  # alike, but no repeats
     results = [result(prompt.id, sample, 0.0) for prompt in prompts for sample in (0, 1)]
-    joined = [(one.problem, one.sample) for one in join_repeats(results, prompts)]
+    joined = [(one.problem_id, one.sample_index) for one in merge_repeated_prompts(results, prompts)]
     assert joined[:8] == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert joined[8:] == [(4, 0), (4, 1), (5, 0), (5, 1), (6, 0), (6, 1)]
 
