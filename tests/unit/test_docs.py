@@ -154,7 +154,7 @@ def test_the_index_has_every_recipe_with_its_parts() -> None:
         expected[name] = [
             config.algorithm.adv_estimator,
             "" if loss == "ppo" else loss,
-            "rows" if by_row else "" if mode == "token-mean" else mode,
+            "sequences" if by_row else "" if mode == "token-mean" else mode,
             "yes" if "values" in get_estimator(config.algorithm.adv_estimator).needs else "",
             "" if config.group_size == 1 else str(config.group_size),
         ]
