@@ -28,7 +28,7 @@ from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.openai_connection import make_connection_options
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
@@ -39,7 +39,7 @@ Answer = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
 
 
-@command
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a chat. Returns exit code 0 at its end, 1 if it failed, 2 for invalid arguments or settings."""
     options = _parse_arguments(argv)
@@ -119,7 +119,7 @@ class EngineChat:
         """Chat until the user exits. The event loop does not run between messages, so that input() works normally."""
         from alphaapollo.evaluation.generation import launch_engines
 
-        folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @command
+        folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
         with asyncio.Runner() as runner:
             with self._terminal.status("starting the engine ..."):
                 workers = runner.run(launch_engines(self._config, self._rollout, self._device, folder))

@@ -19,13 +19,9 @@ def run_inference(
     module_name: str,
     argv: Sequence[str] | None,
 ) -> int:
-    """Run main_generation or evolving.main: load the configuration, check it, and run the command in its folder.
-    Returns the exit code (see run_in_folder).
+    """Run main_generation or evolving.main with the defaults of the YAML file `config_name`. Returns the exit code.
 
-    Args:
-        config_name: name of the YAML file with the defaults.
-        module_name: module with `prepare(config, terminal)` and `run(prepared, terminal)`. It imports torch, so it is
-            imported after the configuration is read.
+    module_name: module with `prepare(config, terminal)` and `run(prepared, terminal)`, which imports torch.
     """
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
@@ -44,19 +40,15 @@ def run_inference(
 def run_training(
     schema: type[Config] | type[TuningConfig], config_name: str, module_name: str, argv: Sequence[str] | None
 ) -> int:
-    """Run a training command: load the configuration, check it, and train, with up to trainer.max_restarts restarts.
-    Returns the exit code (see run_in_folder).
+    """Run a training command with the defaults of the YAML file `config_name`, with restarts. Returns the exit code.
 
-    Args:
-        config_name: name of the YAML file with the defaults.
-        module_name: module with `prepare(config, user_settings)`, whose result is a RestartableRun, and
-            `run(prepared, progress)`.
+    module_name: module with `prepare(config, user_settings) -> RestartableRun` and `run(prepared, progress)`.
     """
     with exit_on_config_error():
         config, user_settings = load_with_user_settings(schema, config_name, sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(module_name)
     from alphaapollo.launch.restarts import run_with_restarts
-    from alphaapollo.launch.resume import completed_message, interrupted_message
+    from alphaapollo.launch.resume import completed_message, resume_hint
     from alphaapollo.launch.run_command import run_in_folder
 
     folder = config.trainer.folder
@@ -68,5 +60,8 @@ def run_training(
             run_with_restarts(prepared, module.run)
 
     return run_in_folder(
-        config.trainer, lambda: module.prepare(config, user_settings), train, lambda: interrupted_message(folder)
+        config.trainer,
+        lambda: module.prepare(config, user_settings),
+        train,
+        lambda: f"interrupted; {resume_hint(folder)}",
     )

@@ -24,7 +24,7 @@ from alphaapollo.config.schema import (
     Training,
     TuningConfig,
 )
-from alphaapollo.controller.nodes import AnyTrainer
+from alphaapollo.controller.nodes import TrainerSection
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
@@ -43,7 +43,7 @@ from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
-def detect_node(trainer: AnyTrainer) -> Machine:
+def detect_node(trainer: TrainerSection) -> Machine:
     """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return those
     of one of its nodes."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):

@@ -34,12 +34,10 @@ KINDS = {
 def format_model_card(
     saved: Mapping[str, Any], run: Path, step: int, role: str, base_model: str, comparison: str
 ) -> str:
-    """Return the model card of an exported model as Markdown.
+    """Return the model card of an exported checkpoint as Markdown.
 
     Args:
         saved: the run's saved configuration as plain values.
-        run: folder of the run.
-        step: iteration of the exported checkpoint.
         role: exported model: policy, critic or reward model.
         base_model: path or hub id of the model that the run started from.
         comparison: result of the comparison with plain transformers, as a sentence.
@@ -104,11 +102,8 @@ def _describe_training(saved: Mapping[str, Any], command: str) -> Iterator[str]:
 
 
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
-    """Return (name, value) of each metric of quality (rewards, losses, validation): its last value up to iteration
-    `step`.
-
-    file: metrics.jsonl of the run.
-    """
+    """Return (name, value) of the rewards, losses and validation metrics in metrics.jsonl: last value up to iteration
+    `step`."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)

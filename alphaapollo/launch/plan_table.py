@@ -37,12 +37,8 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
 
 
 def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
-    """Describe how often checkpoints are written, and whether the next iteration waits for them.
-
-    Args:
-        frequency: iterations between checkpoints; -1: none are written.
-        unit: plural word for iterations, e.g. steps.
-    """
+    """Describe how often checkpoints are written, and whether the next iteration waits for them. frequency: iterations
+    between checkpoints; -1: never. unit: plural word for iterations, e.g. steps."""
     if frequency < 1:
         return "never"
     often = f"every {frequency} {unit}, and at the end; written"

@@ -101,11 +101,6 @@ def completed_message(folder: Path, total_steps: int) -> str:
     )
 
 
-def interrupted_message(folder: Path) -> str:
-    """Return the message after Ctrl-C or SIGTERM."""
-    return f"interrupted; {resume_hint(folder)}"
-
-
 def resume_hint(folder: Path) -> str:
     """Return a clause that says from where the same command resumes a run that has ended."""
     completed = list_checkpoints(folder)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.trainer import WatchedRun
@@ -16,14 +16,9 @@ from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
-PreparedT = TypeVar("PreparedT")
-
 
 def run_in_folder(
-    trainer: WatchedRun,
-    prepare: Callable[[], PreparedT],
-    run: Callable[[PreparedT], None],
-    interrupted_message: Callable[[], str],
+    trainer: WatchedRun, prepare: Callable[[], Any], run: Callable[[Any], None], interrupted_message: Callable[[], str]
 ) -> int:
     """Lock the run's folder, call `prepare`, and call `run` with the result. A dry run only prepares, without a lock.
 

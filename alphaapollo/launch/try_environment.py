@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments.base import (
@@ -16,7 +17,6 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
@@ -32,7 +32,7 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
-            first = await _try_reset(config, Services(_reject_grading, config, tools, _reject_parsing), prompt)
+            first = await _try_reset(config, Services(_reject_call, config, tools, _reject_call), prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
     finally:
         if tools is not None:
@@ -62,8 +62,8 @@ async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewa
 async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
     """Grade two answers to a prompt in a grader process: the ground truth and an empty answer. Returns both scores."""
     client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
-    await client.start()
     try:
+        await client.start()
         return [await client.score(prompt, text) for text in (f"<answer>{prompt.ground_truth or ''}</answer>", "")]
     finally:
         await client.close()
@@ -91,9 +91,5 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
         ) from failure
 
 
-def _reject_parsing(text: str) -> list[ToolCall]:
-    raise RuntimeError("`reset` of the environment parses tool calls. Parse them in `step`.")
-
-
-async def _reject_grading(prompt: Prompt, text: str) -> Score:
-    raise RuntimeError("`reset` of the environment calls the grader. Call it in `step`.")
+def _reject_call(*_: object) -> Never:
+    raise RuntimeError("`reset` of the environment parses tool calls or calls the grader. Do this in `step`.")

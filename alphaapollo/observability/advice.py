@@ -1,7 +1,7 @@
-"""Derive warnings from a run's metrics.
+"""Warn about alarming metrics of a run, e.g. a collapsed reward.
 
-Each cause is reported once, and again if it returns after CALM iterations without it. Every rule is a pure function of
-the metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
+A warning is shown once, and again if its cause returns after CALM iterations. Every check is a pure function of the
+metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ Metrics = Mapping[str, float]
 
 
 class MetricsAdvisor:
-    """Advisor that checks the metrics of each iteration and returns warnings."""
+    """Advisor that warns about alarming metrics."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}  # last iteration in which each cause was present
         self._recent: deque[Metrics] = deque(maxlen=HISTORY)
 
     def check(self, step: int, metrics: Metrics) -> list[str]:
-        """Check the metrics of iteration `step`. Returns the warnings to report."""
+        """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently."""
         warnings = _check_iteration(metrics)
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
@@ -80,7 +80,7 @@ class MetricsAdvisor:
 
 
 def _check_iteration(metrics: Metrics) -> dict[str, str]:
-    """Check the metrics of a single iteration."""
+    """Check the metrics of a single iteration for failures, truncation, zero gradients and log-prob mismatch."""
     warnings = {
         name: text.format(metrics[name], name=name)
         for name, (limit, text) in LIMITS.items()
@@ -108,7 +108,7 @@ def _check_iteration(metrics: Metrics) -> dict[str, str]:
 
 
 def _check_policy_change(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Check that optimizer steps change the policy, except during warm-up."""
+    """Check that optimizer steps change the policy, except during learning rate warm-up."""
     stepped = [
         metrics
         for metrics in recent

@@ -1,6 +1,7 @@
-"""Write spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""Write spans (timed operations) as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A track is shown as a process, a lane as a thread."""
+The trace shows the track of a span (e.g. rollout 3) as a process, and its lane (e.g. an episode) as a thread.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SHARED = "rollout "
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Write the spans as gzipped JSON. Raises OSError that names the file."""
+    """Write the spans as a gzipped trace. Raises an OSError that names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with explain_write_errors("the profile", part):
@@ -30,7 +31,8 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 
 
 def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """Convert spans to a trace. Times are in microseconds since the first span; `otherData.start` is its unix time."""
+    """Convert spans to a trace in Chrome's JSON format. Times are in microseconds since `otherData.start`, the unix time
+    at which the first span starts."""
     zero = min((span.start for span in spans), default=0.0)
     tracks = {
         track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_make_track_sort_key))
@@ -64,7 +66,7 @@ def _make_track_sort_key(track: str) -> tuple[bool, str, int]:
 
 
 def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
-    """Assign a row to each lane of a track. Lanes of episodes get the first row that is free for their duration."""
+    """Return {lane: row in the trace viewer} of a track. Lanes of episodes get the first row that is free meanwhile."""
     lanes: dict[str, tuple[float, float]] = {}
     for span in spans:
         begin, end = lanes.get(span.lane, (span.start, span.start))
@@ -82,6 +84,6 @@ def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
     return rows
 
 
-def _make_name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    """Build a metadata event that names a process or thread."""
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+def _make_name_event(event_type: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Build a metadata event (process_name or thread_name) that names a process or thread in the trace viewer."""
+    return {"ph": "M", "name": event_type, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -25,7 +25,7 @@ from alphaapollo.observability.time_spent import TimeSummary
 from alphaapollo.utils.redaction import redact
 
 CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
-FIGURES = {  # row -> {metric: format}; missing metrics are omitted
+SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     "train": {
         "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
@@ -55,19 +55,19 @@ CURVE_WIDTH, CURVE_HEIGHT = 76, 6
 
 @dataclass
 class RunView:
-    """State of the console display."""
+    """State of a run that the console shows."""
 
     total_steps: int = 0
-    done: int = 0
+    done: int = 0  # completed iterations
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the current iteration -> (done, total)
-    figures: dict[str, float] = field(default_factory=dict)  # last value of each metric
-    curve: list[tuple[float, float]] = field(default_factory=list)
+    last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
+    points: list[tuple[float, float]] = field(default_factory=list)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     @property
     def curve_name(self) -> str:
         """Return the name of the plotted metric; empty before the first metrics."""
-        return next((name for name in CURVES if name in self.figures), "")
+        return next((name for name in CURVES if name in self.last_metrics), "")
 
     def seconds_left(self) -> float | None:
         """Estimate the remaining seconds from the last iterations. Returns None before the first iteration."""
@@ -78,14 +78,14 @@ class RunView:
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an iteration."""
         self.done = step
-        self.figures |= metrics
+        self.last_metrics |= metrics
         value = metrics.get(self.curve_name, math.nan)
         if math.isfinite(value):
-            self.curve.append((step, value))
+            self.points.append((step, value))
 
 
 class Console:
-    """Console display of one run."""
+    """Console output of one run."""
 
     def __init__(self, terminal: Terminal | None = None):
         self._terminal = terminal or Terminal(highlight=False)
@@ -97,7 +97,7 @@ class Console:
         self._last: float | None = None  # end time of the last iteration
 
     def start(self, total_steps: int, done: int) -> None:
-        """Open the display. done: number of iterations that were complete before a resume."""
+        """Start the output. total_steps: iterations of the run. done: iterations completed before a resume."""
         self._view = RunView(total_steps, done)
         self._start, self._last = time.monotonic(), None
         supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
@@ -106,9 +106,10 @@ class Console:
             self._live.start()
 
     def show_phase(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a phase. Without a terminal, phases are printed until the first iteration ends."""
+        """Show the progress of a phase, e.g. `generate`, as done/total. Without a terminal, print a phase at its start
+        until the first iteration ends."""
         if self._live is None and self._last is None and name not in self._view.phases:
-            self._print(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
+            self._print_line(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phases[name] = (done, total)
 
     def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -121,18 +122,18 @@ class Console:
         self._spent.add(metrics)
         self._view.phases.clear()
         if self._live is None:
-            self._print(format_plain_line(self._view, metrics))
+            self._print_line(format_plain_line(self._view, metrics))
         for advice in self._advisor.check(step, metrics):
             self.notice(advice)
 
     def notice(self, text: str) -> None:
-        """Print a permanent line, above the live view if there is one."""
-        self._print(Text.assemble(("note ", "yellow"), redact(text)))
+        """Print a line that starts with `note`, above the live view if there is one."""
+        self._print_line(Text.assemble(("note ", "yellow"), redact(text)))
 
     def show_time_summary(self) -> None:
         """Print how much time each phase took, at the end of a run."""
         for line in self._spent.format_lines():
-            self._print(line)
+            self._print_line(line)
 
     def close(self) -> None:
         """Stop the live view. Its last state stays on screen."""
@@ -141,7 +142,7 @@ class Console:
                 self._live.stop()
             self._live = None
 
-    def _print(self, text: Text | str) -> None:
+    def _print_line(self, text: Text | str) -> None:
         with suppress(OSError):  # closed terminal or full disk; the run continues
             self._terminal.print(text, soft_wrap=True)
 
@@ -151,11 +152,11 @@ class Console:
 
 def render_view(view: RunView, elapsed: float, width: int) -> Group:
     """Render the live view: progress bars, curve, last metrics."""
-    parts: list[Table | Text] = [_make_bars(view, elapsed)]
-    if len(view.curve) > 1:
-        curve = plot_curves({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
+    parts: list[Table | Text] = [_make_progress_bars(view, elapsed)]
+    if len(view.points) > 1:
+        curve = plot_curves({view.curve_name: view.points}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
         parts += [Text(f"\n{view.curve_name}", "bold"), curve]
-    if rows := format_figure_rows(view.figures):
+    if rows := format_metric_rows(view.last_metrics):
         table = Table.grid(padding=(0, 2))
         table.add_column(min_width=8)
         for name, text in rows.items():
@@ -164,7 +165,7 @@ def render_view(view: RunView, elapsed: float, width: int) -> Group:
     return Group(*parts)
 
 
-def _make_bars(view: RunView, elapsed: float) -> Table:
+def _make_progress_bars(view: RunView, elapsed: float) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=8)
     table.add_column(width=BAR_WIDTH)
@@ -185,15 +186,15 @@ def _make_bars(view: RunView, elapsed: float) -> Table:
     return table
 
 
-def format_figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
+def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
     """Format the metrics of each row: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
     rows = {
         row: "   ".join(
-            shape.format(figures[name])
+            shape.format(metrics[name])
             for name, shape in shapes.items()
-            if name in figures and (row != "lost" or figures[name] > 0)
+            if name in metrics and (row != "lost" or metrics[name] > 0)
         )
-        for row, shapes in FIGURES.items()
+        for row, shapes in SHOWN_METRICS.items()
     }
     return {row: text for row, text in rows.items() if text}
 
@@ -203,7 +204,7 @@ def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
 
     Example: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`.
     """
-    rows = format_figure_rows(metrics)
+    rows = format_metric_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
     head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"

@@ -14,7 +14,7 @@ LINES = 10  # number of lines printed without a terminal
 class ProgressCounter:
     """Progress display of a loop: `with ProgressCounter("prompts", total=80) as counter: counter.advance("text")`.
 
-    label: plural noun of the counted items. done: number of items that were complete before.
+    label: plural noun of the counted items. done: number of items that were complete before the loop.
     """
 
     def __init__(self, label: str, total: int, done: int = 0, terminal: Terminal | None = None):

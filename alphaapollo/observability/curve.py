@@ -1,4 +1,4 @@
-"""Plot metrics.jsonl in the terminal and as PNG.
+"""Plot the metrics of a run (metrics.jsonl) in the terminal, as PNG and in notebooks.
 
 python -m alphaapollo.observability.curve outputs/quickstart/grpo/metrics.jsonl val/accuracy val/accuracy_greedy \\
     --png curve.png
@@ -42,9 +42,9 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 
 
 def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
-    """Plot curves for the terminal. Several curves have a legend with their last values.
+    """Plot curves as text for the terminal. If there are several curves, a legend shows their last values.
 
-    width: maximum columns. height: rows, without the step labels and the legend.
+    width: maximum number of characters. height: lines, without the step labels and the legend.
     """
     import plotext
 
@@ -75,10 +75,8 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
 
 
 def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
-    """Compute the range of the y axis: (0, 1) if the largest value is in [0.3, 1], else the range of the values.
-
-    The range is never empty.
-    """
+    """Return the range of the y axis: (0, 1) for shares (none negative, the largest in [0.3, 1]), else (min, max). The
+    range is never empty."""
     low, high = min(values), max(values)
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
@@ -86,7 +84,7 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def format_tick(value: float) -> str:
-    """Format an axis label with three significant digits. Whole and large numbers have no decimals."""
+    """Format an axis label with three significant digits; without decimals if the value is whole or at least 1000."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -106,14 +104,12 @@ def make_empty_figure() -> Figure:
     return NotebookFigure(figsize=(7, 4), layout="constrained")
 
 
-def make_figure(
-    curves: Mapping[str, Points], title: str = "", over: str = "step", bands: Mapping[str, Band] | None = None
+def plot_curves_as_figure(
+    curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
 ) -> Figure:
-    """Plot curves as a figure. Raises ValueError if matplotlib is not installed.
+    """Plot curves as a matplotlib figure. Raises ValueError if matplotlib is not installed.
 
-    Args:
-        over: label of the x axis.
-        bands: confidence intervals by curve name.
+    bands: confidence intervals by curve name.
     """
     drawn, bands = make_empty_figure(), bands or {}
     axes = drawn.add_subplot()
@@ -126,14 +122,14 @@ def make_figure(
     plotted = [*curves.values(), *bands.values()]
     low, high = compute_value_range([value for points in plotted for _, *values in points for value in values])
     margin = (high - low) / 30
-    axes.set(xlabel=over, title=title, ylim=(low - margin, high + margin))
+    axes.set(xlabel=x_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
     return drawn
 
 
-def plot_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
+def plot_intervals_as_figure(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
     """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
     rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.
@@ -153,10 +149,10 @@ def plot_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: 
     return drawn
 
 
-def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
+def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
     """Save the curves as PNG. Raises ValueError if matplotlib is not installed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    make_figure(curves, title).savefig(path, dpi=150)
+    plot_curves_as_figure(curves, title).savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         curves = read_curves(options.file, options.metrics)
         Terminal(highlight=False).print(plot_curves(curves))
         if options.png:
-            save_png(curves, options.png)
+            save_curves_as_png(curves, options.png)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def explain_write_errors(content: str, path: Path) -> Iterator[None]:
-    """Context manager: replace an OSError by an error that says what failed and how to continue.
+    """Context manager that replaces an OSError of its block by one that says what failed and how to continue.
 
-    content: what the block writes to `path`, e.g. "the metrics".
+    content: name of what the block writes to `path`, e.g. "the metrics".
     """
     try:
         yield
@@ -26,20 +26,18 @@ def explain_write_errors(content: str, path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file atomically, replacing an earlier one."""
+    """Write a file under a temporary name and rename it, so that `path` never has incomplete content."""
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         file.writelines(lines)
     part.replace(path)
 
 
-def close_all(*closes: Callable[[], None]) -> None:
-    """Call all functions, for use in a `finally` block.
-
-    Raises the first OSError, unless another exception is active: a full disk also makes closing fail.
-    """
+def close_all(*close_functions: Callable[[], None]) -> None:
+    """Call all functions, for use in a `finally` block. At the end, raise the first OSError of the functions, unless
+    another exception is active: after a write to a full disk, closing fails as well."""
     active_error, failures = sys.exc_info()[1], list[OSError]()
-    for close in closes:
+    for close in close_functions:
         try:
             close()
         except OSError as error:

@@ -9,21 +9,24 @@ import psutil
 import torch
 
 
-def memory_metrics() -> dict[str, float]:
-    """Measure this process: resident memory, current and peak, and GPU memory reserved by torch, in GiB."""
-    metrics = {"rss_gib": resident_gib(), "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+def measure_process_memory() -> dict[str, float]:
+    """Return the memory metrics of this process: current and peak resident memory, and GPU memory reserved by torch."""
+    metrics = {
+        "rss_gib": measure_resident_gib(),
+        "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
     if torch.cuda.is_available():
         metrics["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
         metrics["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
     return metrics
 
 
-def resident_gib() -> float:
+def measure_resident_gib() -> float:
     """Return the resident memory of this process in GiB."""
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
-def peak_memory_gib(pid: int) -> float:
+def read_peak_memory_gib(pid: int) -> float:
     """Return the peak resident memory of a process in GiB; 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")

@@ -12,7 +12,7 @@ from alphaapollo.observability.json_values import to_finite
 
 
 class JsonlTracker:
-    """Writer of metrics.jsonl. A line is on disk when `log` returns.
+    """Tracker that writes metrics.jsonl. A line is on disk when `log` returns.
 
     Values are finite floats or null: `{"step": 3, "critic/score/mean": 0.5, "kl/mean": null}`.
     """
@@ -27,7 +27,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         with explain_write_errors("the metrics", self._path):
-            self._file.write(json.dumps(to_record(step, metrics), allow_nan=False) + "\n")
+            self._file.write(json.dumps(make_metrics_record(step, metrics), allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -36,10 +36,8 @@ class JsonlTracker:
 
 
 def _remove_lines_after(path: Path, step: int) -> list[str]:
-    """Remove the lines of later steps and incomplete lines. Returns notices about damaged lines.
-
-    step: step of the resumed checkpoint; 0 for a new run removes all lines.
-    """
+    """Remove incomplete lines of metrics.jsonl, and the lines of iterations later than `step`. Returns notices about
+    damaged lines. step: iteration of the resumed checkpoint; 0 for a new run, which removes all lines."""
     remaining, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):
@@ -57,7 +55,7 @@ def _remove_lines_after(path: Path, step: int) -> list[str]:
 
 
 def read_logged_steps(path: Path) -> list[int]:
-    """Return the steps in a metrics.jsonl; empty if it does not exist. Raises ValueError if it cannot be read."""
+    """Return the iterations in a metrics.jsonl; empty if there is no file. Raises ValueError if it cannot be read."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
@@ -68,17 +66,17 @@ def read_logged_steps(path: Path) -> list[int]:
 
 
 def _parse_step(line: bytes) -> int | None:
-    """Return the step of a line, or None if the line is invalid."""
+    """Return the iteration of a line of metrics.jsonl, or None if the line is invalid."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def to_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+def make_metrics_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Build a line of metrics.jsonl: the step, then every metric as a finite float or null.
 
-    >>> to_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
+    >>> make_metrics_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
     {'step': 3, 'critic/score/mean': 0.5, 'kl/mean': None}
     """
     record: dict[str, float | None] = {"step": step}

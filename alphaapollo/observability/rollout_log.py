@@ -13,9 +13,10 @@ One line, e.g. (shortened):
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0,
                "weight_versions": [[11, 2]]}]}
 
-`prompt` is the first observation; if an environment replaces the row's prompt, `row_prompt` contains the latter (else
-null). A turn's `observation` contains the environment's messages after it, or null. `weight_version` is the version of
-the last token; a row's `weight_versions` are pairs (version, number of sampled tokens), in order.
+`prompt` is the first observation. If it differs from the prompt in the data, `row_prompt` is the prompt in the data,
+else null. A turn's `observation` is the environment's reply to the turn, or null. `weight_version` is the number of
+weight syncs before the last token was sampled. `weight_versions` of a row, which is one token sequence to train on, has
+pairs (weight version, number of tokens sampled with it), in order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import to_finite, to_json_value
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secrets, redact
@@ -39,7 +40,7 @@ QUEUED_STEPS = 4  # largest number of pending writes; the loop waits if there ar
 
 
 class RolloutLog:
-    """Log of trajectories, written in a background thread. If a write fails, the next call raises its OSError."""
+    """Writer of rollouts/ in a background thread. If a write fails, the next call raises its OSError."""
 
     def __init__(self, folder: Path):
         with explain_write_errors("the rollouts", folder):
@@ -49,37 +50,35 @@ class RolloutLog:
         self._writing: deque[Future[None]] = deque()
 
     def write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Queue the trajectories of a training iteration, which must not change afterwards."""
-        self._submit(f"step_{step:06d}.jsonl", step, groups)
+        """Queue the trajectories of a training iteration for writing. They must not change afterwards."""
+        self._queue_file(f"step_{step:06d}.jsonl", step, groups)
 
     def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
-        """Queue the trajectories of a validation. suffix: part of the file name, e.g. "_greedy"."""
-        self._submit(f"val{suffix}_{step:06d}.jsonl", step, groups)
+        """Queue the trajectories of a validation for writing. suffix: part of the file name, e.g. "_greedy"."""
+        self._queue_file(f"val{suffix}_{step:06d}.jsonl", step, groups)
 
     def close(self) -> None:
         """Wait until all queued trajectories are written."""
-        self._wait_for_writes(until=0)
+        self._wait_for_writes(max_pending=0)
         self._thread.shutdown()
 
-    def _submit(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        self._wait_for_writes(until=QUEUED_STEPS)
+    def _queue_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        self._wait_for_writes(max_pending=QUEUED_STEPS)
         self._writing.append(self._thread.submit(self._write_file, name, step, groups))
 
-    def _wait_for_writes(self, until: int) -> None:
-        """Remove finished writes and wait until at most `until` are pending."""
-        while self._writing and (len(self._writing) > until or self._writing[0].done()):
+    def _wait_for_writes(self, max_pending: int) -> None:
+        """Wait until at most `max_pending` files are not yet written. Raises the OSError of a failed write."""
+        while self._writing and (len(self._writing) > max_pending or self._writing[0].done()):
             self._writing.popleft().result()
 
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        part = self._folder / f".{name}.part"
-        with explain_write_errors("the rollouts", part):
-            with part.open("w", encoding="utf-8") as file:
-                file.writelines(trajectory_lines(step, groups))
-            part.replace(self._folder / name)
+        with explain_write_errors("the rollouts", self._folder / name):
+            replace_file(self._folder / name, map(str.encode, format_trajectory_lines(step, groups)))
 
 
-def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """Yield one JSON line per trajectory, with secrets redacted. A greedy baseline follows the samples of its group."""
+def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
+    """Yield one JSON line per trajectory, with secrets redacted. ReMax's greedy episode follows the samples of its
+    group."""
     known = find_secrets()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
@@ -96,7 +95,7 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
 
 
 def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
-    """Convert a trajectory to JSON types."""
+    """Return the record of a trajectory in rollouts/."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
     first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
     return {

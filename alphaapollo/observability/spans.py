@@ -1,5 +1,5 @@
-"""Time spans of a process. They are the active calls of stall detection (utils/heartbeat.py), and are recorded during
-trainer.profile_steps.
+"""Time the operations of a process as spans. They are recorded for a trace in the iterations trainer.profile_steps, and
+always reported to stall detection (utils/heartbeat.py).
 
     with SPANS.set_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
         with SPANS("generate", tokens=83):          # negligible cost unless recording
@@ -22,7 +22,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Named time interval. Spans of one lane are sequential or nested."""
+    """Timed operation, shown as a bar in the trace. Spans of one lane are sequential or nested."""
 
     track: str  # process or worker, e.g. controller, policy 0, rollout 3
     lane: str  # sequential part of the track, e.g. a thread or an episode
@@ -59,7 +59,7 @@ class Spans:
 
     @contextmanager
     def set_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
-        """Context manager: set track and lane of the spans in the block. None: inherit the current value."""
+        """Context manager that sets the track and lane of the spans in its block. None: keep the current value."""
         before = _track_and_lane.get()
         token = _track_and_lane.set((track or before[0], lane or before[1]))
         try:
@@ -69,9 +69,9 @@ class Spans:
 
     @contextmanager
     def __call__(self, name: str, timeout: float | None = None, **args: Any) -> Iterator[None]:
-        """Context manager: record the block as a span, even if it raises.
+        """Context manager that records its block as a span, even if the block raises.
 
-        timeout: timeout of the block in seconds, for stall detection; None: no timeout.
+        timeout: timeout of the block in seconds, for stall detection; None: no timeout. args: shown in the trace.
         """
         recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _track_and_lane.get()
         try:
@@ -86,11 +86,11 @@ SPANS = Spans()
 """Spans of this process."""
 
 
-def start_spans() -> None:
+def start_recording_spans() -> None:
     """Start recording in a worker process. Workers call this function by name, because SPANS would be copied."""
     SPANS.start()
 
 
-def take_spans() -> list[Span]:
+def take_recorded_spans() -> list[Span]:
     """Stop recording in a worker process and return its spans."""
     return SPANS.take()

@@ -23,19 +23,19 @@ SUGGESTIONS = {  # phase -> (share of the run that is large, changes that reduce
 
 
 class TimeSummary:
-    """Sum of phase times over iterations, in seconds."""
+    """Summary of the time that a run spends in each phase (generate, update, ...)."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of one iteration."""
+        """Add the timing metrics of one iteration."""
         for name, value in metrics.items():
             if name.startswith(PREFIX) and name != f"{PREFIX}step":
                 self.seconds[name.removeprefix(PREFIX)] += value
 
     def format_lines(self) -> list[str]:
-        """Return the lines of the summary; empty if no iteration ran."""
+        """Return the lines to print at the end of the run; empty if no iteration ran."""
         total = sum(self.seconds.values())
         if total <= 0:
             return []

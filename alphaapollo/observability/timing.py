@@ -1,4 +1,4 @@
-"""Phase timer of an iteration."""
+"""Time the phases of an iteration, such as generate and update."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def take_torch_spans(track: str) -> list[Span]:
 
 
 def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
-    """Convert a trace of torch, with times in microseconds since baseTimeNanoseconds, to spans."""
+    """Convert a trace of torch's profiler to spans. Times in the trace are microseconds since baseTimeNanoseconds."""
     base = trace.get("baseTimeNanoseconds", 0) / 1e9
     spans = []
     for event in trace["traceEvents"]:

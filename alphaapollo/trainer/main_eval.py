@@ -10,10 +10,10 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 
-@command
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade the responses of a file. Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted."""
     terminal = Terminal(highlight=False)

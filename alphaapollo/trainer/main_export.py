@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 
-@command
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a checkpoint as a Hugging Face folder.
 

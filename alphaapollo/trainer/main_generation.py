@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.launch.command import run_inference
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 
-@command
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     return run_inference(GenerationConfig, "generation", "alphaapollo.evaluation.generation", argv)
 

@@ -1,4 +1,4 @@
-"""Decorator for the `main` of a command, so that the shell, scripts and notebooks can call it.
+"""Decorate the `main` of a command, so that the shell and scripts can call it.
 
 from alphaapollo.trainer.main_ppo import main
 main(["algorithm.adv_estimator=grpo", ...])  # in a script: no `if __name__ == "__main__":` is needed
@@ -26,12 +26,13 @@ class MainFunction(Protocol):
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
 
-def command(main: MainFunction) -> MainFunction:
-    """Decorate a `main` so that it can be called from anywhere except a running event loop (exit code 2).
+def entry_point(main: MainFunction) -> MainFunction:
+    """Decorate the `main` of a command. In a running event loop (a notebook), the command is refused with exit code 2.
 
-    Processes spawned by multiprocessing import the file of `__main__` again. A script without a guard would start its
-    run in each of them, so `__file__` is hidden while `main` runs. Temporary files are removed at the end
-    (temp_folder.py). SIGINT, SIGTERM and SIGHUP end the command with exit code 130.
+    Processes spawned by multiprocessing import the file of `__main__` again. A script without an
+    `if __name__ == "__main__"` would start its run in each of them, so `__file__` is hidden while `main` runs.
+    Temporary files are removed at the end (temp_folder.py). SIGINT, SIGTERM and SIGHUP end the command with exit code
+    130.
     """
 
     @wraps(main)

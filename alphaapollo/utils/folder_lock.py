@@ -1,6 +1,6 @@
-"""Lock of a run folder: two processes that write to the same folder would damage each other's files.
+"""Lock a run's folder, because two processes that write to the same folder would damage each other's files.
 
-The lock is a file beside the folder, `.<name>.lock`, that names the process holding it. The kernel releases the lock
+The lock is a file beside the folder, `.<name>.lock`, that names the process with the lock. The kernel releases the lock
 when that process ends, so a leftover file is harmless. If the folder is a symbolic link, both its path and its target
 are locked, because a start from scratch moves only the link.
 """
@@ -29,16 +29,12 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder inside a `with` block.
-
-    Raises:
-        FolderInUseError: Another process holds the lock. The message names the process and its machine.
-        OSError: The lock file cannot be written.
-    """
+    """Context manager that locks the folder. Raises FolderInUseError if another process has locked it, and OSError if
+    the lock file cannot be written."""
     with ExitStack() as stack:
         for path in _list_lock_files(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_hold_lock(path, folder))
+            stack.enter_context(_lock_file(path, folder))
             stack.callback(path.unlink, missing_ok=True)  # runs before the lock is released
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
@@ -51,12 +47,12 @@ def _list_lock_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _hold_lock(path: Path, folder: Path) -> Iterator[None]:
-    lock = FileLock(path, mode=0o644, fallback_to_soft=False)
+def _lock_file(lock_file: Path, folder: Path) -> Iterator[None]:
+    lock = FileLock(lock_file, mode=0o644, fallback_to_soft=False)
     try:
         lock.acquire(timeout=TIMEOUT)
     except Timeout:
-        raise FolderInUseError(_format_in_use_message(path, folder)) from None
+        raise FolderInUseError(_format_in_use_message(lock_file, folder)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -70,9 +66,9 @@ def _hold_lock(path: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _format_in_use_message(path: Path, folder: Path) -> str:
+def _format_in_use_message(lock_file: Path, folder: Path) -> str:
     try:
-        owner = json.loads(path.read_text())
+        owner = json.loads(lock_file.read_text())
         process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # the lock file is incomplete, because its owner is writing it
         process = "another process"

@@ -1,4 +1,4 @@
-"""Heartbeat of this process: its active calls, a progress counter, and its subprocesses.
+"""Track what this process is doing, to detect hung workers: active calls, a progress counter, and subprocesses.
 
     with HEARTBEAT.call("grade", limit=10):    # an operation that another process may wait for
         ...
@@ -21,13 +21,13 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """Active calls with the same name and worker."""
+    """Operation in progress. Concurrent operations with the same name and worker are counted as one ActiveCall."""
 
     name: str  # generate, environment.step, update
     worker: str  # called worker, e.g. policy 1; empty: this process
-    count: int
-    seconds: float  # running time of the oldest of these calls
-    limit: float | None  # longest timeout of these calls in seconds; None: no timeout
+    count: int  # number of these operations
+    seconds: float  # running time of the oldest one
+    limit: float | None  # longest timeout in seconds; None: no timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """Heartbeat report: activity of one process and of its subprocesses."""
+    """Activity of one process and of its subprocesses, as reported to the controller."""
 
     ticks: int  # progress counter; only its changes are meaningful
     calls: tuple[ActiveCall, ...]  # sorted by age, oldest first
@@ -67,7 +67,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """Progress counter of this process and its sources of progress."""
+        """Progress counter: ticks and calls of this process, plus the source given to `watch`."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
@@ -75,20 +75,23 @@ class Heartbeat:
         self._ticks += 1
 
     def begin(self, name: str, worker: str = "", limit: float | None = None) -> object:
-        """Record the start of a call and return its key for `end`. Counts as progress."""
+        """Record the start of an operation. Returns a key for `end`. Counts as progress.
+
+        worker: called worker; empty: this process. limit: timeout of the operation in seconds; None: no timeout.
+        """
         key = object()
         self._open[key] = (name, worker, self._clock(), limit)
         self._ticks += 1
         return key
 
     def end(self, key: object) -> None:
-        """Record the end of the call with this key. Counts as progress."""
+        """Record the end of the operation for which `begin` returned this key. Counts as progress."""
         self._open.pop(key, None)
         self._ticks += 1
 
     @contextmanager
     def call(self, name: str, worker: str = "", limit: float | None = None) -> Iterator[None]:
-        """Context manager that records its block as a call. Calls may overlap."""
+        """Context manager that records its block as an operation (see `begin`). Operations may overlap."""
         key = self.begin(name, worker, limit)
         try:
             yield
@@ -96,11 +99,9 @@ class Heartbeat:
             self.end(key)
 
     def watch(self, progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
-        """Set further sources of progress, replacing the earlier ones.
+        """Set what else is observed, replacing the earlier setting.
 
-        Args:
-            progress: Function that returns a counter of progress outside this class.
-            helpers: Function that returns {pid: name} of the processes that this process depends on.
+        progress: returns a progress counter of an engine. helpers: returns {pid: name} of required helper processes.
         """
         self._progress, self._helpers = progress, helpers
 
@@ -145,7 +146,7 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessI
 
 
 def _shorten_command(process: psutil.Process) -> str:
-    """Return the module of `python -m`, or the name of the program."""
+    """Return a short name of a process: the module of `python -m`, or the name of its program."""
     words = process.cmdline()
     if "-m" in words[:-1]:
         return words[words.index("-m") + 1]
@@ -153,7 +154,7 @@ def _shorten_command(process: psutil.Process) -> str:
 
 
 def list_descendants(*roots: int) -> list[int]:
-    """Return the pids of all direct and indirect child processes of the roots, without the roots."""
+    """Return the pids of all direct and indirect child processes of the processes `roots`."""
     found: dict[int, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):

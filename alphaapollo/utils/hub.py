@@ -1,4 +1,4 @@
-"""Distinguish hub ids from local paths."""
+"""Distinguish ids on the Hugging Face hub from local paths."""
 
 from __future__ import annotations
 

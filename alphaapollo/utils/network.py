@@ -9,10 +9,8 @@ import psutil
 
 
 def listen_on_loopback_only() -> None:
-    """Make vLLM, gloo and NCCL in child processes listen on the loopback interface, for single-machine runs.
-
-    Environment variables that the user has set keep their values.
-    """
+    """Set environment variables so that vLLM, gloo and NCCL use only the loopback interface, for runs on one machine.
+    Variables that the user has set keep their values."""
     for name, value in {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}.items():
         os.environ.setdefault(name, value)
 
@@ -28,7 +26,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def reserve_port(host: str) -> int:
-    """Listen on a free TCP port of `host` (empty: all addresses) to reserve it until `take_reserved_port`."""
+    """Return a free TCP port of `host` (empty: all addresses). The port is reserved until take_reserved_port."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
@@ -38,12 +36,12 @@ def reserve_port(host: str) -> int:
 
 
 def take_reserved_port(port: int) -> int:
-    """Return the listening socket of a reserved port as a file descriptor, which the caller must close."""
+    """Return the file descriptor of the socket that listens on a reserved port. The caller must close it."""
     return _reserved.pop(port).detach()
 
 
 def find_interface(host: str) -> str | None:
-    """Return the network interface, e.g. eth0, used to reach `host`; None if `host` has no IPv4 address."""
+    """Return the network interface, e.g. eth0, that connects to `host`; None if `host` has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # connecting a UDP socket selects the route and sends nothing

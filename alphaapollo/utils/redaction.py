@@ -1,4 +1,4 @@
-"""Redact secrets of environment variables from texts."""
+"""Redact secrets, such as API keys in environment variables, from logs and messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@ho
 
 
 def find_secrets() -> dict[str, str]:
-    """Return {value: name} of the environment variables whose name denotes a secret. Paths are not secrets."""
+    """Return {value: name} of the environment variables whose name denotes a secret, e.g. HF_TOKEN. Values that are
+    paths are left out."""
     found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
     return {
         value: name
@@ -27,15 +28,19 @@ def find_secrets() -> dict[str, str]:
     }
 
 
-def redact(text: str, known: Mapping[str, str] | None = None) -> str:
-    """Replace each secret by `$NAME` of its variable. known: result of `find_secrets`, to redact many texts."""
-    for value, name in (find_secrets() if known is None else known).items():
+def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
+    """Replace each secret in the text by the name of its environment variable, e.g. `$HF_TOKEN`.
+
+    secrets: result of find_secrets, to redact many texts; None: call find_secrets.
+    """
+    for value, name in (find_secrets() if secrets is None else secrets).items():
         text = text.replace(value, f"${name}")
     return text
 
 
 def find_secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each nested entry that contains a secret. The reason does not show the secret."""
+    """Yield (dotted key, reason) of each value in a nested map that contains a secret. The reason does not show the
+    secret."""
     known = find_secrets()
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""Registry of names used in configs, and suggestions for misspelled names."""
+"""Register objects, e.g. losses, under the names that configurations use, and suggest corrections of names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def find_similar(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
-    """Return a sentence for an error about an unknown name; empty if no known name is similar.
+    """Return a sentence that suggests known names instead of `name`; empty if no known name is similar.
 
     >>> suggest_similar("add_", ["add", "sleep"])
     " Did you mean 'add'?"
@@ -24,12 +24,12 @@ def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def format_suggestion(names: Sequence[str]) -> str:
-    """Return a sentence that suggests names; empty without names."""
+    """Return ` Did you mean 'a' or 'b'?`; empty if there are no names."""
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 class Registry(Generic[T]):
-    """Mapping from names to entries. Duplicate and unknown names raise ValueError.
+    """Registry of objects of one kind by name, e.g. policy losses. Duplicate and unknown names raise ValueError.
 
     >>> losses = Registry("policy loss")
     >>> @losses.register("ppo")
@@ -41,7 +41,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds an entry. Raises ValueError if the name is taken."""
+        """Return a decorator that registers an object. Raises ValueError if the name is taken."""
 
         def add(entry: T) -> T:
             if name in self._entries:
@@ -52,7 +52,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Return an entry. Raises ValueError with similar names if there is none."""
+        """Return the object of this name. Raises ValueError with similar names if there is none."""
         if name not in self._entries:
             hint = suggest_similar(name, self._entries, count=3)
             raise ValueError(f"unknown {self.kind} {name!r}.{hint} Known: {', '.join(self.names())}.")

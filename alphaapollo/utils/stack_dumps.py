@@ -15,7 +15,7 @@ TIMEOUT = 20.0  # seconds per process, for py-spy
 
 
 def dump_stacks(pids: Iterable[int]) -> str:
-    """Return the Python stacks of processes on this machine, or for each the reason why it has none."""
+    """Return the Python stacks of processes on this machine. If a stack cannot be read, the text says why."""
     return "\n".join(f"--- process {pid}\n{_dump_stack(pid).strip()}\n" for pid in pids)
 
 
@@ -27,7 +27,7 @@ def _dump_stack(pid: int) -> str:
 
 
 def _dump_with_py_spy(pid: int) -> str:
-    """Return the stacks of a process. Raises OSError or SubprocessError if py-spy cannot read them."""
+    """Return the Python stacks of a process. Raises OSError or SubprocessError if py-spy cannot read them."""
     local = Path(sys.executable).with_name("py-spy")  # in the same virtual environment
     program = str(local) if local.exists() else shutil.which("py-spy")
     if program is None:
@@ -36,7 +36,7 @@ def _dump_with_py_spy(pid: int) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
         output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise OSError(f"py-spy failed (it needs permission to trace: root, or kernel.yama.ptrace_scope=0): {output}")
+        raise OSError(f"py-spy failed: {output}. It needs permission to trace: root, or kernel.yama.ptrace_scope=0.")
     return done.stdout
 
 

@@ -1,11 +1,11 @@
-"""Temporary folder of a command. It is removed with all files that the command and its libraries leave in it.
+"""Run a command with its own temporary folder, which is removed with all files that libraries leave in it.
 
 <temp>/alphaapollo-x7k2q9lm/   lock       file that is locked while the command runs
                                elsewhere  file with the paths in shared memory that are removed with the folder
                                ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
 
-A command removes its folder at its end. A failed command keeps a folder with Ray's logs, which may explain the error.
-The next command removes the folders of failed and killed commands, which are those with a free lock.
+A command removes its folder at its end. If it failed, it keeps a folder with Ray's logs, which may explain the error.
+The next command removes the folders of failed and killed commands, whose lock is free.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
     """
     base = Path(tempfile.gettempdir())
     remove_stale_folders(base)
-    folder, lock = _make_folder(base)
+    folder, lock = _make_locked_folder(base)
     if len(os.fsencode(folder)) > MAX_PATH:
         _remove_folder(folder)
         lock.release()
@@ -77,14 +77,15 @@ def remove_stale_folders(base: Path) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove the folder. If an ending process still writes to it, the folder stays for the next command to remove."""
+    """Remove a temporary folder. If an ending process still writes to it, the next command removes it."""
     remove_paths([folder])
     if folder.exists():
         (folder / LOCK).touch()
 
 
-def _make_folder(base: Path) -> tuple[Path, FileLock]:
-    """Create a locked folder. Its name is hidden until it is locked, so that no other command removes it."""
+def _make_locked_folder(base: Path) -> tuple[Path, FileLock]:
+    """Create a temporary folder in `base` and lock it. Its name starts with a dot until it is locked, so that no other
+    command removes it."""
     new = Path(tempfile.mkdtemp(prefix=".alphaapollo-", dir=base))
     lock = FileLock(new / LOCK)
     lock.acquire()
@@ -95,7 +96,7 @@ def _make_folder(base: Path) -> tuple[Path, FileLock]:
 
 @contextmanager
 def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
-    """Context manager that redirects tempfile, multiprocessing, Ray and readers of TMPDIR to the folder.
+    """Context manager in which tempfile, multiprocessing, Ray and other users of TMPDIR write to the folder.
 
     torch's compilation cache stays in `base`, where later commands find it. Ray stays in `base` if its sockets' paths
     would be too long.

@@ -1,4 +1,4 @@
-"""Time limit that excludes waiting for shared resources (a grader, a tool, a thread).
+"""Limit the time of an operation, not counting the time that it waits for shared resources (graders, tools, threads).
 
     limit = TimeLimit(seconds)
     async with limit.count_time():     # TimeoutError once the total time of these blocks exceeds the limit
@@ -21,7 +21,7 @@ _paused = False
 
 
 def pause_time_limits() -> None:
-    """Stop counting time in all limits until resume_time_limits."""
+    """Stop counting time in all time limits of this process until resume_time_limits."""
     global _paused
     _paused = True
     for limit in _running:
@@ -29,7 +29,7 @@ def pause_time_limits() -> None:
 
 
 def resume_time_limits() -> None:
-    """Continue counting time in all limits after pause_time_limits."""
+    """Continue counting time in all time limits of this process after pause_time_limits."""
     global _paused
     _paused = False
     for limit in _running:
@@ -37,7 +37,7 @@ def resume_time_limits() -> None:
 
 
 class TimeLimit:
-    """Time limit of one event loop. `left`: seconds until the limit. Its blocks must not be nested."""
+    """Limit on the total time of `count_time` blocks, which must not be nested. `left`: remaining seconds."""
 
     def __init__(self, seconds: float):
         self.left = seconds
@@ -47,7 +47,7 @@ class TimeLimit:
 
     @asynccontextmanager
     async def count_time(self) -> AsyncIterator[None]:
-        """Context manager that counts the time of its block. Raises TimeoutError when the limit is exceeded."""
+        """Context manager that counts the time of its block. Raises TimeoutError when the total exceeds the limit."""
         token = _current.set(self)
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -57,19 +57,19 @@ class TimeLimit:
                     yield
                 finally:
                     _running.discard(self)
-                    self._update(ended=True)
+                    self._update(has_ended=True)
         finally:
             _current.reset(token)
 
-    def _update(self, ended: bool = False) -> None:
-        """Subtract the counted time from `left`, then continue or pause counting."""
+    def _update(self, has_ended: bool = False) -> None:
+        """Subtract the time since the last update from `left`. Then pause or continue counting."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
             self.left -= now - self._since
             self._since = None
         if scope is None or scope.expired():
             return
-        if ended:
+        if has_ended:
             self._scope = None
         elif not self._waits and not _paused:
             self._since = now
@@ -78,7 +78,7 @@ class TimeLimit:
 
 @contextmanager
 def exclude_waiting() -> Iterator[None]:
-    """Context manager that excludes the time of its block from the enclosing limit, if there is one."""
+    """Context manager whose block is not counted by the enclosing TimeLimit, if there is one."""
     limit = _current.get()
     if limit is None:
         yield

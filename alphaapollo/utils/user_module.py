@@ -1,4 +1,4 @@
-"""Import Python files of the user, with estimators, losses, environments, tools or reward functions."""
+"""Import the user's Python files with estimators, losses, environments, tools or reward functions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _import_lock = RLock()  # a second thread waits until the import is complete
 
 
 def load_user_module(path: str, key: str) -> ModuleType:
-    """Import the Python file that the configuration names under `key`. A second call returns the same module.
+    """Import the user's Python file `path`, the value of the configuration key `key`. A second call returns the same
+    module.
 
     Decorators in the file register their functions in this process only, so each process that looks up a registered
-    name must call this function. The file may import other files of its folder. No bytecode is cached. Raises
-    ValueError if the file does not exist, is not a Python file, or its import failed. The message has the line.
+    name must call this function. The file may import other files of its folder. Raises ValueError if the file does not
+    exist, is not a Python file, or cannot be imported. The message has the failing line.
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
@@ -60,7 +61,8 @@ def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
 
 
 def format_error(error: BaseException, path: Path | None = None) -> str:
-    """Format an error in one line with its source line: the last one in the file `path`, or else in any file."""
+    """Format an error in one line, with the source line that raised it. path: file of the user; its last line in the
+    traceback is shown, if there is one."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""
@@ -70,20 +72,20 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
     return f"{kind}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"
 
 
-def _import_file(file: Path, name: str, key: str, path: str) -> None:
+def _import_file(file: Path, module_name: str, key: str, path: str) -> None:
     sys.path += [
         folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
     ]  # at the end, so that they shadow no installed module
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[module_name] = module
     # Cached bytecode of a file that is edited twice within a second is not recognized as outdated.
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        del sys.modules[name]
+        del sys.modules[module_name]
         fix = "Install the missing package" if isinstance(error, ImportError) else "Fix the file"
         raise ValueError(f"{key}: {path} cannot be imported: {format_error(error, file)}. {fix}.") from error
     finally:

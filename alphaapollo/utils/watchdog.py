@@ -1,4 +1,4 @@
-"""Clean up after the driver of a run was killed, so that no process and no shared memory of the run remains.
+"""Clean up after the driver of a run was killed: end the run's processes and remove its shared memory.
 
 Signals to process groups do not reach every process of a run. Each worker therefore watches its parent process and
 exits with it (exit_with_process). A small separate process, the reaper, watches the driver and kills all other
@@ -111,42 +111,42 @@ def wait_for_exit(pid: int) -> None:
         poller.poll()
 
 
-def start_reaper(run: str, cleanup_paths: Iterable[str | Path]) -> None:
+def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
     """Start the reaper, a process that cleans up after this process has ended.
 
-    The reaper kills every process on this machine with `RUN` set to `run`, and removes `cleanup_paths`.
+    The reaper kills every process on this machine of the run, and removes `cleanup_paths`.
     """
-    command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run, *map(str, cleanup_paths)]
+    command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
-def list_run_processes(run: str) -> list[int]:
-    """Return the pids of this user's processes with `RUN` set to `run`."""
+def list_run_processes(run_id: str) -> list[int]:
+    """Return the pids of the run's processes on this machine: those with its id in the environment variable `RUN`."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # the process has ended, or belongs to another user
-            if process.environ().get(RUN) == run:
+            if process.environ().get(RUN) == run_id:
                 found.append(process.pid)
     return found
 
 
-def kill_run_processes(run: str) -> None:
-    """Kill every process on this machine with `RUN` set to `run`. Returns when none is left, or after 10 s."""
+def kill_run_processes(run_id: str) -> None:
+    """Kill every process of the run on this machine. Returns when none is left, or after 10 s."""
     end = time.monotonic() + _REAP_SECONDS
-    while (left := list_run_processes(run)) and time.monotonic() < end:
+    while (left := list_run_processes(run_id)) and time.monotonic() < end:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 
-def _reap_run(driver: int, run: str, paths: list[Path]) -> None:
-    wait_for_exit(driver)
+def _clean_up_after(driver_pid: int, run_id: str, paths: list[Path]) -> None:
+    wait_for_exit(driver_pid)
     time.sleep(_GRACE_SECONDS)
-    kill_run_processes(run)
+    kill_run_processes(run_id)
     remove_paths(paths)
 
 
 if __name__ == "__main__":
-    _reap_run(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])
+    _clean_up_after(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])

@@ -11,7 +11,7 @@ from pathlib import Path
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
 
@@ -19,7 +19,7 @@ Replays an iteration that trainer.record_steps recorded in DIR (<run>/recorded/s
 functions and compares the results (docs/replay.md)."""
 
 
-@command
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Compute a recorded iteration again and compare the results.
 

@@ -12,7 +12,7 @@ import yaml
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
-from alphaapollo.launch.resume import StartPoint, completed_message, find_start_point, interrupted_message
+from alphaapollo.launch.resume import StartPoint, completed_message, find_start_point, resume_hint
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -159,9 +159,9 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
 
 def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    assert "no checkpoint was written" in interrupted_message(config.trainer.folder)
+    assert "no checkpoint was written" in resume_hint(config.trainer.folder)
     checkpoint = train(config, 2)
-    assert interrupted_message(config.trainer.folder).endswith(f"resumes from {checkpoint}")
+    assert resume_hint(config.trainer.folder).endswith(f"resumes from {checkpoint}")
 
 
 def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
     view = RunView(total_steps=3)
     view.update(1, {"critic/score/mean": float("nan")})
-    assert view.curve == []
+    assert view.points == []
     assert show(view)[-1] == "train     reward nan"
 
 

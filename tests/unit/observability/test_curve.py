@@ -7,10 +7,10 @@ from alphaapollo.observability.curve import (
     compute_value_range,
     format_tick,
     main,
-    make_figure,
     plot_curves,
+    plot_curves_as_figure,
     read_curves,
-    save_png,
+    save_curves_as_png,
 )
 
 
@@ -60,7 +60,7 @@ def test_axis_and_ticks():
 def test_a_picture_is_shown_by_notebooks_with_its_intervals():
     pytest.importorskip("matplotlib")
     curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
-    drawn = make_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
+    drawn = plot_curves_as_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
     (axes,) = drawn.axes
     (band,) = axes.collections
     assert band.get_paths()[0].get_extents().bounds == (0, 0.4, 1, 0.6)
@@ -81,5 +81,5 @@ def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_png_draws_several(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    save_png({"a/b": [(0, 1.0), (1, 2.0)], "a/c": [(0, 2.0)]}, tmp_path / "c.png", "title")
+    save_curves_as_png({"a/b": [(0, 1.0), (1, 2.0)], "a/c": [(0, 2.0)]}, tmp_path / "c.png", "title")
     assert (tmp_path / "c.png").stat().st_size > 1000

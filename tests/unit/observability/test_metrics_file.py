@@ -3,12 +3,12 @@ import json
 import pytest
 
 from alphaapollo.observability.json_values import to_finite
-from alphaapollo.observability.metrics_file import to_record
+from alphaapollo.observability.metrics_file import make_metrics_record
 from alphaapollo.observability.timing import Timer
 
 
 def test_a_record_is_json_whatever_the_values():
-    record = to_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
+    record = make_metrics_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
     assert record == {"step": 3, "critic/score/mean": 0.5, "kl/mean": None, "a/b": None, "n/n": 2.0}
     json.dumps(record, allow_nan=False)
     assert to_finite(-float("inf")) is None
@@ -16,7 +16,7 @@ def test_a_record_is_json_whatever_the_values():
 
 def test_a_name_has_a_group():
     with pytest.raises(AssertionError, match="group/name"):
-        to_record(1, {"reward": 1.0})
+        make_metrics_record(1, {"reward": 1.0})
 
 
 def test_timer_adds_up_phases_and_other_time():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.observability.rollout_log import RolloutLog, trajectory_lines
+from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -98,7 +98,7 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
 def test_turn_contains_the_observation():
     played = trajectory()
     played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
-    (line,) = map(json.loads, trajectory_lines(1, group(played)))
+    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
     assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
 
 
@@ -107,7 +107,7 @@ def test_failure_without_reward_or_turns_is_logged():
     dead = Trajectory(
         17, 1, [], [], Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED), EpisodeEnd.ENVIRONMENT_FAILED
     )
-    first, second = map(json.loads, trajectory_lines(1, group(failed, dead)))
+    first, second = map(json.loads, format_trajectory_lines(1, group(failed, dead)))
     assert (first["reward"], first["components"], first["outcome"], first["reason"]) == (
         None,
         {"x": None},
@@ -120,7 +120,7 @@ def test_failure_without_reward_or_turns_is_logged():
 def test_prompt_is_the_first_observation():
     asked = trajectory()
     asked.first_observation = [{"role": "user", "content": "Guess a number."}]
-    (line,) = map(json.loads, trajectory_lines(1, group(asked)))
+    (line,) = map(json.loads, format_trajectory_lines(1, group(asked)))
     assert (line["prompt"], line["row_prompt"]) == (asked.first_observation, PROMPT.content)
 
 
@@ -164,7 +164,7 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
     completion = Completion([7] * len(values), values, StopReason.STOP, 0)
     row = Row([1, *completion.token_ids], [0] + [1] * len(values), [0.0, *values], [len(values)])
     played = Trajectory(17, 0, [Turn([1], completion, "14")], [row], Score(1.0), EpisodeEnd.DONE)
-    (line,) = map(json.loads, trajectory_lines(1, group(played)))
+    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
     assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2
 
@@ -177,4 +177,4 @@ def test_secrets_are_redacted(tmp_path, monkeypatch):
     log.close()
     (line,) = read(tmp_path / "step_000001.jsonl")
     assert line["reason"] == "401: $SOME_API_KEY is no key"
-    assert "canary" not in "".join(trajectory_lines(1, group(trajectory(score=failed))))  # what others write
+    assert "canary" not in "".join(format_trajectory_lines(1, group(trajectory(score=failed))))  # what others write

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 UNGUARDED = """
 import multiprocessing, os, sys
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
 print("the script runs")
 
-@command
+@entry_point
 def main(argv=None):
     process = multiprocessing.get_context(argv[0]).Process(target=os.getpid)
     process.start()
@@ -44,7 +44,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None
 
 
 def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    @command
+    @entry_point
     def main(argv: Sequence[str] | None = None) -> int:
         raise AssertionError("nothing is begun")
 
@@ -59,9 +59,9 @@ def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.Captu
 
 BUG = """
 import os, sys
-from alphaapollo.utils.entry_point import command
+from alphaapollo.utils.entry_point import entry_point
 
-@command
+@entry_point
 def main(argv=None):
     raise KeyError(os.environ["SOME_API_KEY"])
 
@@ -87,7 +87,7 @@ def test_signal_before_the_start_ends_the_command(capsys: pytest.CaptureFixture[
     if number == signal.SIGHUP and before is signal.SIG_IGN:
         pytest.skip("these tests run under nohup")
 
-    @command
+    @entry_point
     def main(argv: Sequence[str] | None = None) -> int:
         signal.raise_signal(number)
         raise AssertionError("it goes on")
