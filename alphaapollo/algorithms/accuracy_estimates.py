@@ -54,7 +54,7 @@ def bootstrap_interval(
     values of each metric are sorted first.
 
     Args:
-        values: [P, F] value of each problem for each metric; NaN values are ignored.
+        values: [P, F] values of F metrics for each of P problems; NaN values are ignored.
         seed: random seed; all metrics use the same resamples.
         level: confidence level.
         resamples: number of bootstrap resamples.

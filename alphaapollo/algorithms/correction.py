@@ -3,10 +3,10 @@
 The weights are constants (no gradient) and multiply the policy term of the loss only, not KL or entropy. With
 rollout_correction.bypass the old log-probs come from the engine, so PPO's ratio already corrects the mismatch.
 
-    truncated, token       min(rho, high) per token: TIS
-    masked, token          rho [low <= rho <= high]: IcePop (arXiv 2510.18855), bounds (0.5, 5)
-    masked, sequence       product of rho over the row, 0 outside the bounds: MIS
-    masked, geometric      geometric mean of rho over the row, 0 outside the bounds
+    method=tis, level=token        min(rho, high) of each token: truncated importance sampling
+    method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855), (0.5, 5)
+    method=mask, level=sequence    product of rho over the row, 0 outside [low, high]: masked importance sampling
+    method=mask, level=geometric   geometric mean of rho over the row, 0 outside [low, high]
 """
 
 from __future__ import annotations

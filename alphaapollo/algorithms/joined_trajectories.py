@@ -21,11 +21,10 @@ TokenPositions = tuple[Tensor, Tensor]  # row and column of n tokens in a matrix
 
 @dataclass(frozen=True)
 class JoinedTrajectories:
-    """Mapping between B token sequences (rows) and N trajectories with their action tokens in one row each.
+    """Mapping between B token sequences (rows) and N trajectories, each with all its action tokens in one row.
 
     Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. Trajectories are in
-    the order of their ids, and the rows of a trajectory keep their order. Trajectories of one row are unchanged if all
-    are.
+    the order of their ids, and the rows of a trajectory keep their order.
     """
 
     mask: Tensor  # [N, K] 1 on action tokens

@@ -284,7 +284,7 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
 def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SimPO: -logsigmoid(beta * (difference of the mean log-probs per token) - simpo_gamma) (arXiv 2405.14734)."""
+    """SimPO: -logsigmoid(beta (mean log-prob of chosen - of rejected) - simpo_gamma) (arXiv 2405.14734, Eq. 6)."""
     return -logsigmoid(beta * (chosen(answers.mean_logp) - rejected(answers.mean_logp)) - config.simpo_gamma)
 
 

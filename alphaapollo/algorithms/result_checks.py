@@ -18,7 +18,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_type(function: str, result: object, expected: type) -> None:
-    """Raise InvalidResultError unless `result`, which the named function returned, is an `expected`."""
+    """Raise InvalidResultError unless `result`, which `function` returned, has the type `expected`."""
     actual = type(result).__name__
     require(isinstance(result, expected), f"{function} must return {expected.__name__}, but returned {actual}.")
 

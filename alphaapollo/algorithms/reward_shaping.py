@@ -26,7 +26,7 @@ def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, traj
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:
-    """Compute DAPO's (negative) reward for responses close to max_length (arXiv 2503.14476, Eq. 13). [B] -> [B].
+    """Compute DAPO's length penalty, a reward between -factor and 0 (arXiv 2503.14476, Eq. 13). [B] -> [B].
 
     It is 0 up to a length of max_length - cache tokens, and decreases linearly to -factor at max_length. The paper uses
     max_length = 20480 and cache = 4096.

@@ -45,9 +45,9 @@ class Turns:
 class AdvantageInputs:
     """Inputs of an advantage estimator for B token sequences (rows), in float64 during runs.
 
-    L is the length of the longest response; column 0 is the first response token of a row. A trajectory is usually one
-    row. If its environment starts a new prompt each turn (memory context), it is one row per turn: these rows have the
-    same trajectory id and are in the order of the turns. `Trajectories` and `JoinedTrajectories` combine them.
+    L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
+    row. In memory context, where each turn has a new prompt, a trajectory has one row per turn: rows with the same
+    trajectory id, in the order of the turns. `Trajectories` and `JoinedTrajectories` combine them.
     """
 
     token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
@@ -135,7 +135,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 def has_nonzero_outside_mask(matrix: Tensor, mask: Tensor) -> bool:
-    """Return whether a value outside the mask is not 0. [B, L] each; blocks of 64 rows fit into the CPU cache."""
+    """Return whether a value outside the mask is not 0. Works on blocks of 64 rows, which fit into the CPU cache."""
     pairs = zip(matrix.split(64), mask.split(64), strict=True)
     return any(((values.numpy() != 0) & (block_mask.numpy() == 0)).any() for values, block_mask in pairs)
 

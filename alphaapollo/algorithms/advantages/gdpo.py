@@ -46,7 +46,7 @@ def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
     check=_check_gdpo_keys,
 )
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Standardize the weighted sum of normalized rewards over all samples of the batch (Eq. 6)."""
+    """Standardize the weighted sum of normalized rewards over all samples of the batch (arXiv 2601.05242, Eq. 6)."""
     assert inputs.components is not None
     trajectories = Trajectories.from_inputs(inputs)
     names, weights = _select_rewards(inputs.components, config)

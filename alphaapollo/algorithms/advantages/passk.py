@@ -57,7 +57,7 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
 
 
 def _passk_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
-    """Compute the advantages of a correct and of a wrong sample of one group."""
+    """Compute the advantages of a correct and of a wrong sample of one group with the formula of passk_analytic."""
     if group_size < k:
         return 0.0, 0.0
     all_fail = math.comb(num_wrong, k) / math.comb(group_size, k)

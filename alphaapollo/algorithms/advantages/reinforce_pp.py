@@ -12,13 +12,13 @@ from alphaapollo.config.schema import Algorithm
 
 
 def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:
-    """Subtract the group mean (Eq. 6), then standardize over all samples of the batch (Eq. 7). [N] -> [N]."""
+    """Subtract the group mean, then standardize over all samples of the batch (arXiv 2501.03262, Eq. 6-7). [N]."""
     return standardize(center_in_groups(scores, groups), ddof, eps, eps_in_sqrt=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Whiten the rewards-to-go of all action tokens in the batch (Eq. 4-5). Use with algorithm.use_kl_in_reward."""
+    """Whiten the rewards-to-go of all action tokens, which usually include a KL (arXiv 2501.03262, Eq. 4-5)."""
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     returns = reward_to_go(token_rewards, joined.mask, config.gamma)
@@ -28,5 +28,5 @@ def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantag
 
 @register_estimator("reinforce_plus_plus_baseline", group=True, reads=())
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Compute reinforce_pp_baseline (App. B.2). The authors' code standardizes over tokens instead of samples."""
+    """Apply reinforce_pp_baseline to the scores. The authors' code standardizes over tokens instead of samples."""
     return from_scores(inputs, reinforce_pp_baseline)

@@ -29,11 +29,11 @@ def cispo(
     mask_low: float | None,
     mask_high: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute -sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5). All [B, L].
+    """Compute the CISPO loss -sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5). All [B, L].
 
-    Tokens with A > 0 and r > 1 + mask_high, or A < 0 and r < 1 - mask_low, have loss 0 but still count in the
-    denominator (Eq. 6-7). There is no lower bound if low is infinite, and no such token with mask_low and mask_high
-    None. Returns the loss and a bool matrix that is True where the weight is clipped or the loss is set to 0.
+    low=inf means no lower bound. With mask_low and mask_high, tokens with A > 0 and r > 1 + mask_high, or A < 0 and
+    r < 1 - mask_low, have loss 0 but still count in the denominator (Eq. 6-7). Returns the loss and a bool matrix that
+    is True where the weight is clipped or the loss is set to 0.
     """
     ratio = ratio.detach()
     weight = ratio.clamp(1.0 - low, 1.0 + high)

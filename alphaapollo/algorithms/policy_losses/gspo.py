@@ -30,7 +30,7 @@ def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, logp_sg: Tensor | None = None) -> Tensor:
-    """Compute sg[s_i] pi / sg[pi]: the value is GSPO's sequence ratio s_i, the gradient is that of the token ratio.
+    """Compute GSPO-token's ratio, with the value of the sequence's geometric_ratio and the gradient of the token ratio.
 
     [B, L] each -> [B, L] (arXiv 2507.18071, Eq. 14). logp_sg: constant copy of logp, by default logp.detach().
     """
@@ -41,7 +41,7 @@ def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, logp_sg: Tens
 
 @register_policy_loss("gspo", level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the GSPO loss -min(s A, clip(s) A) of each sequence (Eq. 5), where A is its mean advantage."""
+    """Compute the GSPO loss -min(s A, clip(s) A) of each sequence, with its geometric_ratio s and mean advantage A."""
     ratio = geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     advantages = row_mean(inputs.advantages, inputs.mask)
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
@@ -49,7 +49,7 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 @register_policy_loss("gspo_token", reads=CLIP, needs_full_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the GSPO-token loss, which has one advantage per token (Eq. 13).
+    """Compute the GSPO-token loss, which has one advantage per token (arXiv 2507.18071, Eq. 13).
 
     Equals GSPO if the advantages of a sequence are equal and loss_agg_mode=seq-mean-token-mean.
     """
