@@ -59,10 +59,8 @@ class Budget:
         self._stop_file.unlink(missing_ok=True)
 
     async def admit_call(self, max_usage: Usage) -> None:
-        """Wait until a call with this maximum usage fits into the budget.
-
-        Raises EvolutionStopped if the stop file exists, or the call does not fit and no call is in flight.
-        """
+        """Wait until a call with this maximum usage fits into the budget. Raises EvolutionStopped if the stop file
+        exists, or if the call does not fit and no call is in flight."""
         async with self._changed:
             while True:
                 if self._stop_file.exists():

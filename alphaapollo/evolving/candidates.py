@@ -72,10 +72,8 @@ class CandidateMaker:
     async def make_candidate(
         self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
     ) -> None:
-        """Make the candidate with this id and, if it has not failed, judge it.
-
-        branch_model: name of the proposing model. past: candidates of earlier rounds for the proposer's prompt.
-        """
+        """Make the candidate with this id and, if it has not failed, judge it. branch_model: name of the proposing
+        model. past: candidates of earlier rounds for the proposer's prompt."""
         candidate = self.pool.candidates.get(candidate_id.key)
         candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch_model, past)
         if not candidate.failure and candidate.key not in self.pool.judgements:

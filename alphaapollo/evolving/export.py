@@ -89,10 +89,8 @@ def _make_source(candidate: Candidate) -> Row:
 
 
 def export(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
-    """Write the parquet files of a run, and return the number of rows of each file.
-
-    Raises ValueError if the run has no pool, or no solution is known to be right or wrong.
-    """
+    """Write the parquet files of a run, and return the number of rows of each file. Raises ValueError if the run has no
+    pool, or no solution is known to be right or wrong."""
     if not (run_folder / FILE).is_file():
         raise ValueError(f"{run_folder} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)

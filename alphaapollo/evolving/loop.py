@@ -64,10 +64,8 @@ class EvolutionLoop:
         )
 
     async def _choose_answer(self, prompt: Prompt) -> str:
-        """Choose and record the answer of a problem.
-
-        If the budget ends the tournament early, chooses by votes and returns the reason; else returns "".
-        """
+        """Choose and record the answer of a problem. If the budget ends its tournament, the answer is chosen by votes.
+        Returns why the budget ended, or an empty string."""
         ranked, stopped = rank_candidates(self.pool, prompt.id), ""
         choice = Choice(prompt.id, ranked[0].key if ranked else None, "vote")
         if self.settings.select == "tournament" and ranked:

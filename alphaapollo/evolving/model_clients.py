@@ -118,10 +118,8 @@ ModelClient = ServerClient | EngineClient
 
 
 def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
-    """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name.
-
-    Raises ValueError if an engine would reject a model or its settings.
-    """
+    """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
+    ValueError if an engine would reject a model or its settings."""
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
     from alphaapollo.launch.input_checks import check_context_length, check_tensor_parallel_size
     from alphaapollo.models.folder_check import check_vocabulary, check_weight_files  # imports torch

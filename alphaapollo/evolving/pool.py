@@ -253,7 +253,6 @@ class Pool:
 
     @property
     def total_usage(self) -> Usage:
-        """Usage of all logged calls."""
         return sum(self.usage.values(), Usage())
 
     def _read_records(self) -> Iterator[Record]:

@@ -100,11 +100,10 @@ class RoleCaller:
         self._environments = EnvironmentCaller()
 
     def get_model_name(self, slot: str, branch_model: str) -> str:
-        """Return the model name of a role: roles.SLOT.model, else the model of the branch_model."""
+        """Return the model name of a role: roles.SLOT.model, else the branch's model."""
         return self._settings[slot].model or branch_model
 
     def derive_call_seed(self, call_key: str) -> int:
-        """Derive the sampling seed of a call from the run's seed and the call's key."""
         return derive_seed(self._config.trainer.seed, "evolve", call_key)
 
     async def call_model(self, slot: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
@@ -177,19 +176,15 @@ class RoleCaller:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 
     def _estimate_max_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
-        """Return an upper bound on the usage of a call. It counts each prompt character as one token.
-
-        The bound is too low for scripts with several tokens per character.
-        """
+        """Return an upper bound on the usage of a call. Each prompt character counts as one token, which is
+        too low for scripts with several tokens per character."""
         characters = sum(len(message["content"]) for message in messages)
         price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
     async def ask_role(self, slot: str, branch_model: str, question_key: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read, at most evolving.asks + 1 times. Raises like `call_model`.
-
-        question_key: prefix of the keys of the calls, e.g. `p17.r2.b0.i1/verifier.0`.
-        """
+        question_key: prefix of the keys of the calls, e.g. `p17.r2.b0.i1/verifier.0`."""
         if slot not in self.roles:
             return RoleResult()
         settings, role = self._settings[slot], self.roles[slot]

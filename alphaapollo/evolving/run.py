@@ -75,10 +75,8 @@ class PreparedEvolution:
 
 
 def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
-    """Check everything that can be checked without starting a model, and print the plan.
-
-    Raises ValueError if the configuration, the data or the run folder is invalid.
-    """
+    """Check everything that can be checked without starting a model, and print the plan. Raises ValueError if the
+    configuration, the data or the run folder is invalid."""
     serves = any(model.path for model in config.models.values())
     notices = check_config(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:

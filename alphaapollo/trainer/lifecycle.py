@@ -114,7 +114,6 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
 
 
 def make_training_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
-    """Create the state of a training run whose workers have started."""
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
@@ -190,10 +189,8 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
 
 
 async def can_compute_prompts_once(run: TrainingRun) -> bool:
-    """Whether each prompt may be computed once for all its samples (docs/shared_prompts.md).
-
-    False if the self-check of policy or critic fails. Raises ValueError instead if the configuration requires shared prompts.
-    """
+    """Whether each prompt may be computed once for all its samples: policy and critic must pass a self-check. Raises
+    ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.find_prompt_sharing_error())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper

@@ -119,10 +119,7 @@ def _compute_group_metrics(
 def _compute_reward_metrics(
     trajectories: Iterable[Trajectory], reward_prefix: str, accuracy_prefix: str
 ) -> dict[str, float]:
-    """Compute statistics of the reward, the accuracy and each reward component. Failed trajectories are ignored.
-
-    Names begin with `reward_prefix` (reward) or `accuracy_prefix` (accuracy and components).
-    """
+    """Compute statistics of the reward, the accuracy and each reward component. Failed trajectories are ignored."""
     scored = _select_not_failed(trajectories)
     if not scored:
         return {}
@@ -187,10 +184,7 @@ def compute_mean_length_penalty(
 
 
 def compute_layout_metrics(layout: TrainBatch, padded: bool, num_excluded: int, num_trained: int) -> dict[str, float]:
-    """Compute the size of a training batch, its padding, and the imbalance of tokens between ranks.
-
-    num_trained, num_excluded: trajectories of the batch's groups that are trained on, and that are not.
-    """
+    """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
     loads = [rank.count_computed_tokens(padded=False) for rank in layout.rank_batches]
     cells = layout.count_computed_tokens(padded)
     return {

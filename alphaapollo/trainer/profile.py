@@ -36,7 +36,7 @@ class StepProfiler:
         with timer("profile"):
             if ended is not None:
                 spans = SPANS.take()
-                for worker_spans in await asyncio.gather(*(role.take_profile() for role in roles)):
+                for worker_spans in await asyncio.gather(*(role.stop_profile() for role in roles)):
                     spans += worker_spans
                 path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"
                 await asyncio.to_thread(write_trace, path, spans)

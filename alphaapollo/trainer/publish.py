@@ -46,29 +46,25 @@ class WeightPublisher:
         """
         if not await self.engines.has_weights():
             await self.policy.offload()
-            await self._pause_requests()
+            if self.pauses_requests:
+                await self.engines.pause()
             await self.engines.confirm_weights(version)
-            await self._resume_requests()
+            if self.pauses_requests:
+                await self.engines.resume()
             return {}
         expected = await self.policy.compute_probe_log_probs(self.probe_token_ids)
         check_probe_finite(expected, version)
-        await self._pause_requests()
+        if self.pauses_requests:
+            await self.engines.pause()
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         check_weight_receipts(update, await self.engines.confirm_weights(version, update.folder))
         await self.policy.release_weights()
         await self.engines.wake_cache()
-        await self._resume_requests()
+        if self.pauses_requests:
+            await self.engines.resume()
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
         actual = await self.engines.compute_log_probs(self.probe_token_ids)
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
         return {"sync/probe_gap": gap, **moved}
-
-    async def _pause_requests(self) -> None:
-        if self.pauses_requests:
-            await self.engines.pause()
-
-    async def _resume_requests(self) -> None:
-        if self.pauses_requests:
-            await self.engines.resume()

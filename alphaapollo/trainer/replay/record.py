@@ -71,10 +71,7 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
 
 
 async def collect_outcome(run: LearnerState, step: int, learned: UpdateResult) -> LearningOutcome:
-    """Collect an update's metrics, token values (log-probs, values, advantages) and weight digests.
-
-    Offloads policy and critic.
-    """
+    """Collect metrics, log-probs, values, advantages and weight digests of an update. Offloads policy and critic."""
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:

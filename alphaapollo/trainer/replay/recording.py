@@ -107,12 +107,12 @@ def read_recording(folder: Path) -> Recording:
     groups = msgspec.msgpack.decode(
         (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_msgpack_array(data)
     )
-    if not has_outcome:
-        return Recording(folder, RecordingInfo(**info), groups, None)
-    values = json.loads((outcome / "outcome.json").read_text())
-    fingerprints = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
-    with np.load(outcome / "columns.npz") as columns:
-        result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
+    result: LearningOutcome | None = None
+    if has_outcome:
+        values = json.loads((outcome / "outcome.json").read_text())
+        fingerprints = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
+        with np.load(outcome / "columns.npz") as columns:
+            result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
     return Recording(folder, RecordingInfo(**info), groups, result)
 
 

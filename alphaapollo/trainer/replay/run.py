@@ -65,11 +65,8 @@ class PreparedReplay:
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
     """Check the inputs of a replay and reduce the run's settings to one rank.
 
-    Args:
-        config: configuration of the run, with the overrides applied.
-        overrides: KEY=VALUE arguments of the command line.
-
-    Raises ValueError if an override has no effect on a replay or the model is missing.
+    config: configuration of the run, with the overrides (KEY=VALUE arguments) applied. Raises ValueError if an
+    override has no effect on a replay or the model is missing.
     """
     override_keys = [word.partition("=")[0].lstrip("+~") for word in overrides]
     _check_overrides_have_effect(override_keys)
@@ -160,7 +157,6 @@ def _make_one_rank_config(
 
 
 def _list_rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
-    """Yield the reasons why the replay may round floats differently than the run."""
     placement = plan.placement
     if info.ranks > 1:
         yield f"the run had {info.ranks} training ranks and sums in another order"

@@ -162,9 +162,7 @@ async def check_named_components(config: Config, prompt: Prompt, scores: Sequenc
     """Raise ValueError if a config key names a reward component that the reward function does not return.
 
     Components of a user's environment are not known before the run, so they are not checked.
-
-    Args:
-        scores: scores of trial answers to the prompt; if empty, this function computes some.
+    scores: scores of trial answers to the prompt; if empty, this function computes some.
     """
     named = dict(_list_named_components(config))
     if not named or config.env.custom_module:

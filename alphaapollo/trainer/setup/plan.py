@@ -140,9 +140,7 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     """Add the estimate of device memory, and choose kernels and gradient checkpointing. Reads the models' config.json.
-
-    If the run does not fit into memory, `memory.problem` of the returned plan says why.
-    """
+    If the run does not fit into memory, `memory.problem` of the returned plan says why."""
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_liger_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})

@@ -24,9 +24,7 @@ def make_worker_specs(
 ) -> WorkerSpecs:
     """Describe how to build the training ranks and the rollout workers of a run.
 
-    Args:
-        total_iterations: iterations of the complete run, for learning rate schedules.
-        has_reward_function: whether a reward function or the environment computes a reward, besides a reward model.
+    total_iterations: for learning rate schedules. has_reward_function: also True if the environment gives the reward.
     """
     placement = plan.placement
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})

@@ -62,9 +62,7 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
     """Return the positions of the next `count` prompts in the stream of training prompts, and advance `progress`.
-
-    Positions of groups that an asynchronous run has not finished come first.
-    """
+    Positions of groups that an asynchronous run has not finished come first."""
     left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
     start = progress.prompts_consumed
     progress.prompts_consumed += count - len(left)
@@ -96,8 +94,7 @@ async def _generate_with_recovery(
 ) -> list[TrajectoryGroup]:
     """Generate groups. If engines die, replace them and generate their groups again with the same random seeds.
 
-    recovery: receives the numbers of replaced engines and repeated groups. Raises WorkerDied if an engine cannot be
-    replaced or dies again.
+    Raises WorkerDied if an engine cannot be replaced or dies again. recovery: counts replaced engines and their groups.
     """
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_prefetch_reference_logprobs, run) if run.reference_prefetcher else None

@@ -102,10 +102,7 @@ class InFlightGroups:
         return CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size))
 
     def take_metrics(self) -> dict[str, float]:
-        """Return counts of groups since the last call: in flight before + started = trained + dropped + in flight now.
-
-        `async/carried` is the number of groups in flight now.
-        """
+        """Return counts of groups since the last call: carried before + started = trained + dropped + carried now."""
         counts, self._counts = self._counts, Counter()
         return {f"async/{name}": float(counts[name]) for name in COUNTED} | {
             "async/carried": float(len(self._run.progress.unfinished)),
@@ -123,10 +120,7 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
-        """Whether a batch can be taken: full, or dynamic sampling gives up; and no remaining group becomes too old.
-
-        num_dropped: groups of this iteration that failed or were filtered out.
-        """
+        """Whether a batch can be taken: full, or dynamic sampling gives up; and no remaining group becomes too old."""
         filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready()
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
         if len(chosen) < self._size and not gives_up:

@@ -125,12 +125,9 @@ async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
-    return WorkerColumns(
-        old_logprobs=None if old is None else layout.to_matrix(old),
-        ref_logprobs=ref,
-        values=None if values is None else layout.to_matrix(values),
-        teacher_logprobs=None if teacher is None else layout.to_matrix(teacher),
-    )
+    columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
+    matrices = {name: layout.to_matrix(parts) for name, parts in columns.items() if parts is not None}
+    return WorkerColumns(ref_logprobs=ref, **matrices)
 
 
 async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:

@@ -274,8 +274,8 @@ def _compute_loss_weights(
 ) -> Tensor:
     """Compute the loss weights of the n trajectories of a mini-batch (of all ranks), as a matrix [3, n].
 
-    Weights of the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over tokens).
-    loss_lengths, lengths: [n], number of tokens in the policy loss and of all action tokens.
+    The rows are for the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over
+    tokens). loss_lengths, lengths: [n], number of tokens in the policy loss, and of all action tokens.
     """
     return torch.stack(
         [

@@ -104,7 +104,7 @@ def make_run(
             raise Killed
         await asyncio.sleep(2)
         run.trained[step] = groups
-        return UpdateResult({}, 0.0, tokens=1)
+        return UpdateResult({}, 0.0, trained_tokens=1)
 
     async def publish(version: int) -> dict[str, float]:
         engines.version = version

@@ -170,6 +170,8 @@ def test_layout_metrics() -> None:
 
 
 def test_speed_per_gpu_only_on_gpus() -> None:
-    assert compute_speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
+    assert compute_speed_metrics(600, update_seconds=2.0, iteration_seconds=6.0, num_gpus=0) == {
+        "perf/train_tokens_per_second": 300.0
+    }
     assert compute_speed_metrics(600, 2.0, 6.0, 4)["perf/throughput"] == 25.0
     assert compute_speed_metrics(0, 0.0, 6.0, 0) == {}
