@@ -31,7 +31,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 
 
 def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """Convert spans to a trace in Chrome's JSON format. Times are in microseconds since `otherData.start`, the unix time
+    """Convert spans to a trace in Chrome's format. Times are in microseconds since `otherData.start`, the unix time
     at which the first span starts."""
     zero = min((span.start for span in spans), default=0.0)
     tracks = {
