@@ -92,13 +92,13 @@ class Completion:
 
     @property
     def weight_versions(self) -> list[int]:
-        """Weight version that sampled each token. [T]"""
+        """Version of the weights that sampled each token. [T]"""
         earlier = [version for version, count in self.earlier_versions for _ in range(count)]
         return [*earlier, *[self.weight_version] * (len(self.token_ids) - len(earlier))][: len(self.token_ids)]
 
 
 class Outcome(StrEnum):
-    """Outcome of an episode. A failed episode has no reward: it is masked, never scored 0."""
+    """Outcome of an episode. A failed episode has no reward: it is excluded from training, never scored 0."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"  # scored, but no answer could be parsed
@@ -150,8 +150,8 @@ class EpisodeEnd(StrEnum):
 class Turn:
     """One action of the model, with the context before the action.
 
-    `context_ids` are the tokens added since the last action (turn 0: the rendered prompt). An append-context trajectory
-    is context_0 + action_0 + context_1 + action_1 + ...
+    `context_ids` are the tokens added since the last action (turn 0: the rendered prompt). If all turns are one token
+    sequence, it is context_0 + action_0 + context_1 + action_1 + ...
     """
 
     context_ids: Sequence[int]
@@ -169,7 +169,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """Turn as passed to a reward function, with the fields of Turn.
+    """Turn of an episode as a reward function receives it. The fields are those of Turn.
 
     While the environment processes the last turn, only `text` is set.
     """
@@ -183,7 +183,7 @@ class EpisodeTurn:
 
 @dataclass(frozen=True)
 class Episode:
-    """Episode as passed to a reward function with a parameter `trajectory`, without tokens.
+    """Episode without token ids, as a reward function receives it in its parameter `trajectory`.
 
     Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
     EpisodeTurn("so 14")])`.
@@ -195,7 +195,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Row:
-    """Token sequence to train on: a complete trajectory (append context) or one turn (memory context)."""
+    """Token sequence to train on: a complete trajectory, or one turn if each turn has a new prompt (memory context)."""
 
     token_ids: Sequence[int]  # [T]
     action_mask: Sequence[int]  # [T] 1 if the model sampled the token
@@ -218,7 +218,7 @@ class Row:
 
 @dataclass(slots=True)
 class Trajectory:
-    """Episode of one prompt: turns, rows to train on, and score."""
+    """Episode of one prompt: turns, token sequences to train on (rows), and score."""
 
     prompt_id: int
     sample: int  # 0 .. n-1 within its group
@@ -236,7 +236,7 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """Used response budget: sampled tokens and, in append context, the observation tokens between them."""
+        """Tokens after the prompt: sampled tokens and, if all turns are one sequence, the observations between them."""
         return sum(len(row.token_ids) - row.response_start for row in self.rows)
 
     @property
@@ -274,7 +274,7 @@ class TrajectoryGroup:
 class GroupRequest:
     """Request from the driver to a rollout worker for n episodes of one prompt.
 
-    All randomness depends only on (seed, draw, prompt.id, sample, turn).
+    All randomness depends only on the run seed, draw (position in the stream of prompts), prompt.id, sample and turn.
     """
 
     prompt: Prompt
@@ -287,7 +287,7 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """Version and checksum of weights that the trainer published.
+    """Version and checksum of the weights that the trainer sends to the engines.
 
     folder: folder name in the shared memory of each node (weight_sync/transport.py); empty if vLLM's own transfer
     (CUDA IPC, NCCL) has already carried the tensors.
@@ -300,9 +300,9 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class WeightReceipt:
-    """Version and checksum of the weights in an engine after a publish.
+    """Version and checksum of the weights that an engine has after a weight sync.
 
-    A difference from the WeightUpdate stops the run.
+    If they differ from the trainer's WeightUpdate, the run stops.
     """
 
     version: int

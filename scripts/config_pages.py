@@ -21,7 +21,7 @@ VERL_INTRO = f"""# verl's keys
 
 {GENERATED}
 
-Keys of verl that are accepted here with another meaning or default, and keys that are not accepted. `*` matches
+This page lists keys of verl that have another meaning or default here, and keys that are not accepted. `*` matches
 any text. If several entries match a key, the longest one applies. [verl.md](verl.md) explains how to convert a command.
 """
 
@@ -29,7 +29,8 @@ SHARED_INTRO = f"""# Shared sections
 
 {GENERATED}
 
-Sections that several commands have, or that one command has in several places. The page of a command links to them.
+This page describes sections that several commands have, or that one command has more than once, such as `optim` of
+actor and critic. The page of a command links to its shared sections.
 """
 
 LONGEST_DEFAULT = 80  # characters
@@ -48,14 +49,16 @@ KeysByLocation = dict[SectionLocation, list[Key]]
 
 
 def render_pages() -> dict[str, str]:
-    """Return the text of each generated page by its path in docs/."""
+    """Return the generated pages: {path in docs/: Markdown text}."""
     groups: dict[type[BaseModel], KeysByLocation] = {}
     for command, schema in COMMANDS.items():
         for key in list_keys(schema).values():
-            places = groups.setdefault(key.declared_by, {})
-            places.setdefault(SectionLocation(command, key.name.rpartition(".")[0]), []).append(key)
-    shared = {_format_title(one, places): places for one, places in groups.items() if len(places) > 1}
-    own = [keys for places in groups.values() if len(places) == 1 for keys in places.values()]
+            locations = groups.setdefault(key.declared_by, {})
+            locations.setdefault(SectionLocation(command, key.name.rpartition(".")[0]), []).append(key)
+    shared = {
+        _format_section_title(one, locations): locations for one, locations in groups.items() if len(locations) > 1
+    }
+    own = [keys for locations in groups.values() if len(locations) == 1 for keys in locations.values()]
     return {
         "config/shared.md": "".join([SHARED_INTRO, *map(_render_shared_section, shared, shared.values())]),
         **{f"config/{command}.md": _render_command_page(command, shared, own) for command in COMMANDS},
@@ -63,47 +66,53 @@ def render_pages() -> dict[str, str]:
     }
 
 
-def _format_title(declared_by: type[BaseModel], places: KeysByLocation) -> str:
-    return f"{next(iter(places)).section.rpartition('.')[2] or 'top level'} ({declared_by.__name__})"
+def _format_section_title(declared_by: type[BaseModel], locations: KeysByLocation) -> str:
+    return f"{next(iter(locations)).section.rpartition('.')[2] or 'top level'} ({declared_by.__name__})"
 
 
-def _render_shared_section(title: str, places: KeysByLocation) -> str:
+def _render_shared_section(title: str, locations: KeysByLocation) -> str:
     by_command: dict[str, list[str]] = {}
-    for place in places:
-        by_command.setdefault(place.command, []).append(f"`{place.section}`" if place.section else "top level")
+    for location in locations:
+        by_command.setdefault(location.command, []).append(f"`{location.section}`" if location.section else "top level")
     where = "; ".join(f"{command}: {', '.join(sections)}" for command, sections in by_command.items())
-    return f"\n## {title}\n\nIn {where}.\n\n{HEAD}{''.join(_render_shared_rows(places))}"
+    return f"\n## {title}\n\nIn {where}.\n\n{HEAD}{''.join(_render_shared_key_rows(locations))}"
 
 
-def _render_shared_rows(places: KeysByLocation) -> Iterator[str]:
-    """Yield one table row per key. Defaults that differ from the first location's are listed with their location."""
+def _render_shared_key_rows(locations: KeysByLocation) -> Iterator[str]:
+    """Yield a table row per key. If its default differs between commands or sections, the row lists each default."""
     by_name: dict[str, dict[SectionLocation, Key]] = {}
-    for place, keys in places.items():
+    for location, keys in locations.items():
         for key in keys:
-            by_name.setdefault(key.name.rpartition(".")[2], {})[place] = key
+            by_name.setdefault(key.name.rpartition(".")[2], {})[location] = key
     for name, same in by_name.items():
         first = next(iter(same.values()))
-        default = f"`{_escape_code(format_value(first.default))}`"
-        for place, key in same.items():
+        default = f"`{_shorten_default(format_value(first.default))}`"
+        for location, key in same.items():
             if key.default != first.default:
-                default += f"; `{_escape_code(format_value(key.default))}` in {place.command} `{place.section}`"
-        yield _render_row(name, first, default)
+                default += (
+                    f"; `{_shorten_default(format_value(key.default))}` in {location.command} `{location.section}`"
+                )
+        yield _render_key_row(name, first, default)
 
 
-def _render_row(name: str, key: Key, default: str) -> str:
+def _render_key_row(name: str, key: Key, default: str) -> str:
     return f"| `{name}` | {_escape_cell(key.type)} | {default} | {_escape_cell(key.meaning)} |\n"
 
 
-def _render_command_page(command: str, shared: dict[str, KeysByLocation], own: list[list[Key]]) -> str:
+def _render_command_page(
+    command: str, shared_sections: dict[str, KeysByLocation], unshared_keys: list[list[Key]]
+) -> str:
     parts = [f"# Keys of {command}\n\n{GENERATED}\n\n[config.md](../config.md) explains how keys are set.\n"]
     accepted = list_keys(COMMANDS[command])
     for section in dict.fromkeys(name.rpartition(".")[0] for name in accepted):
         parts.append(f"\n## {section or 'top level'}\n\n")
-        titles = [title for title, places in shared.items() if SectionLocation(command, section) in places]
-        links = ", ".join(f"[{title}](shared.md#{_format_anchor(title)})" for title in titles)
+        titles = [
+            title for title, locations in shared_sections.items() if SectionLocation(command, section) in locations
+        ]
+        links = ", ".join(f"[{title}](shared.md#{_format_markdown_anchor(title)})" for title in titles)
         rows = [
-            _render_row(key.name, key, f"`{_escape_code(format_value(key.default))}`")
-            for keys in own
+            _render_key_row(key.name, key, f"`{_shorten_default(format_value(key.default))}`")
+            for keys in unshared_keys
             for key in keys
             if key.name.rpartition(".")[0] == section and accepted.get(key.name) is key
         ]
@@ -112,7 +121,7 @@ def _render_command_page(command: str, shared: dict[str, KeysByLocation], own: l
     return "".join(parts)
 
 
-def _format_anchor(title: str) -> str:
+def _format_markdown_anchor(title: str) -> str:
     return title.lower().replace(" ", "-").replace("(", "").replace(")", "")
 
 
@@ -120,18 +129,18 @@ def _render_verl_page() -> str:
     parts = [VERL_INTRO]
     for command, verdicts in list_verl_keys().items():
         if other := find_verl_differences(COMMANDS[command]):
-            parts.append(_render_table(f"{command}: accepted, but different", "difference", other))
-        parts.append(_render_table(command, "here", verdicts))
+            parts.append(_render_verl_table(f"{command}: accepted, but different", "difference", other))
+        parts.append(_render_verl_table(command, "here", verdicts))
     return "".join(parts)
 
 
-def _render_table(title: str, column: str, texts: dict[str, str]) -> str:
-    rows = "\n".join(f"| `{key}` | {_escape_cell(text)} |" for key, text in sorted(texts.items()))
-    return f"\n## {title}\n\n| key | {column} |\n|---|---|\n{rows}\n"
+def _render_verl_table(title: str, column_title: str, text_by_key: dict[str, str]) -> str:
+    rows = "\n".join(f"| `{key}` | {_escape_cell(text)} |" for key, text in sorted(text_by_key.items()))
+    return f"\n## {title}\n\n| key | {column_title} |\n|---|---|\n{rows}\n"
 
 
-def _escape_code(text: str) -> str:
-    """Return a text for backticks in a table cell: on one line, and truncated if it is long."""
+def _shorten_default(text: str) -> str:
+    """Return the text of a default for a table cell: on one line, and truncated to LONGEST_DEFAULT characters."""
     line = text.replace("|", "\\|").replace("\n", " ")
     return line if len(line) <= LONGEST_DEFAULT else f"{line[:LONGEST_DEFAULT]}..."
 

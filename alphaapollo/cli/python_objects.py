@@ -97,7 +97,7 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Return whether cloudpickle must be told to pickle a module by value; False for __main__, which it always does."""
+    """Return whether a module is user code that must be registered with cloudpickle; __main__ need not be."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ in ("__main__", "builtins") or module.__name__.startswith("alphaapollo."):
         return False

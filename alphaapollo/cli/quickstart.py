@@ -14,7 +14,7 @@ SCRIPT = Path("examples") / "quickstart" / "run.sh"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the example's script. Returns exit code 2 if the script is not found."""
+    """Replace this process with the example's script. Returns exit code 2 if the script is not found."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo quickstart",
         description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",

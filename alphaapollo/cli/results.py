@@ -96,7 +96,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvolvedRun(LoggedRun):
-    """Result of a finished evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
+    """Result of a finished self-evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
     config: EvolvingConfig
 

@@ -18,7 +18,7 @@ DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the server. Returns exit code 2 if the run, a key or the model cannot be used."""
+    """Replace this process with the server. Returns exit code 2 if the run, a key or the model cannot be used."""
     options, more = _parse_arguments(argv)
     keys = [word for word in more if _is_override(word)]
     with exit_on_config_error():

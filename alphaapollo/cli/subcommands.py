@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subcommand:
-    """Subcommand of `alphaapollo`. With a `command`, it accepts the keys of that command; otherwise it has options."""
+    """Subcommand of `alphaapollo`, with either the configuration keys of a `command` or arguments of its own."""
 
     name: str
     summary: str

@@ -56,11 +56,11 @@ def check_config(
 
 def collect_section_warnings(config: Section) -> Iterator[str]:
     """Yield the warnings of the configuration and of each of its sections, with complete dotted keys."""
-    yield from config.warnings()
+    yield from config.find_warnings()
     for name in list_sections(type(config)):
         section = get_value(config, name)
         if isinstance(section, Section):
-            yield from (f"{name}.{line}" for line in section.warnings())
+            yield from (f"{name}.{line}" for line in section.find_warnings())
 
 
 def find_path_errors(config: Section) -> Iterator[str]:

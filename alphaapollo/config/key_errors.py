@@ -59,7 +59,7 @@ def describe_validation_error(
     name, got = ".".join(parts), reduce(getitem, parts, values)
     if rule and name in keys:  # rule of one field's type
         yield f"{name}={format_value(got)}: {rule}"
-    elif rule:  # rule of several fields (Section.problems)
+    elif rule:  # rule of several fields (Section.find_problems)
         yield from (f"{name}.{line}".removeprefix(".") for line in rule.splitlines())
     elif name in groups:
         yield f"{name}: expected a section with the keys {', '.join(groups[name])}, got {format_value(got)}."

@@ -205,13 +205,13 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
         )
     if options.config and options.config_name:
         raise ConfigError(
-            f"--config {options.config} and --config-name {options.config_name} exclude each other. Remove one of them."
+            f"--config {options.config} cannot be combined with --config-name {options.config_name}. Remove one."
         )
     return options
 
 
 def _list_presets(config_folders: Sequence[Path]) -> list[str]:
-    """Return the presets in configuration config_folders: `algorithm/dapo.yaml` is `algorithm=dapo`."""
+    """Return the presets in the folders as on the command line: `algorithm/dapo.yaml` is `algorithm=dapo`."""
     return sorted({f"{file.parent.name}={file.stem}" for folder in config_folders for file in folder.glob("*/*.yaml")})
 
 

@@ -33,7 +33,7 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
         yield from _find_concurrency_errors(config, device, num_cores)
     elif isinstance(config, GenerationConfig):
         yield from _find_engine_core_errors("rollout", config.rollout, device, num_cores)
-        yield from _find_generation_errors(config, device)
+        yield from _find_engine_count_errors(config, device)
 
 
 def find_machine_warnings(config: Section, device: Device, num_cores: int) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> 
             )
 
 
-def _find_generation_errors(config: GenerationConfig, device: Device) -> Iterator[str]:
+def _find_engine_count_errors(config: GenerationConfig, device: Device) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     size = rollout.tensor_model_parallel_size
     engines, fit = count_engines(rollout, device, trainer.num_gpus), trainer.n_gpus_per_node // size * trainer.nnodes

@@ -84,7 +84,7 @@ def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
 
 
 def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
-    """Return how many engine processes run on a node (tensor parallelism has one per GPU or CPU rank)."""
+    """Return how many engine processes run on a node: one per tensor-parallel rank of each engine."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
@@ -141,7 +141,7 @@ def _should_use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     if not model.use_liger:
         return False
     if device == "cpu":
-        raise ValueError(f"{key}=true: Liger's kernels run on a GPU. Set {key}=auto.")
+        raise ValueError(f"{key}=true needs a GPU, because Liger's kernels do not run on a CPU. Set {key}=auto.")
     if not has_liger:
         raise ValueError(f"{key}=true, but liger-kernel is not installed. pip install liger-kernel, or set {key}=auto.")
     if model.use_torch_compile:

@@ -1,8 +1,8 @@
 """Schema of all keys: name, type, default, meaning and rules. Defaults are defined only here.
 
-One file per section (`data.py` is `data.*`) and one per command (`ppo.py` is main_ppo's configuration). The docstring
-under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the
-fields (base.py). Key names follow verl if the meaning is the same. This package does not import torch, Ray or Hydra.
+Each section has a file (`data.py` is `data.*`), and so does each command (`ppo.py` is main_ppo's configuration). The
+docstring under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the fields
+(base.py). Key names follow verl if the meaning is the same. This package does not import torch, Ray or Hydra.
 """
 
 from alphaapollo.config.schema.actor import Actor, AggregationMode, PolicyLossOptions, Reference

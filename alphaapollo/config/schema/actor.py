@@ -20,24 +20,23 @@ AggregationMode = Literal[
     "seq-mean-token-sum-norm",
     "group-mean-token-mean",
 ]
-WHEN_KL_LOSS = ActiveWhen("use_kl_loss")
 
 
 class PolicyLossOptions(Section):
     loss_mode: Annotated[str, ANOTHER_ALGORITHM] = "ppo"
     """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
-    """cispo, unified form: mask tokens with A < 0 and a ratio below 1 - cispo_mask_low; null = none."""
+    """cispo with a mask: drop tokens with a negative advantage and a ratio below 1 - cispo_mask_low; null = off."""
     cispo_mask_high: PositiveFloat | None = None
-    """cispo, unified form: mask tokens with A > 0 and a ratio above 1 + cispo_mask_high; null = none."""
+    """cispo with a mask: drop tokens with a positive advantage and a ratio above 1 + cispo_mask_high; null = off."""
     clip_cov_ratio: Ratio = 2e-4
-    """clip_cov: share of tokens whose loss is dropped, drawn at random between the bounds of the covariance."""
+    """clip_cov: share of tokens whose loss is dropped, drawn from tokens with a covariance between the bounds below."""
     clip_cov_lb: float = 1.0
-    """clip_cov: lower bound of the covariances of these tokens."""
+    """clip_cov: lower bound of the covariance between log-prob and advantage."""
     clip_cov_ub: float = 5.0
-    """clip_cov: upper bound of the covariances of these tokens."""
+    """clip_cov: upper bound of the covariance between log-prob and advantage."""
     kl_cov_ratio: Ratio = 2e-4
-    """kl_cov: share of tokens with a KL penalty: the tokens with the largest covariance."""
+    """kl_cov: share of tokens with a KL penalty: those with the largest covariance between log-prob and advantage."""
     ppo_kl_coef: NonNegativeFloat = 1.0
     """kl_cov: coefficient of the KL penalty."""
 
@@ -46,13 +45,13 @@ class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows or turns) per optimizer step, over all ranks."""
     ppo_max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
-    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer row forms a
-    micro-batch alone. Losses with one ratio per trajectory (gspo, gmpo) keep the rows of a trajectory together."""
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer sequence is a
+    micro-batch of its own. Losses with one ratio per trajectory (gspo, gmpo) never split a trajectory."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
-    """Assign trajectories to mini-batches at random (a function of trainer.seed and step). Samples of a prompt stay
-    together if something is normalized over a mini-batch (magistral, group-mean-token-mean)."""
+    """Assign trajectories to mini-batches at random, reproducibly from trainer.seed and step. Samples of a prompt stay
+    in one mini-batch if the algorithm normalizes over mini-batches (magistral, group-mean-token-mean)."""
     grad_clip: PositiveFloat = 1.0
     """Maximum gradient norm."""
     clip_ratio: Annotated[
@@ -67,9 +66,9 @@ class Actor(Section):
     clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None
     """Dual clip: upper bound of the ratio for negative advantages (usually 3.0); null = off."""
     tau_pos: PositiveFloat = 1.0
-    """sapo: temperature of the gate for positive advantages."""
+    """sapo: temperature of the soft gate for positive advantages."""
     tau_neg: PositiveFloat = 1.05
-    """sapo: temperature of the gate for other advantages."""
+    """sapo: temperature of the soft gate for other advantages."""
     policy_loss: PolicyLossOptions = PolicyLossOptions()
     loss_agg_mode: AggregationMode = "token-mean"
     """Aggregation of token losses (docs/algorithms/aggregation.md)."""
@@ -81,39 +80,39 @@ class Actor(Section):
     """Add the KL to the reference model to the loss."""
     kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", silent_value=0.0)] = 0.001
     """Coefficient of the KL loss."""
-    kl_loss_type: Annotated[KLKind, WHEN_KL_LOSS] = "low_var_kl"
-    """KL estimator; a trailing + uses the gradient of k2. k2 and the + forms have the gradient of KL(policy||ref),
-    low_var_kl (k3, GRPO's) the gradient of KL(ref||policy). full = over the whole vocabulary."""
+    kl_loss_type: Annotated[KLKind, ActiveWhen("use_kl_loss")] = "low_var_kl"
+    """KL estimator on sampled tokens, or full = over the whole vocabulary. low_var_kl (k3, as in GRPO) has the gradient
+    of KL(ref||policy). k2, and any estimator with a trailing +, have the gradient of KL(policy||ref)."""
     use_invalid_action_penalty: bool = False
-    """Subtract a penalty from the reward of an invalid turn, on its last token."""
+    """Subtract a penalty from the reward of each turn that the environment cannot parse, at the turn's last token."""
     invalid_action_penalty_coef: Annotated[
         NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", silent_value=0.0)
     ] = 0.1
     """Penalty per invalid turn."""
     ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
-    """Ranks that share every sequence (Ulysses sequence parallelism), for rows that do not fit one rank. Must divide
-    the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
+    """Ranks that share every sequence (Ulysses sequence parallelism), for sequences that do not fit one rank. Must
+    divide the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
     use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
-    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto =
-    if the model supports it, in iterations where it saves enough."""
+    """Compute the forward pass of a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv
+    2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
     @property
     def has_open_clip_bound(self) -> bool:
-        """Whether clip_ratio sets at least one of the clip bounds."""
+        """Whether a clip bound is not set itself, so that clip_ratio sets it."""
         return self.clip_ratio_low is None or self.clip_ratio_high is None
 
     @property
     def uses_full_kl(self) -> bool:
-        """Whether the KL loss compares full distributions in the update, not log-probs of the sampled tokens."""
+        """Whether the KL loss is over the full vocabulary instead of the sampled tokens."""
         return self.use_kl_loss and self.kl_loss_type == "full"
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         if self.use_kl_loss and self.kl_loss_coef == 0:
             yield "kl_loss_coef=0 runs the reference model without effect. Raise it, or set use_kl_loss=false."
 
-    def warnings(self) -> Iterator[str]:
+    def find_warnings(self) -> Iterator[str]:
         kind, fix = self.kl_loss_type, "Append +, or set k2, for the gradient of KL(policy||reference)."
         if self.use_kl_loss and kind in ("kl", "k1"):
             yield f"kl_loss_type={kind} has an expected gradient of zero: as a loss it is noise. {fix}"

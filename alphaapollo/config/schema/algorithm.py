@@ -46,7 +46,7 @@ class FilterGroups(Section):
     metric: Annotated[str, WHEN_ENABLED] = "accuracy"
     """Reward component to compare, or `reward`."""
     max_num_gen_batches: Annotated[PositiveInt, WHEN_ENABLED] = 10
-    """Maximum generation rounds per iteration. After them, the iteration trains on the groups that it has."""
+    """Maximum generation rounds per iteration. After them, the iteration trains on the groups found so far."""
 
 
 class RolloutCorrection(Section):
@@ -62,7 +62,7 @@ class RolloutCorrection(Section):
     bypass: bool = False
     """Use the engine's log-probs as the old log-probs, so that the ratio of the loss includes the correction."""
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         if not self.method:
             return
         if self.bypass:
@@ -72,7 +72,7 @@ class RolloutCorrection(Section):
         elif self.low is not None and self.high is not None and self.low >= self.high:
             yield f"low={self.low:g} must be below high={self.high:g}. Set low below 1 and high above 1."
 
-    def warnings(self) -> Iterator[str]:
+    def find_warnings(self) -> Iterator[str]:
         low, high = self.low or 0.0, self.high or math.inf
         if self.method and self.level == "geometric" and low < 0.9 and high > 1.1:
             bounds = f"bounds {low:g} and {high:g}"
@@ -90,16 +90,16 @@ class OverlongPenalty(Section):
 
 class LengthBudget(Section):
     mode: Literal["exact", "max"] | None = None
-    """L1's reward for keeping to the row's extra_info.length_budget (arXiv 2503.04697); null = off. With max, an answer
-    that just meets the budget keeps half of its reward."""
+    """Reward answers for a length of exactly or at most (max) extra_info.length_budget tokens of the data row, as in L1
+    (arXiv 2503.04697); null = off. With max, an answer that just meets the budget keeps half of its reward."""
     coef: Annotated[PositiveFloat, ActiveWhen("mode")] = 3e-4
     """Penalty per token away from the budget (the paper's alpha)."""
 
 
 class Filtration(Section):
     method: Literal["best", "best_random", "best_worst"] | None = None
-    """PF-PPO (arXiv 2409.06957): train on a group's best sample, on the best and random samples, or on best and
-    worst; null = off."""
+    """PF-PPO (arXiv 2409.06957): weight the samples of each group: all weight on the best, half on the best and half on
+    the others (best_random), or half on the best and half on the worst; null = off."""
 
 
 class ReferenceReset(Section):
@@ -123,7 +123,7 @@ class Algorithm(Section):
     """grpo, gigpo, gpg, grpo_passk: divide by the standard deviation; null = as in the paper: true for grpo and gigpo,
     false for gpg and grpo_passk. grpo with false is Dr. GRPO's advantage."""
     gdpo_rewards: list[str] = []
-    """gdpo: reward components to sum; empty = all, without `accuracy` where `task` is the same."""
+    """gdpo: reward components to sum; empty = all, except `accuracy` if it equals `task`."""
     gdpo_weights: list[float] = []
     """gdpo: weights in the order of gdpo_rewards; empty = 1 each."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}
@@ -148,7 +148,7 @@ class Algorithm(Section):
     custom_module: Annotated[str, OTHER_CODE, CODE] = ""
     """Python file that registers your own estimators or losses."""
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         starts_at_zero = self.kl_ctrl.type == "dual"  # dual ascent raises it when the KL exceeds its target
         if self.use_kl_in_reward and self.kl_ctrl.kl_coef == 0 and not starts_at_zero:
             yield "kl_ctrl.kl_coef=0 runs the reference model without effect. Raise it, or set use_kl_in_reward=false."

@@ -2,7 +2,7 @@
 
 The schema declares three kinds of rules for a field:
 
-* valid values: the type of the field, and `Section.problems` for combinations of fields of one section;
+* valid values: the type of the field, and `Section.find_problems` for combinations of fields of one section;
 * when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
 * whether a resumed run may change it: `Annotated[str, OnResume("refused", "another model")]` (config/changes.py).
 
@@ -96,7 +96,7 @@ class FilePath:
 CODE = FilePath("code")
 
 
-def _check_path(value: str) -> str:
+def _check_path_text(value: str) -> str:
     if "\0" in value:
         raise ValueError("a path cannot contain a zero byte. Remove it.")
     if long_name := next((part for part in Path(value).parts if len(part.encode(errors="surrogateescape")) > 200), ""):
@@ -117,7 +117,7 @@ def _check_folder_name(value: str) -> str:
 
 def _check_template_arguments(arguments: dict[str, Scalar]) -> dict[str, Scalar]:
     if reserved := arguments.keys() & _RESERVED_ARGUMENTS:
-        raise ValueError(f"{min(reserved)} is not an argument of the template itself. Remove it.")
+        raise ValueError(f"{min(reserved)} is a parameter of apply_chat_template, not of the template. Remove it.")
     return arguments
 
 
@@ -130,8 +130,8 @@ Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 CountOrMinusOne = Annotated[int, Field(ge=-1)]  # -1 = never, all, or automatic
-RunPath = Annotated[str, AfterValidator(_check_path)]
-FolderName = Annotated[str, AfterValidator(_check_path), AfterValidator(_check_folder_name)]
+RunPath = Annotated[str, AfterValidator(_check_path_text)]
+FolderName = Annotated[str, AfterValidator(_check_path_text), AfterValidator(_check_folder_name)]
 TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_arguments)]
 
 
@@ -145,16 +145,16 @@ class Section(BaseModel):
     on_resume: ClassVar[Mapping[str, OnResume]] = {}
     """{key or section: rule that replaces the OnResume markers of its fields}; "" = all other keys. Set as `unread`."""
 
-    def problems(self) -> Iterator[str]:
-        """Yield an error for each invalid combination of fields, e.g. `low=2 must be below ...`, without prefix."""
+    def find_problems(self) -> Iterator[str]:
+        """Yield an error for each invalid combination of fields, with keys relative to this section."""
         return iter(())
 
-    def warnings(self) -> Iterator[str]:
-        """Yield a warning for each combination of fields that works but is probably wrong; keys as in `problems`."""
+    def find_warnings(self) -> Iterator[str]:
+        """Yield a warning for each combination of fields that works but is probably wrong, as in `find_problems`."""
         return iter(())
 
     @model_validator(mode="after")
-    def _check_problems(self) -> Section:
-        if problems := list(self.problems()):
+    def _raise_problems(self) -> Section:
+        if problems := list(self.find_problems()):
             raise ValueError("\n".join(problems))
         return self

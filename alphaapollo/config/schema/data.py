@@ -19,7 +19,7 @@ from alphaapollo.config.schema.base import (
 
 
 class TrainingFiles(Section):
-    """Files of a command that trains."""
+    """`data` section of every command that trains: files, order and number of rows."""
 
     train_files: Annotated[str | list[str], OTHER_DATA, FilePath("data", required=True)] = ""
     """Training data: one or several parquet or jsonl files (required)."""
@@ -38,7 +38,7 @@ class TrainingFiles(Section):
 
 
 class PromptData(Section):
-    """Prompts that a model answers."""
+    """`data` section of every command whose model answers prompts."""
 
     prompt_key: Annotated[str, OTHER_DATA] = "prompt"
     """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""

@@ -22,9 +22,9 @@ PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "guessing_game", "grid_
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
-def _make_environment_condition(name: str) -> ActiveWhen:
-    """Return the marker of a section that only this environment reads; a user's environment may read all sections."""
-    return ActiveWhen("section_read", name, None, shown_key="env_name")
+def _make_environment_condition(env_name: str) -> ActiveWhen:
+    """Return the marker for the settings of a built-in environment: they have no effect in another built-in one."""
+    return ActiveWhen("section_read", env_name, None, shown_key="env_name")
 
 
 class EnvRollout(Section):
@@ -122,7 +122,8 @@ class Env(Section):
     history_length: Annotated[PositiveInt, WHEN_MEMORY] = 2
     """memory: number of steps in a fresh prompt, including the newest."""
     memory_type: Annotated[Literal["simple", "score", "ndimensional"], WHEN_MEMORY] = "simple"
-    """memory: steps in a fresh prompt: simple = newest, score = best score, ndimensional = score and brevity."""
+    """memory: how steps are chosen for a fresh prompt: simple = newest, score = best score, ndimensional = score and
+    brevity."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
     counted."""
@@ -148,7 +149,7 @@ class Env(Section):
 
     @property
     def section_read(self) -> str | None:
-        """Name of the section that the environment reads; None: a user's environment may read all sections."""
+        """Section of settings that the environment reads, e.g. `grid_world`; None = any, because a user wrote it."""
         return None if self.custom_module else self.env_name
 
     @property

@@ -22,14 +22,13 @@ from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import WatchedRun
 
 REQUEST_IDENTITY = OnResume("refused", "it determines what is requested, and from which model")
-NEW_CHOICE = OnResume("applied", "the choice is made again")
 
 
 class EvolvingData(GenerationData):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
-    """Problems: one or several parquet or jsonl files (required). Problems without a ground truth are in no metric."""
+    """Problems: one or several parquet or jsonl files (required). Metrics exclude problems without a ground truth."""
     n_samples: PositiveInt = 1
-    """Solutions per branch and round."""
+    """Solutions that each branch (evolving.branches) proposes per round."""
     max_prompt_length: PositiveInt = 4096
     """Maximum prompt tokens of one call to an engine of this run: question, past solutions, turns."""
     max_response_length: PositiveInt = 1024
@@ -37,7 +36,7 @@ class EvolvingData(GenerationData):
 
 
 class ServedModel(Section):
-    """Model of an evolution, served by this run (`path`) or by an existing server (`base_url` and `name`)."""
+    """Model for self-evolution, served by this run (`path`) or by an existing server (`base_url` and `name`)."""
 
     path: Annotated[str, FilePath("model")] = ""
     """Hugging Face hub id or local folder, served by an engine of this run."""
@@ -62,7 +61,7 @@ class ServedModel(Section):
     price_out: NonNegativeFloat = 0.0
     """Price per million generated tokens."""
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         if bool(self.path) == bool(self.base_url or self.name):
             yield "path or base_url: set either path (served by this run) or base_url and name (an existing server)."
         elif self.base_url and not self.name:
@@ -70,12 +69,12 @@ class ServedModel(Section):
 
 
 class EvolvingRole(Section):
-    """Role of an evolution, and its sampling."""
+    """Role in self-evolution, e.g. the verifier: its implementation, model and sampling parameters."""
 
     plugin: str = ""
     """Implementation of the role, by its registered name; empty = the role is skipped."""
     model: str = ""
-    """Name of the model in `models`; empty = the branch's model."""
+    """Name of the model in `models`; empty = the model of the branch (evolving.branches)."""
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; 0 = greedy."""
     top_p: PositiveRatio = 1.0
@@ -105,9 +104,9 @@ class Evolving(Section):
     """Models that propose, by their names in `models`: one branch each, with a shared memory; empty = one branch with
     the first model."""
     votes: NonNegativeInt = 3
-    """Verifications per solution; 0 = none: memory and final choice then use brevity alone."""
+    """Verifications per solution; 0 = none: past solutions and the final answer are then chosen by brevity alone."""
     asks: NonNegativeInt = 2
-    """Repeated requests when a reply lacks a required part, e.g. the report."""
+    """Retries of a request when the reply lacks a required part, e.g. the report."""
     memory_type: Literal["simple", "score", "ndimensional"] = "ndimensional"
     """Past solutions in the proposer's prompt: simple = newest, score = most votes, ndimensional = also brevity."""
     memory_size: NonNegativeInt = 3
@@ -124,7 +123,7 @@ class Evolving(Section):
 
 
 class EvolvingBudget(Section):
-    """Budget of a run, over all its processes."""
+    """Limits on what a run of self-evolution may use."""
 
     tokens: PositiveInt | None = None
     """Prompt and generated tokens of all models."""
@@ -170,7 +169,7 @@ class EvolvingConfig(Section):
         **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), OnResume("applied")),
         **dict.fromkeys(("reward.timeout", "reward.num_workers"), OnResume("applied")),
         "evolving.rounds": OnResume("applied", "the new total"),
-        **dict.fromkeys(("evolving.select", "evolving.finalists"), NEW_CHOICE),
+        **dict.fromkeys(("evolving.select", "evolving.finalists"), OnResume("applied", "the choice is made again")),
         "models": OnResume("applied", "existing replies are reused; the new model answers the remaining requests"),
     }
 
@@ -193,7 +192,7 @@ class EvolvingConfig(Section):
         """The sections of `roles` by name."""
         return {name: getattr(self.roles, name) for name in type(self.roles).model_fields}
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         evolving = self.evolving
         named = {f"evolving.branches[{index}]": name for index, name in enumerate(evolving.branches)}
         named |= {f"roles.{role}.model": section.model for role, section in self.all_roles.items() if section.model}

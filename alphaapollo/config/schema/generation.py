@@ -25,14 +25,14 @@ from alphaapollo.config.schema.sizes import find_engine_step_errors
 from alphaapollo.config.schema.trainer import WatchedRun
 
 UNREAD_ROLLOUT_KEYS = dict.fromkeys(
-    ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it is about training"
+    ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it affects only training"
 )
 UNREAD_MODEL_KEYS = dict.fromkeys(
     (
         *("attention", "enable_gradient_checkpointing", "router_aux_loss_coef"),
         *("lora_rank", "lora_alpha", "target_modules"),
     ),
-    "it is about training",
+    "it affects only training",
 )
 SAMPLE_IDENTITY = OnResume("refused", "it determines what is sampled")
 
@@ -50,7 +50,7 @@ class GenerationRollout(Rollout):
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.9
     """Share of a GPU's memory that an engine may use."""
 
-    def warnings(self) -> Iterator[str]:
+    def find_warnings(self) -> Iterator[str]:
         return iter(())  # truncated sampling biases training only
 
 
@@ -99,6 +99,6 @@ class GenerationConfig(Section):
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: GenerationTrainer = GenerationTrainer()
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         longest = self.data.max_prompt_length + self.data.max_response_length
         yield from find_engine_step_errors("rollout", self.rollout, longest)

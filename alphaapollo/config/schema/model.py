@@ -44,11 +44,11 @@ class Lora(Section):
 
     @property
     def lora_summary(self) -> str:
-        """Text for the plan, e.g. `, LoRA of rank 16, alpha 32, on all-linear`; empty without LoRA."""
+        """Text for the printed plan, e.g. `, LoRA of rank 16, alpha 32, on all-linear`; empty without LoRA."""
         where = self.target_modules if isinstance(self.target_modules, str) else ", ".join(self.target_modules)
         return f", LoRA of rank {self.lora_rank}, alpha {self.alpha}, on {where}" if self.lora_rank else ""
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         if self.target_modules == []:
             yield "target_modules=[] selects no layer for an adapter. Set names of layers, or all-linear."
         elif not self.lora_rank and (self.lora_alpha is not None or self.target_modules != "all-linear"):
@@ -64,11 +64,11 @@ class Model(Lora):
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
-    """Arithmetic of forward and backward; master weights are always float32. auto = bfloat16 on a GPU, float32 on a
-    CPU."""
+    """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
+    on a CPU."""
     attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], ROUNDING] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (torch's own; sdpa in
-    float32); on a CPU padded, over rows sorted by length."""
+    float32); on a CPU padded, over sequences sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
     does not fit without it."""
@@ -81,8 +81,8 @@ class Model(Lora):
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss of a mixture of experts (docs/moe.md); 0 = off, which is usual in RL."""
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
+    def find_problems(self) -> Iterator[str]:
+        yield from super().find_problems()
         if self.router_aux_loss_coef and self.lora_rank:
             coef = f"router_aux_loss_coef={self.router_aux_loss_coef:g}"
             yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of them to 0."

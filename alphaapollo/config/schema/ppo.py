@@ -66,35 +66,35 @@ class Config(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a KL compares the policy with a reference model."""
+        """Whether a KL term compares the policy with a reference model."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
 
     @property
     def needs_ref_columns(self) -> bool:
-        """Whether a KL needs the reference's log-probs of the sampled tokens."""
+        """Whether a KL term needs the reference model's log-probs of the sampled tokens."""
         actor = self.actor_rollout_ref.actor
         return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.uses_full_kl)
 
     def count_policy_steps(self, iterations: int) -> int:
-        """Return the policy's optimizer steps in a number of iterations, without the critic warmup."""
+        """Return the policy's optimizer steps in the first `iterations` iterations; critic warmup has none."""
         return max(0, iterations - self.trainer.critic_warmup) * self.optimizer_steps
 
     def count_critic_steps(self, iterations: int) -> int:
-        """Return the critic's optimizer steps in a number of iterations."""
+        """Return the critic's optimizer steps in the first `iterations` iterations."""
         return iterations * self.mini_batches * self.critic.ppo_epochs
 
-    def problems(self) -> Iterator[str]:
-        yield from self._batch_problems()
-        yield from self._algorithm_problems()
-        yield from self._model_problems()
-        yield from self._rank_problems()
-        yield from self._async_problems()
+    def find_problems(self) -> Iterator[str]:
+        yield from self._find_batch_problems()
+        yield from self._find_algorithm_problems()
+        yield from self._find_model_problems()
+        yield from self._find_rank_problems()
+        yield from self._find_async_problems()
 
-    def _batch_problems(self) -> Iterator[str]:
+    def _find_batch_problems(self) -> Iterator[str]:
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
         if self.trajectories > MAX_TRAJECTORIES:
             sizes = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
-            yield f"{sizes}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower either."
+            yield f"{sizes}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower one of them."
         elif size < self.trajectories and self.trajectories % size:
             divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
             yield (
@@ -106,7 +106,7 @@ class Config(Section):
         if (method := self.algorithm.filtration.method) and self.group_size == 1:
             yield f"algorithm.filtration.method={method} needs groups of several samples. Set env.rollout.n=8."
 
-    def _algorithm_problems(self) -> Iterator[str]:
+    def _find_algorithm_problems(self) -> Iterator[str]:
         actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset
         if actor.use_kl_loss and algorithm.use_kl_in_reward:
             yield f"{ACTOR}.use_kl_loss and algorithm.use_kl_in_reward are both true. Set one of them to false."
@@ -123,7 +123,7 @@ class Config(Section):
         if rank := self.actor_rollout_ref.model.lora_rank:
             yield f"algorithm.reference_reset does not work with LoRA, got {MODEL}.lora_rank={rank}. Set it to 0."
 
-    def _model_problems(self) -> Iterator[str]:
+    def _find_model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank
         longest = self.data.max_prompt_length + self.data.max_response_length
         yield from find_engine_step_errors(ROLLOUT, self.actor_rollout_ref.rollout, longest)
@@ -131,7 +131,7 @@ class Config(Section):
         if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
             yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."
 
-    def _rank_problems(self) -> Iterator[str]:
+    def _find_rank_problems(self) -> Iterator[str]:
         actor, trainer, name = self.actor_rollout_ref.actor, self.trainer, "ulysses_sequence_parallel_size"
         sizes = {
             f"{ACTOR}.{name}": actor.ulysses_sequence_parallel_size,
@@ -143,7 +143,7 @@ class Config(Section):
             engines = self.actor_rollout_ref.rollout.num_engines
             yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."
 
-    def _async_problems(self) -> Iterator[str]:
+    def _find_async_problems(self) -> Iterator[str]:
         trainer, rollout, correction = self.trainer, self.actor_rollout_ref.rollout, self.algorithm.rollout_correction
         if trainer.async_mode and self.actor_rollout_ref.ref.log_probs_ahead is True:
             key = "actor_rollout_ref.ref.log_probs_ahead"

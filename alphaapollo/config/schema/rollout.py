@@ -58,7 +58,7 @@ class Rollout(Section):
     colocate: Annotated[bool, NEEDS_GPU] = True
     """Engines share the training GPUs; false = they get their own GPUs."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
-    """Arithmetic of the engine; auto = that of the model."""
+    """Precision of the engine; auto = the model's dtype."""
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5
     """Share of a GPU's memory that an engine may use."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
@@ -86,7 +86,7 @@ class Rollout(Section):
     val_kwargs: Annotated[ValSampling, OTHER_VALIDATION] = ValSampling()
     engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), ROUNDING] = EngineKwargs()
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         parallel = self.tensor_model_parallel_size
         if parallel > 1 and self.name != "vllm":
             yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set one of them."
@@ -103,7 +103,7 @@ class Rollout(Section):
         elif self.lora == "adapter":
             yield "router_replay=true with lora=adapter is not supported. Set lora=merged."
 
-    def warnings(self) -> Iterator[str]:
+    def find_warnings(self) -> Iterator[str]:
         for key, value, is_cut in (("top_p", self.top_p, self.top_p < 1), ("top_k", self.top_k, self.top_k > 0)):
             if is_cut:
                 why = "log-probs, ratios and KL are of the full distribution"

@@ -1,4 +1,4 @@
-"""Checks of sizes that several configurations share."""
+"""Checks that the configurations of several commands share: rank groups, adapter export, tokens of an engine step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.trainer import Training
 
 
-def find_rank_group_errors(sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
-    """Yield errors for rank groups that do not divide the ranks, or that cross nodes without covering complete nodes.
-
-    sizes: {key: ranks per group}; -1 = all ranks.
-    """
+def find_rank_group_errors(group_sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
+    """Yield an error for each {key: ranks per group} that does not divide the ranks or splits a node; -1 = all."""
     ranks, per_node = trainer.num_ranks, trainer.n_gpus_per_node
     fits = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]
-    for key, size in sizes.items():
+    for key, size in group_sizes.items():
         if size == -1 or size in fits:
             continue
         all_ranks = f"the {ranks} training ranks (trainer.n_gpus_per_node={per_node} x trainer.nnodes={trainer.nnodes})"
@@ -26,13 +23,13 @@ def find_rank_group_errors(sizes: Mapping[str, int], trainer: Training) -> Itera
 
 
 def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> Iterator[str]:
-    """Yield an error if adapters are to be exported, but the model has none."""
+    """Yield an error if LoRA adapters are to be exported, but the model has none. section: name of `lora`."""
     if trainer.export_lora == "adapter" and not lora.lora_rank:
         yield f"trainer.export_lora=adapter needs adapters, but {section}.lora_rank=0. Set trainer.export_lora=merged."
 
 
-def find_engine_step_errors(section: str, rollout: Rollout, longest: int) -> Iterator[str]:
-    """Yield an error if an engine step has fewer tokens than sequences. longest: tokens of prompt and response."""
+def find_engine_step_errors(section: str, rollout: Rollout, max_sequence_length: int) -> Iterator[str]:
+    """Yield an error if max_num_batched_tokens is smaller than max_num_seqs, which vLLM refuses."""
     tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    if rollout.name == "vllm" and max(tokens, longest) < sequences:
+    if rollout.name == "vllm" and max(tokens, max_sequence_length) < sequences:
         yield f"{section}.max_num_batched_tokens={tokens} is less than {section}.max_num_seqs={sequences}. Raise it."

@@ -35,12 +35,12 @@ class Teacher(Section):
 
     @property
     def uses_sampled_tokens(self) -> bool:
-        """Whether the loss needs only the log-probs of the sampled tokens."""
+        """Whether the distillation loss needs only the teacher's log-probs of the sampled tokens."""
         return self.divergence == "sampled"
 
     @property
     def uses_full_vocabulary(self) -> bool:
-        """Whether the update compares distributions over the full vocabulary."""
+        """Whether the distillation loss compares the distributions of policy and teacher over the full vocabulary."""
         return self.divergence not in (None, "sampled")
 
 

@@ -26,8 +26,6 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
-WHEN_ASYNC = ActiveWhen("async_mode")
-
 
 class RunFolder(Section):
     """`trainer` section of every command."""
@@ -60,7 +58,7 @@ class WatchedRun(RunFolder):
 
     @property
     def stall_notice_seconds(self) -> float:
-        """Seconds without progress after which the console reports it: a tenth of stall_timeout, at most 60."""
+        """Seconds without progress after which the console shows a warning: a tenth of stall_timeout, at most 60."""
         return min(60.0, (self.stall_timeout or math.inf) / 10)
 
 
@@ -100,8 +98,8 @@ class Training(WatchedRun):
     progress is finished first. A second signal ends the run at once. false = the first signal ends it."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
-    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. The same number of
-    engines may be replaced without a restart. 0 = a death ends the run."""
+    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. Up to as many dead
+    engines are also replaced without a restart. 0 = a death ends the run."""
     n_gpus_per_node: Annotated[PositiveInt, ROUNDING] = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
     nnodes: Annotated[PositiveInt, ROUNDING] = 1
@@ -118,7 +116,7 @@ class Training(WatchedRun):
         """Training ranks of all nodes."""
         return self.n_gpus_per_node * self.nnodes
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         if self.keep_best and getattr(self, "test_freq", 1) < 1:
             yield f"keep_best={self.keep_best} needs validation, but test_freq is -1. Set test_freq, e.g. to save_freq."
         if getattr(self, "controller", None) == "local" and self.num_ranks > 1:
@@ -137,9 +135,9 @@ class Trainer(Training):
     async_mode: Literal["carry", "separate"] | None = None
     """Asynchronous training (docs/async.md): carry = unfinished responses pause when a batch is full and continue with
     the new weights; separate = generation runs in parallel with training; null = synchronous."""
-    max_staleness: Annotated[NonNegativeInt, WHEN_ASYNC] = 1
-    """Async: maximum age of a trained token, in weight versions; the run generates this many batches ahead. 0 = the
-    same weights as a synchronous run."""
+    max_staleness: Annotated[NonNegativeInt, ActiveWhen("async_mode")] = 1
+    """Async: how many weight updates old a token may be when it is trained on; the run generates this many batches
+    ahead. 0 = the same weights as a synchronous run."""
     critic_warmup: NonNegativeInt = 0
     """First iterations in which only the critic is trained."""
     controller: Literal["ray", "local"] = "ray"

@@ -32,7 +32,7 @@ class TuningData(TrainingFiles):
     source_weights: Annotated[list[PositiveFloat] | None, REORDERED] = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         files = [self.train_files] if isinstance(self.train_files, str) else self.train_files
         if self.source_weights is not None and len(self.source_weights) != len(files):
             weights = f"source_weights has {len(self.source_weights)} weights"
@@ -62,7 +62,7 @@ class TuningConfig(Section):
     """Ranks that share every sequence (Ulysses sequence parallelism). Must divide the ranks and the attention heads."""
     trainer: TuningTrainer = TuningTrainer()
 
-    def problems(self) -> Iterator[str]:
+    def find_problems(self) -> Iterator[str]:
         yield from find_adapter_export_errors("model", self.model, self.trainer)
         sizes = {
             "fsdp_config.fsdp_size": self.fsdp_config.fsdp_size,

@@ -85,7 +85,8 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
     assert run.config.custom_reward_function.path == str(beside)  # type: ignore[union-attr]
     assert beside.is_file()
     with pytest.raises(
-        ConfigError, match=r"custom_reward_function\.path=mine\.py, but the call also passes a Python object for this key"
+        ConfigError,
+        match=r"custom_reward_function\.path=mine\.py, but the call also passes a Python object for this key",
     ):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 

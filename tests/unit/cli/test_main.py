@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
+from alphaapollo.cli import quickstart
 from alphaapollo.cli.completion import build_completion_script
 from alphaapollo.cli.main import main
-from alphaapollo.cli import quickstart
 from alphaapollo.cli.subcommands import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, list_keys
 

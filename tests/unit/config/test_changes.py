@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.changes import find_changes, identify_command, find_resume_rule
+from alphaapollo.config.changes import find_changes, find_resume_rule, identify_command
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import Section, Verdict

@@ -268,8 +268,8 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
             ["env.grid_world.size=9"],
             ["env.grid_world.size=9 has no effect: env.env_name is single_turn."],
         ),
-        ("generation", ["model.lora_rank=8"], ["model.lora_rank=8 has no effect: it is about training."]),
-        ("generation", ["rollout.val_kwargs.n=8"], ["rollout.val_kwargs.n=8 has no effect: it is about training."]),
+        ("generation", ["model.lora_rank=8"], ["model.lora_rank=8 has no effect: it affects only training."]),
+        ("generation", ["rollout.val_kwargs.n=8"], ["rollout.val_kwargs.n=8 has no effect: it affects only training."]),
         (
             "generation",
             ["env.rollout.n=8"],

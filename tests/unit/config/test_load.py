@@ -198,7 +198,9 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
     (tmp_path / "data" / "notes.yaml").write_text("a: [\n")
     file = tmp_path / "my first run.yml"
     file.write_text("defaults:\n  - algorithm: dapo\n  - _self_\ntrainer: {seed: 5, nnodes: 2}\n")
-    config, user_settings = load_with_user_settings(Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"])
+    config, user_settings = load_with_user_settings(
+        Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"]
+    )
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 3, True)
     assert user_settings.keys == {"trainer.seed", "trainer.nnodes", "algorithm.lam"}
     assert load("--config", str(file), "algorithm=rloo").algorithm.adv_estimator == "rloo"
@@ -224,7 +226,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
 
 def test_missing_file_and_two_files(tmp_path: Path):
     assert "the file cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
-    assert "exclude each other" in problem("--config", "a.yaml", "--config-name", "ppo")
+    assert "cannot be combined" in problem("--config", "a.yaml", "--config-name", "ppo")
 
 
 def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):

@@ -86,7 +86,7 @@ def problem(command: str, *argv: str) -> str:
         (["data.train_batch_size=999999937", "env.rollout.n=7"], "an iteration has at most 10000000 trajectories"),
         (
             ["data.apply_chat_template_kwargs.tools=x"],
-            "tools is not an argument of the template itself. Remove it.",
+            "tools is a parameter of apply_chat_template, not of the template. Remove it.",
         ),
         (["data.apply_chat_template_kwargs.add_generation_prompt=x"], "add_generation_prompt is not an argument"),
         # LoRA
