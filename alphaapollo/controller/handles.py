@@ -118,7 +118,7 @@ class TrainedGroup(ModelGroup[L]):
         name = self.name
         await self.ranks.call(lambda worker: start_torch_spans(f"{name} {worker.placement.rank}"))
 
-    async def take_profile(self) -> list[Span]:
+    async def stop_profile(self) -> list[Span]:
         """Stop recording and return the recorded operations of all ranks."""
         name = self.name
         spans = await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}"))
@@ -218,8 +218,7 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         await self.ranks.call(lambda worker: worker.release_weights())
 
     async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
-        """Return the policy's log-probs of `token_ids[1:]` at temperature 1, to compare with the engines'. Then
-        offload the policy."""
+        """Return the policy's log-probs of `token_ids[1:]`, to compare with the engines', and offload the policy."""
         return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(token_ids)))[0]
 
 
@@ -255,7 +254,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         self._balancer = LoadBalancer(ranks.size, samples_in_flight)
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
-        """Generate one group on the least loaded engine, once it has capacity."""
+        """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
         rank = await self._balancer.acquire(request.num_samples)
         try:
             group: TrajectoryGroup = await self.ranks.call_one(rank, lambda worker: worker.generate(request))
@@ -290,8 +289,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 task.cancel()
 
     async def pause(self) -> None:
-        """Pause every engine between two tokens. Running requests continue after `resume` with the weights at that
-        time."""
+        """Pause every engine between two tokens. After `resume`, requests continue with the current weights."""
         await self.ranks.call(lambda worker: worker.pause())
 
     async def resume(self) -> None:
@@ -326,7 +324,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     @asynccontextmanager
     async def kv_cache_released(self) -> AsyncIterator[None]:
-        """Context manager that frees the engines' KV caches while a trainer uses the GPUs. The weights stay."""
+        """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
         await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield
         await self.wake_cache()
@@ -335,15 +333,15 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Start recording the episodes of every rollout worker."""
         await self.ranks.call(lambda _: start_recording_spans())
 
-    async def take_profile(self) -> list[Span]:
+    async def stop_profile(self) -> list[Span]:
         """Stop recording and return the recorded time spans of all workers."""
         return list(chain.from_iterable(await self.ranks.call(lambda _: take_recorded_spans())))
 
-    async def close(self, cleanup: Sequence[str] = ()) -> None:
+    async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
         """Shut down the engines, whose cores are separate processes, and then end the workers.
 
-        cleanup: folders that each worker removes on its node.
+        cleanup_folders: folders that each worker removes on its node.
         """
         await self.ranks.call(lambda worker: worker.close())
-        await self.ranks.call(lambda _: remove_paths(map(Path, cleanup)))
+        await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
         await self.ranks.close()

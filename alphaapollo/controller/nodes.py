@@ -14,7 +14,7 @@ from alphaapollo.utils.versions import find_version
 
 LIBRARIES = ("torch", "transformers", "vllm", "ray")
 NOTHING = "none"
-AnyTrainer = Trainer | TuningTrainer | GenerationTrainer
+TrainerSection = Trainer | TuningTrainer | GenerationTrainer
 COMPARED = (".safetensors", ".json", ".py", ".yaml")
 
 
@@ -39,7 +39,7 @@ class NodeContents:
     files: Mapping[str, tuple[int, int] | None]  # config key -> (number, bytes) of its files; None: no such path
 
 
-def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: AnyTrainer) -> str:
+def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection) -> str:
     """Return a message if fewer nodes have joined than the run needs (trainer.nnodes), else ""."""
     on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
     gpus = trainer.n_gpus_per_node if on_gpus else 0

@@ -46,14 +46,14 @@ class WorkerDied(WorkerLost):
 class RunStalled(WorkerLost):
     """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
 
-    def __init__(self, cause: str, culprits: Sequence[str], next_step: str):
+    def __init__(self, cause: str, culprits: Sequence[str], resume_hint: str):
         role = re.sub(r" \d+$", "", culprits[0]) if culprits else ""
-        super().__init__(f"{cause}; {next_step}.", role, cause)
+        super().__init__(f"{cause}; {resume_hint}.", role, cause)
         self.culprits = list(culprits)
 
 
 class WorkerFailed(RuntimeError):
-    """Error: a worker raised an exception. The message names the worker and has its traceback."""
+    """Error: a worker raised an exception. The message names the worker and, for bugs, includes the traceback."""
 
 
 class Ranks(ABC, Generic[W]):
@@ -64,13 +64,11 @@ class Ranks(ABC, Generic[W]):
 
     @abstractmethod
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        """Call `function(worker)` on every rank concurrently. Returns the results in rank order. The function may be
-        async."""
+        """Call `function(worker)`, which may be async, on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        """Call `function(worker, items[rank])` on every rank. Returns the results in rank order. An item that several
-        ranks share is sent over Ray only once."""
+        """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
@@ -128,7 +126,7 @@ class LocalRanks(Ranks[W]):
         return await self._call_and_record(function)
 
     async def _call_and_record(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call function(worker, *arguments) as an active call of the heartbeat. An EngineDied becomes a WorkerDied."""
+        """Call function(worker, *arguments), and record the call for stall detection. EngineDied becomes WorkerDied."""
         try:
             with HEARTBEAT.call(get_enclosing_method_name(function), f"{self.role} 0"):
                 return await self._call_worker(function, *arguments)

@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alphaapollo.controller.health.process_monitor import find_dead_process
 from alphaapollo.controller.nodes import (
-    AnyTrainer,
     ClusterNode,
     NodeContents,
+    TrainerSection,
     describe_missing_nodes,
     describe_node_differences,
     inspect_node,
@@ -36,7 +36,7 @@ LOCAL_TOKEN = secrets.token_hex(32)
 a token to ~/.ray, which fails if the home directory is not writable."""
 
 
-def join_cluster(trainer: AnyTrainer) -> Machine:
+def join_cluster(trainer: TrainerSection) -> Machine:
     """Join the Ray cluster at RAY_ADDRESS, wait for its nodes, and return the resources of its largest node. Raises
     ValueError if there is no such cluster or nodes are missing."""
     try:
@@ -98,7 +98,7 @@ def is_local_ray_unresponsive() -> bool:
     return find_dead_process(pids) != "" or any(stopped)
 
 
-def wait_for_nodes(trainer: AnyTrainer) -> None:
+def wait_for_nodes(trainer: TrainerSection) -> None:
     """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS

@@ -30,7 +30,7 @@ from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
 from alphaapollo.utils.watchdog import RUN, kill_run_processes, remove_paths
-from alphaapollo.weight_sync.transport import assign_writers
+from alphaapollo.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -95,7 +95,7 @@ class RayWorkerGroups(WorkerGroups):
             role: choose_visible_gpus(placement, role, [one.gpus for one in rank_locations])
             for role in self.ranks_by_role
         }
-        writers = assign_writers([one.node for one in rank_locations], [one.node for one in engine_locations])
+        writers = assign_weight_writers([one.node for one in rank_locations], [one.node for one in engine_locations])
         client = RayWeightSyncClient(engines.actors) if engines and placement.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
         for role, build in specs.rank_builders.items():
@@ -116,6 +116,7 @@ class RayWorkerGroups(WorkerGroups):
     async def _make_rank_placements(
         self, ranks: RayRanks[Any], written_nodes: Sequence[str | None]
     ) -> list[RankPlacement]:
+        """Return the settings of each training rank. written_nodes: node for which the rank writes weights, or None."""
         from alphaapollo.workers.process_group import RankPlacement
 
         placement, address = self.specs.placement, await ranks.reserve_address()

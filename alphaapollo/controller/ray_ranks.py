@@ -1,4 +1,4 @@
-"""Ranks as Ray actors. Each worker has its own process, which ends with the driver."""
+"""Workers as Ray actors: each training rank and each engine has its own process, which ends with the driver."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class RayRanks(Ranks[W]):
             message = f"{worker} does not answer: {reason}"
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
                 raise WorkerFailed(
-                    f"{message} Free memory or disk space on its node."
+                    f"{message.rstrip('.')}. Free memory or disk space on its node."
                 ) from None  # a restart cannot help
             raise WorkerDied(message, self.role) from None
 
@@ -315,7 +315,7 @@ class RayRanks(Ranks[W]):
 
 
 async def raise_first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
-    """Raise the first WorkerDied with which one of the tasks fails within the given seconds, else return."""
+    """Wait for the tasks for at most `seconds`, and raise the first WorkerDied with which a task fails."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 
 
 @dataclass
-class _Request(PendingCompletion):
+class _WaitingRequest(PendingCompletion):
     answer: asyncio.Future[Completion] = field(kw_only=True)
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 
@@ -44,7 +44,7 @@ class HFEngine(Engine):
         self.spec = spec
         self.version = 0
         self._model: Any = None
-        self._waiting: list[_Request] = []
+        self._waiting: list[_WaitingRequest] = []
         self._serving: asyncio.Task[None] | None = None
         self._paused = False
 
@@ -69,7 +69,7 @@ class HFEngine(Engine):
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
-        request = _Request(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
+        request = _WaitingRequest(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._start_serving()
         return await request.answer
@@ -108,7 +108,7 @@ class HFEngine(Engine):
             self._start_serving()
 
     @torch.inference_mode()
-    def _sample_batch(self, batch: list[_Request]) -> None:
+    def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
         decode_batch(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:

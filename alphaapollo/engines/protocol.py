@@ -19,7 +19,8 @@ class EngineDied(EngineError):
 class Engine:
     """Interface of one engine replica, to be called from one event loop. Calls of generate and log_probs may overlap.
 
-    Methods with a default implementation do nothing in engines that need no separate process and keep no KV cache.
+    Engines without separate processes and without a KV cache between requests need not override the methods that have
+    a default implementation.
     """
 
     has_weights: bool

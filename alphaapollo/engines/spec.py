@@ -23,7 +23,7 @@ class EngineSpec:
     log_path: str  # log file of the engine
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
-    cleanup: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
+    cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property
     def name(self) -> str:

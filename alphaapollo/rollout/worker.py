@@ -82,7 +82,7 @@ class RolloutWorker:
             log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
             transport=setup.transport,
             lora_rank=model.lora_rank,
-            cleanup=(setup.shared_memory,) if setup.shared_memory else (),
+            cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
         self._weights_folder = get_weights_folder(setup.shared_memory, node)

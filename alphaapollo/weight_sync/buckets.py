@@ -32,7 +32,7 @@ def make_buckets(
         yield bucket
 
 
-def prefetch_buckets(source: Iterator[Bucket]) -> Iterator[Bucket]:
+def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:
     """Yield the buckets, and gather the next bucket on a separate CUDA stream while the caller sends the current one.
     Every rank starts the next gather before it yields, so all ranks run their collectives in the same order."""
     stream = torch.cuda.Stream()
@@ -40,7 +40,7 @@ def prefetch_buckets(source: Iterator[Bucket]) -> Iterator[Bucket]:
 
     def start_gather() -> tuple[Bucket | None, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            bucket = next(source, None)
+            bucket = next(buckets, None)
             return bucket, stream.record_event()
 
     bucket, gathered = start_gather()

@@ -63,7 +63,7 @@ def get_weights_folder(shared_folder: str, node_id: str) -> str:
     return f"{shared_folder}/weights/{node_id}"
 
 
-def assign_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
+def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
     """Choose the first training rank of each node with engines to write the weights for these engines. Returns for each
     rank the node for which it writes, or None."""
     return [

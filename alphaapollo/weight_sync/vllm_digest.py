@@ -11,9 +11,9 @@ import torch
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 
 
-def select_counted_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def select_counted_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the part of a parameter that this tensor-parallel rank adds to the digest, so that no element counts twice:
-    the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only. name: within the layer."""
+    the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only."""
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -21,7 +21,7 @@ def select_counted_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterato
 
     sharded = getattr(layer, "tp_size", 1) > 1 and (
         isinstance(layer, ColumnParallelLinear | VocabParallelEmbedding)
-        or (isinstance(layer, RowParallelLinear) and name == "weight")
+        or (isinstance(layer, RowParallelLinear) and parameter_name == "weight")
     )
     if isinstance(layer, QKVParallelLinear) and sharded and layer.tp_rank % layer.num_kv_head_replicas:
         yield tensor[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads

@@ -30,7 +30,7 @@ from alphaapollo.engines.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
     rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks), enforce_eager=True)
-    engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup=(shared,)))
+    engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup_folders=(shared,)))
     await engine.start()
     print(*engine.list_pids(), forkserver._forkserver._forkserver_pid, flush=True)
     await asyncio.sleep(600)

@@ -1,7 +1,7 @@
 """Monitor of the processes that a run depends on besides its workers: Ray's raylet and GCS.
 
-Ray reports the death of its raylet only after half a minute, and as the death of a worker. It does not report the death
-of its GCS; it ends the driver a minute later.
+Ray reports the death of its raylet only after half a minute, and as the death of a worker. If Ray's GCS dies, Ray
+reports nothing and ends the driver a minute later.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Stall detection: decide from two snapshots which process blocks the run, and whether it is hung or slow.
 
 The cases, in this order:
-    progress     a heartbeat count has changed, or a disk was busy: the run is not stalled
+    progress     the progress counter of a process (its heartbeat) has changed, or a disk was busy: there is no stall
     stopped      a process was stopped by a signal
-    computing    a process that uses CPU time is slow, not hung. For processes that use GPUs only heartbeat counts are
-                 compared, because waiting for a GPU may use CPU time, too
+    computing    a process that uses CPU time is slow, not hung. For processes that use GPUs this does not
+                 count, because waiting for a GPU may use CPU time, too
     silent       a worker does not answer
-    waiting      all workers answer and wait: of the ranks that were called last, those with the lowest heartbeat counts
-                 block the run
+    waiting      all workers answer and wait: of the ranks that were called last, those with the least progress block
+                 the run
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
 
 
 def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
-    """Return the processes stopped by a signal: those that the workers need, or (False) those that can be replaced."""
+    """Return the processes that a signal has stopped: those that the run needs, or else its helpers, e.g. graders."""
     return [
         (worker, worker.name_process(process))
         for worker in workers
@@ -150,8 +150,7 @@ def _find_computing_processes(
 
 
 def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
-    """Return whether a process may use CPU time only to wait for a GPU. Graders, compilers and a controller without
-    active remote calls do not."""
+    """Return whether a process may use CPU time only to wait for a GPU, unlike e.g. graders and compilers."""
     return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
 
@@ -167,7 +166,7 @@ def _pair_processes(
 
 
 def _find_lagging_ranks(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
-    """Return the ranks with the lowest heartbeat counts in the role that was called last. In a collective, all other
+    """Return the ranks with the lowest progress counters in the role that was called last. In a collective, all other
     ranks wait for these ranks."""
     ticks = {
         worker.role_and_rank: worker.report.ticks

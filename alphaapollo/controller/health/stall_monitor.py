@@ -154,8 +154,8 @@ class StallMonitor:
         self._reported.clear()
 
     def _get_stall_timeout(self, finding: StallFinding) -> float | None:
-        """Return the seconds without progress after which the run ends; None: never. Active calls with a longer timeout
-        of their own are given that timeout."""
+        """Return the seconds without progress after which the run ends; None: never. If the workers' active calls have
+        a longer timeout of their own, that timeout is used."""
         if self._timeout is None or not finding.call_timeout:
             return self._timeout
         return max(self._timeout, finding.call_timeout + MARGIN_SECONDS)

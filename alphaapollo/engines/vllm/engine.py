@@ -57,10 +57,10 @@ class VllmEngine(Engine):
             return
         self._prepared = True
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
-        if self.spec.cleanup:
+        if self.spec.cleanup_folders:
             Path(get_sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(
-            build_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup)
+            build_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
         )
         log_library_to_file("vllm", self.spec.log_path)
         register_triton_interpreter()
@@ -246,7 +246,9 @@ class VllmEngine(Engine):
         from vllm.lora.request import LoRARequest
 
         if self._running_llm.get_num_unfinished_requests():  # a running request keeps its adapter
-            raise EngineError(f"{self.spec.name} cannot replace its LoRA adapter while requests are running.")
+            raise EngineError(
+                f"{self.spec.name} cannot replace its LoRA adapter while requests run. Wait until they end."
+            )
         number = 1
         if self._adapter is not None:
             number += self._adapter.lora_int_id

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, apply_patches
-from alphaapollo.engines.vllm.process import enter_engine_process
+from alphaapollo.engines.vllm.process import set_up_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
 from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 
@@ -57,7 +57,7 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 def _set_up_worker_process() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    enter_engine_process()
+    set_up_engine_process()
     apply_patches()
     WeightTransferEngineFactory.register_engine(
         SHARED_MEMORY, "alphaapollo.weight_sync.vllm_shared_memory", "SharedMemoryWeightTransferEngine"

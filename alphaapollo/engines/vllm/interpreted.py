@@ -27,6 +27,7 @@ def register_triton_interpreter() -> None:
         from triton.backends import backends  # type: ignore[import-untyped]
     except ImportError as error:
         raise ValueError(
-            f"rollout.router_replay=true needs triton on a machine without GPUs: {error}. Install it or remove the key."
+            f"rollout.router_replay=true needs triton on a machine without GPUs ({error}). Install triton, or remove "
+            "rollout.router_replay."
         ) from error
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))

@@ -37,7 +37,7 @@ CORE_MODULES = (  # modules that an engine core imports
 
 
 def build_process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables that `enter_engine_process` reads in the engine's processes."""
+    """Return the environment variables that `set_up_engine_process` reads in the engine's processes."""
     return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup), LOG: log_path}
 
 
@@ -50,7 +50,7 @@ class EngineProcess(ForkServerProcess):
 
     def run(self) -> None:
         os.environ.update(self._environment)
-        enter_engine_process()
+        set_up_engine_process()
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 
@@ -79,15 +79,15 @@ def start_fork_server() -> EngineContext:
     return context
 
 
-def enter_engine_process() -> None:
+def set_up_engine_process() -> None:
     """Make this process of an engine exit with the engine's owner and write to the engine's log. No effect in the
     owner's process."""
     if os.getpid() != int(os.environ[PARENT]):
-        _set_up_engine_process(os.getpid())
+        _set_up_once(os.getpid())
 
 
 @functools.cache  # once per process
-def _set_up_engine_process(pid: int) -> None:
+def _set_up_once(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
     redirect_output_to_file(os.environ[LOG])

@@ -21,7 +21,7 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if spec.cleanup:
+    if spec.cleanup_folders:
         variables["VLLM_RPC_BASE_PATH"] = get_sockets_folder(spec)
     if Path(spec.model_path).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
@@ -34,7 +34,7 @@ def build_environment(spec: EngineSpec) -> dict[str, str]:
 
 def get_sockets_folder(spec: EngineSpec) -> str:
     """Return a folder for vLLM's sockets that is removed with the run, because vLLM never removes its sockets."""
-    return f"{spec.cleanup[0]}/sockets"
+    return f"{spec.cleanup_folders[0]}/sockets"
 
 
 def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:

@@ -57,7 +57,8 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
     for name in user_kwargs:
         if name not in known:
             raise ValueError(
-                f"{key}.{name}: vLLM's EngineArgs has no such argument.{suggest_similar(name, sorted(known), 3)}"
+                f"{key}.{name}: vLLM's EngineArgs has no such argument.{suggest_similar(name, sorted(known), 3)} "
+                "Correct its name or remove it."
             )
 
 

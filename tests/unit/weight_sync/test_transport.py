@@ -2,7 +2,7 @@ from pathlib import Path
 
 from alphaapollo.weight_sync.transport import (
     Transport,
-    assign_writers,
+    assign_weight_writers,
     choose_transport,
     get_weights_folder,
     make_weight_sender,
@@ -18,8 +18,8 @@ def test_transport_depends_on_where_the_engines_run():
 
 
 def test_one_rank_of_each_node_with_engines_writes_for_them():
-    assert assign_writers(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
-    assert assign_writers(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
+    assert assign_weight_writers(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
+    assert assign_weight_writers(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
 
 
 def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
