@@ -74,18 +74,16 @@ class GridWorldEnvironment(TextGame):
 
     def view(self) -> str:
         """Return the current grid as the model sees it: a map or coordinates (env.grid_world.view)."""
+        size = self.config.grid_world.size
         if self.config.grid_world.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal
-            walls = [name for name in MOVES if self._is_wall(_find_neighbour(self.position, name))]
+            cells = {name: _find_neighbour(self.position, name) for name in MOVES}
+            inside = {name: cell for name, cell in cells.items() if min(cell) >= 0 and max(cell) < size}
+            walls = [name for name, cell in inside.items() if cell not in self.free]
             beside = " ".join(["", "walls", *walls]) if walls else ""
             return f"at {row},{column} goal {goal_row},{goal_column}{beside}"
-        size = self.config.grid_world.size
         marks = dict.fromkeys(self.free, ".") | {self.goal: "G", self.position: "A"}
         return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
-
-    def _is_wall(self, cell: Cell) -> bool:
-        """Return whether a cell is a wall inside the grid."""
-        return cell not in self.free and all(0 <= coordinate < self.config.grid_world.size for coordinate in cell)
 
     def _make_prompt(self, view: str) -> str:
         settings = self.config.grid_world

@@ -39,7 +39,9 @@ class ToolBox:
         self._tools = {tool.name: tool for tool in tools}
         counts = Counter(tool.name for tool in tools)
         if duplicates := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"several tools are named {duplicates[0]}. Rename all but one of them.")
+            raise ValueError(
+                f"several tools have the same name: {', '.join(duplicates)}. Rename or exclude all but one."
+            )
         if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
             raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}

@@ -257,7 +257,7 @@ def run_answer(source: str) -> None:
 
 
 def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Call a function of the answer. Returns ["returned" or "raised", result or exception, arguments after the call]."""
+    """Call a function of the answer. Returns [outcome, result or exception, arguments after the call] as JSON data."""
     sys.stdout = io.StringIO()
     try:
         return ["returned", encode_value(function(*args, **kwargs), []), encode_value(args, [])]

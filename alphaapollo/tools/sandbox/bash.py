@@ -19,13 +19,7 @@ import time
 from typing import NoReturn
 
 from alphaapollo.tools.sandbox import landlock, seccomp
-from alphaapollo.tools.sandbox.linux import (
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
-    become_nobody,
-    prctl,
-    set_resource_limits,
-)
+from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, become_nobody, prctl, set_rlimits
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
@@ -94,7 +88,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
         os.closerange(program + 1, 1 << 16)
         os.chdir("/")
         os.nice(19)
-        set_resource_limits(LIMITS)
+        set_rlimits(LIMITS)
         if os.getuid() == 0:
             become_nobody()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores

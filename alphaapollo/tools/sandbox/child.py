@@ -21,13 +21,7 @@ import sys
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.execute import (
-    EXIT_ERROR,
-    execute_snippet,
-    flush_output,
-    make_namespace,
-    shut_down_interpreter,
-)
+from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute_snippet, flush_output, make_namespace, shut_down
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -65,7 +59,7 @@ def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     try:
         _isolate_process(spec, context, folder, descriptors)
         code = _run_snippets(spec)
-        shut_down_interpreter()
+        shut_down()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = code or EXIT_ERROR
@@ -90,7 +84,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     _move_descriptors(
         [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
     )
-    linux.set_resource_limits(
+    linux.set_rlimits(
         {
             resource.RLIMIT_AS: context.address_space + (spec.memory_mb << 20),
             resource.RLIMIT_CPU: spec.cpu_seconds,

@@ -59,7 +59,7 @@ def become_nobody() -> None:
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
 
 
-def set_resource_limits(limits: dict[int, int]) -> None:
+def set_rlimits(limits: dict[int, int]) -> None:
     """Set limits of this process ({resource.RLIMIT_*: value}), capped at the hard limits, and disable core dumps.
     RLIMIT_NPROC is not useful here: it does not apply to root, and it counts all processes of a user."""
     for kind, value in {**limits, resource.RLIMIT_CORE: 0}.items():

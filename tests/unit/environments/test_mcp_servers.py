@@ -93,6 +93,6 @@ def test_invalid_servers():
     refused(config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*It has: add, ")
     refused(config(command=[]), "MCP server small needs exactly one of command and url")
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
-    refused(two, "several tools are named add, count, sleep")
+    refused(two, "several tools have the same name: add, count, sleep")
     closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
     refused(closed, r"mcp_servers\.small\.environment: the variable NO_SUCH is not set")

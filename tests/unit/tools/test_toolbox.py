@@ -162,7 +162,7 @@ def test_schemas() -> None:
 
 def test_invalid_toolboxes() -> None:
     tools: list[Tool] = [FunctionTool(add), FunctionTool(add)]
-    with pytest.raises(ValueError, match=r"several tools are named add\."):
+    with pytest.raises(ValueError, match=r"several tools have the same name: add\."):
         ToolBox(tools, ToolLimits())
     with pytest.raises(ValueError, match="unknown tools: sub"):
         ToolBox(tools[:1], ToolLimits(), {"sub": ToolLimits()})
