@@ -93,8 +93,9 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
-    bounds = bootstrap_interval(np.array(known)[:, None])[:, 0]
-    return Estimate.from_bounds(math.fsum(known) / len(known), bounds, len(known))
+    bounds = bootstrap_interval(np.array(known)[:, None])[:, 0].tolist()
+    low, high = (None if math.isnan(bound) else bound for bound in bounds)
+    return Estimate(math.fsum(known) / len(known), low, high, problems=len(known))
 
 
 @dataclass(frozen=True)
