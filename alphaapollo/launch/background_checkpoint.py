@@ -7,38 +7,27 @@ write the copy during the next iteration.
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
 The loop calls `begin_update` before it changes the models and `end_update` after the iteration. If the copies do not
-fit into memory (launch/memory), the worker groups write during `save`. save_on_signal.py saves the last iteration of an
-interrupted run.
+fit into memory (launch/memory), the worker groups write during `save`. run_and_save_on_signal saves the last iteration
+of an interrupted run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from alphaapollo.controller.handles import TrainedGroup
+from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
+from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import explain_write_errors
 
 FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, because its workers may hang
-
-
-class SavableGroup(Protocol):
-    """Interface of a worker group with state to save, such as the policy (controller/handles.py)."""
-
-    async def save(self, folder: str) -> None:
-        """Copy the state into host memory, and start to write it to the folder."""
-
-    async def offload(self) -> None:
-        """Move the state to host memory, so that another worker group can use the GPUs."""
-
-    async def wait_for_save(self) -> float:
-        """Wait until the copy is on disk. Returns the seconds of writing."""
-        ...
 
 
 P = TypeVar("P", bound=RunProgress)
@@ -56,7 +45,7 @@ class BackgroundCheckpointWriter(Generic[P]):
     def __init__(
         self,
         checkpoints: CheckpointFolder,
-        groups: Mapping[str, SavableGroup],
+        groups: Mapping[str, TrainedGroup[Any]],
         notice: Callable[[str], None],
         copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ):
@@ -157,3 +146,37 @@ class BackgroundCheckpointWriter(Generic[P]):
             progress.write(folder)
             await asyncio.to_thread(self.checkpoints.complete_checkpoint, folder)
         return seconds + time.perf_counter() - started
+
+
+async def run_and_save_on_signal(saving: BackgroundCheckpointWriter[P], loop: Coroutine[Any, Any, None]) -> None:
+    """Run the loop and, after SIGTERM or Ctrl-C, save the last complete iteration (trainer.save_on_signal).
+
+    A signal cancels the current iteration, unless its update has begun: then the iteration is finished first. If a
+    monitor cancels the run (a dead or stalled worker), nothing is finished or saved.
+    """
+    task = asyncio.ensure_future(loop)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError as error:
+        saving.is_stopping, is_lost = True, CANCELLED_BY_MONITOR in error.args
+        if is_lost or not saving.in_update:
+            task.cancel()
+        else:
+            saving.notice("received a signal; finishing the current iteration. A second signal ends the run at once.")
+        await asyncio.wait([task])
+        if not is_lost:
+            await _save_last(saving, None if task.cancelled() else task.exception())
+        raise
+
+
+async def _save_last(saving: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
+    """Save the last complete iteration, unless the loop ended with an error. Errors are only printed as notices."""
+    try:
+        if error:
+            raise error
+        if progress := saving.unsaved_progress:
+            saving.notice(f"received a signal; writing the checkpoint of iteration {progress.step}")
+            saving.is_stopping = False
+            await saving.save(progress)
+    except FAILURES as failure:
+        saving.notice(f"no checkpoint was written: {failure}")

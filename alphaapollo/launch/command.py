@@ -42,7 +42,7 @@ def run_training(
 ) -> int:
     """Run a training command with the defaults of the YAML file `config_name`, with restarts. Returns the exit code.
 
-    module_name: module with `prepare(config, user_settings) -> RestartableRun` and `run(prepared, progress)`.
+    module_name: module with `prepare(config, user_settings)` and `run(prepared, progress)` (restarts.py).
     """
     with exit_on_config_error():
         config, user_settings = load_with_user_settings(schema, config_name, sys.argv[1:] if argv is None else argv)

@@ -9,41 +9,25 @@ import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
+from alphaapollo.launch.checkpoint_folder import list_checkpoints, parse_step
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.input_checks import detect_node
-from alphaapollo.launch.resume import StartPoint, find_start_point, resume_hint
+from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.launch.run_command import run_until_signal
 from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
-R = TypeVar("R", bound="RestartableRun")
 
-
-class RestartableRun(Protocol):
-    """Interface of a training run that is checked but not started: a dataclass with `config` and `start`."""
-
-    @property
-    def config(self) -> Config | TuningConfig: ...
-
-    @property
-    def start(self) -> StartPoint: ...
-
-    @property
-    def progress(self) -> RunProgress:
-        """Driver's state in the checkpoint to resume from, or of a new run."""
-        ...
-
-
-def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, None]]) -> None:
+def run_with_restarts(prepared: Any, run: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
     restarted.
 
+    prepared: checked run, a dataclass with `config`, `start` (StartPoint) and the property `progress` (RunProgress).
     run: coroutine function `run(prepared, progress)` that trains and updates `progress` after each iteration.
     """
     trainer, restarts = prepared.config.trainer, 0
@@ -74,7 +58,7 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death
 
 
-def prepare_restart(prepared: R) -> R:
+def prepare_restart(prepared: Any) -> Any:
     """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
     did before.
 
@@ -88,7 +72,7 @@ def prepare_restart(prepared: R) -> R:
     start = find_start_point(config)
     for line in start.describe() or ["starts from scratch."]:
         print(line, flush=True)
-    return cast(R, replace(cast(Any, prepared), config=config, start=start))
+    return replace(prepared, config=config, start=start)
 
 
 @contextmanager

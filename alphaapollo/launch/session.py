@@ -15,10 +15,9 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
 from alphaapollo.launch.resume import StartPoint, resume_hint
-from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.spans import SPANS

@@ -44,7 +44,6 @@ class Spans:
 
     @property
     def is_recording(self) -> bool:
-        """Whether spans are recorded."""
         return self._recorded is not None
 
     def start(self) -> None:

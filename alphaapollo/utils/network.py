@@ -16,7 +16,6 @@ def listen_on_loopback_only() -> None:
 
 
 def find_free_port() -> int:
-    """Return a TCP port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

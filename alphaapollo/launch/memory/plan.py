@@ -308,7 +308,6 @@ def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
 
 
 def _suggest_keys(config: Config, device: Device, capacity: int) -> str:
-    """Return a sentence with keys that make the run fit into memory."""
     keys = find_cheapest_keys(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"

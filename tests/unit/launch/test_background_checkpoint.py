@@ -11,9 +11,8 @@ import pytest
 
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch import background_checkpoint
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
-from alphaapollo.launch.save_on_signal import run_and_save_on_signal
 from alphaapollo.trainer.progress import Progress
 
 
