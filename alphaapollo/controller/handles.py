@@ -79,7 +79,7 @@ class ModelGroup(WorkerGroup[M]):
     async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:
         """Call function(worker, batch) on all ranks. Consecutive sequence-parallel ranks get the same batch."""
         batches_of_ranks = [batch for batch in batches for _ in range(self.sequence_parallel)]
-        return (await self.ranks.call_each(function, batches_of_ranks))[:: self.sequence_parallel]
+        return (await self.ranks.call_with_items(function, batches_of_ranks))[:: self.sequence_parallel]
 
     async def _call_all_ranks(self, function: Callable[[M], Any]) -> list[Any]:
         """Call function(worker) on all ranks. Returns one result per batch."""
@@ -255,9 +255,9 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
-        rank = await self._balancer.acquire(request.num_samples)
+        rank = await self._balancer.acquire_engine(request.num_samples)
         try:
-            group: TrajectoryGroup = await self.ranks.call_one(rank, lambda worker: worker.generate(request))
+            group: TrajectoryGroup = await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
             return group
         except WorkerDied:
             self.dead.add(rank)

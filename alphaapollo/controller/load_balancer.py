@@ -23,7 +23,7 @@ class LoadBalancer:
         self._least = [(0, engine) for engine in range(num_engines)]  # heap of (load, engine) with outdated entries
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
-    async def acquire(self, num_samples: int) -> int:
+    async def acquire_engine(self, num_samples: int) -> int:
         """Wait until an engine has capacity for `num_samples` samples, reserve it, and return the engine's index."""
         slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((num_samples, slot))

@@ -67,11 +67,11 @@ class Ranks(ABC, Generic[W]):
         """Call `function(worker)`, which may be async, on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
         """Call `function(worker)` on one rank and return the result."""
 
     @abstractmethod
@@ -116,12 +116,12 @@ class LocalRanks(Ranks[W]):
         self.role = re.sub(r"\B[A-Z]", r" \g<0>", type(worker).__name__.removesuffix("Worker")).lower()
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        return [await self.call_one(0, function)]
+        return [await self.call_rank(0, function)]
 
-    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         return [await self._call_and_record(function, items[0])]
 
-    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
         return await self._call_and_record(function)
 

@@ -177,7 +177,7 @@ class RayRanks(Ranks[W]):
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], name)
 
-    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks with the same rows share one object
         sent = {key: self._put_in_object_store(item) for key, item in distinct.items()}
         code, name = pickle_function(function), get_enclosing_method_name(function)
@@ -187,7 +187,7 @@ class RayRanks(Ranks[W]):
     def _put_in_object_store(self, item: Any) -> Any:
         return ray.put(item)
 
-    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_one(rank, self.actors[rank].call.remote(code), name)
 
@@ -233,16 +233,16 @@ class RayRanks(Ranks[W]):
             return f"no stacks: {type(error).__name__}"
         return text
 
-    async def _wait_for_all(self, pending: list[Any], call_name: str = "") -> list[Any]:
+    async def _wait_for_all(self, calls: list[Any], call_name: str = "") -> list[Any]:
         """Wait for one remote call per rank (Ray references) and return their results.
 
         The first failure ends the wait, because the other ranks of a collective would wait forever. If one rank died
         and another rank failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank.
         """
-        results = await self._gather_results(pending, call_name)
+        results = await self._gather_results(calls, call_name)
         if results is not None:
             return results
-        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, call_name)) for rank, ref in enumerate(pending)]
+        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, call_name)) for rank, ref in enumerate(calls)]
         try:
             return list(await asyncio.gather(*tasks))
         except WorkerFailed:
@@ -252,12 +252,12 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _gather_results(self, pending: list[Any], call_name: str) -> list[Any] | None:
+    async def _gather_results(self, calls: list[Any], call_name: str) -> list[Any] | None:
         """Return the results of one remote call per rank, or None as soon as one call fails. A Ray thread receives the
         results and wakes the event loop only once, not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        missing = {rank: HEARTBEAT.begin(call_name, f"{self.role} {rank}") for rank in range(len(pending))}
+        missing = {rank: HEARTBEAT.begin(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
 
         def end_wait() -> None:
             if not over.done():
@@ -268,7 +268,7 @@ class RayRanks(Ranks[W]):
             if (future.exception() or not missing) and not over.done():
                 loop.call_soon_threadsafe(end_wait)
 
-        futures = [ref.future() for ref in pending]
+        futures = [ref.future() for ref in calls]
         try:
             for rank, future in enumerate(futures):
                 future.add_done_callback(partial(receive_result, rank))
@@ -279,12 +279,12 @@ class RayRanks(Ranks[W]):
                 HEARTBEAT.end(key)
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
-    async def _wait_for_one(self, rank: int, pending: Any, call_name: str = "") -> Any:
+    async def _wait_for_one(self, rank: int, call: Any, call_name: str = "") -> Any:
         """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
         try:
             with HEARTBEAT.call(call_name, f"{self.role} {rank}"):
-                return await pending
+                return await call
         except ray.exceptions.RayActorError as error:
             where = f" ({self.process_names[rank]})" if self.process_names else ""
             reason = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]

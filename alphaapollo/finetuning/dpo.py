@@ -96,7 +96,7 @@ class DpoTask(PairTask):
                 batch_examples, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
-            columns = await ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
+            columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(collect_row_values(split, columns[::shared]))
         return np.concatenate(parts)
 

@@ -89,7 +89,7 @@ class TrainerEngine(Engine):
         batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
         shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
         step, requests = self.step, [[request for request, _ in share] for share in shares]
-        results = await self.ranks.call_each(lambda worker, share: worker.generate(share, step), requests)
+        results = await self.ranks.call_with_items(lambda worker, share: worker.generate(share, step), requests)
         for share, completions in zip(shares, results, strict=True):
             for (_, future), completion in zip(share, completions, strict=True):
                 # completions of another process have arrays

@@ -37,7 +37,7 @@ Calls = Callable[[RayRanks[Any], Callable[[Any], Any]], Awaitable[Any]]
 
 
 async def one_by_one(ranks: RayRanks[Any], function: Callable[[Any], Any]) -> None:
-    await asyncio.gather(*(ranks.call_one(rank, function) for rank in range(ranks.size)))
+    await asyncio.gather(*(ranks.call_rank(rank, function) for rank in range(ranks.size)))
 
 
 async def of_all(ranks: RayRanks[Any], function: Callable[[Any], Any]) -> None:

@@ -69,7 +69,7 @@ class TwoRanks:
     def __init__(self, *workers: Engine):
         self.workers, self.size = workers, len(workers)
 
-    async def call_one(self, rank, function):  # type: ignore[no-untyped-def]
+    async def call_rank(self, rank, function):  # type: ignore[no-untyped-def]
         return await function(self.workers[rank])
 
 
@@ -141,7 +141,7 @@ class FourRanks:
     async def call(self, function):  # type: ignore[no-untyped-def]
         return [0, 1, 2, 3]
 
-    async def call_each(self, function, items):  # type: ignore[no-untyped-def]
+    async def call_with_items(self, function, items):  # type: ignore[no-untyped-def]
         self.got.append(list(items))
         return [0, 1, 2, 3]
 

@@ -10,10 +10,10 @@ from alphaapollo.controller.load_balancer import LoadBalancer
 def test_least_loaded_engine_is_chosen_and_ties_take_the_first() -> None:
     async def run() -> list[int]:
         loads = LoadBalancer(3, capacity=8)
-        taken = [await loads.acquire(4) for _ in range(4)]
+        taken = [await loads.acquire_engine(4) for _ in range(4)]
         loads.release(1, 4)
         loads.release(0, 4)
-        return [*taken, *[await loads.acquire(4) for _ in range(2)]]
+        return [*taken, *[await loads.acquire_engine(4) for _ in range(2)]]
 
     assert asyncio.run(run()) == [0, 1, 2, 0, 1, 0]
 
@@ -22,8 +22,8 @@ def test_requests_without_capacity_wait_in_order() -> None:
     async def run() -> tuple[list[int], list[bool]]:
         loads = LoadBalancer(2, capacity=4)
         for _ in range(2):
-            await loads.acquire(4)
-        waiting = [asyncio.ensure_future(loads.acquire(4)) for _ in range(2)]
+            await loads.acquire_engine(4)
+        waiting = [asyncio.ensure_future(loads.acquire_engine(4)) for _ in range(2)]
         await asyncio.sleep(0)
         before = [task.done() for task in waiting]
         loads.release(1, 4)
@@ -38,8 +38,8 @@ def test_requests_without_capacity_wait_in_order() -> None:
 def test_a_request_over_the_capacity_waits_for_an_idle_engine() -> None:
     async def run() -> int:
         loads = LoadBalancer(1, capacity=2)
-        assert await loads.acquire(5) == 0
-        task = asyncio.ensure_future(loads.acquire(5))
+        assert await loads.acquire_engine(5) == 0
+        task = asyncio.ensure_future(loads.acquire_engine(5))
         await asyncio.sleep(0)
         assert not task.done()
         loads.release(0, 5)
@@ -52,8 +52,8 @@ def test_a_request_over_the_capacity_waits_for_an_idle_engine() -> None:
 def test_a_cancelled_request_frees_its_capacity(served: bool) -> None:
     async def run() -> int:
         loads = LoadBalancer(1, capacity=4)
-        await loads.acquire(4)
-        first, second = (asyncio.ensure_future(loads.acquire(4)) for _ in range(2))
+        await loads.acquire_engine(4)
+        first, second = (asyncio.ensure_future(loads.acquire_engine(4)) for _ in range(2))
         await asyncio.sleep(0)
         if served:
             loads.release(0, 4)  # the first is assigned, and cancelled before it resumes

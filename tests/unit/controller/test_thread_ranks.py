@@ -63,9 +63,9 @@ def test_errors_of_the_worker_are_raised() -> None:
     async def main() -> None:
         ranks = ThreadRanks(lambda: SimpleNamespace(close=lambda: None), "trainer")
         with pytest.raises(FloatingPointError, match="nan"):
-            await ranks.call_one(0, lambda _: fails(FloatingPointError("nan")))
+            await ranks.call_rank(0, lambda _: fails(FloatingPointError("nan")))
         with pytest.raises(WorkerDied, match="core"):
-            await ranks.call_one(0, lambda _: fails(EngineDied("core")))
+            await ranks.call_rank(0, lambda _: fails(EngineDied("core")))
         await ranks.close()
 
     asyncio.run(main())

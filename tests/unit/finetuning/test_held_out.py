@@ -45,11 +45,11 @@ class Several(Ranks[Any]):
     async def call(self, function: Callable[[Any], Any]) -> list[Any]:
         return [function(worker) for worker in self.workers]
 
-    async def call_each(self, function: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[Any]:
+    async def call_with_items(self, function: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[Any]:
         answers = [function(worker, item) for worker, item in zip(self.workers, items, strict=True)]
         return pickle.loads(pickle.dumps(answers))  # as from other processes
 
-    async def call_one(self, rank: int, function: Callable[[Any], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[Any], Any]) -> Any:
         return function(self.workers[rank])
 
     async def close(self) -> None:

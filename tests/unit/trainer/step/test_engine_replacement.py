@@ -45,10 +45,10 @@ class Engines(Ranks[Engine]):
     async def call(self, function: Callable[[Engine], Any]) -> list[Any]:
         return [function(worker) for worker in self.workers]
 
-    async def call_each(self, function: Callable[[Engine, Any], Any], items: Any) -> list[Any]:
+    async def call_with_items(self, function: Callable[[Engine, Any], Any], items: Any) -> list[Any]:
         raise NotImplementedError
 
-    async def call_one(self, rank: int, function: Callable[[Engine], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[Engine], Any]) -> Any:
         return await function(self.workers[rank])
 
     async def close(self) -> None: ...

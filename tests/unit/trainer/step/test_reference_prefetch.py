@@ -47,7 +47,9 @@ class Policy(Ranks[Any]):
         self.calls: list[list[list[int]]] = []
         self.busy = False
 
-    async def call_each(self, function: Callable[[Any, Any], Any], items: Sequence[RankBatch]) -> list[np.ndarray]:
+    async def call_with_items(
+        self, function: Callable[[Any, Any], Any], items: Sequence[RankBatch]
+    ) -> list[np.ndarray]:
         assert not self.busy, "two calls at a time"
         self.busy = True
         await asyncio.sleep(0)
@@ -58,7 +60,7 @@ class Policy(Ranks[Any]):
     async def call(self, function: Callable[[Any], Any]) -> list[Any]:
         raise NotImplementedError
 
-    async def call_one(self, rank: int, function: Callable[[Any], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[[Any], Any]) -> Any:
         raise NotImplementedError
 
     async def close(self) -> None: ...
