@@ -40,7 +40,7 @@ def read_progress(folder: Path) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
-            raise TypeError("step is not an integer")
+            raise TypeError("`step` is not an integer")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
     return fields
@@ -68,7 +68,7 @@ class RunProgress:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run.
+    """Folder with the checkpoints of one run.
 
     Args:
         keep: number of newest checkpoints to keep; None: keep all.
@@ -99,14 +99,14 @@ class CheckpointFolder:
         """
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
-        _remove_folder(completed)  # may exist after a resume from an older checkpoint
+        _remove_checkpoint(completed)  # may exist after a resume from an older checkpoint
         folder.rename(completed)
         _sync_to_disk(self.folder)
         if self.keep is not None:
             best = self.find_best()
             for old in self.list_completed()[: -self.keep]:
                 if old != best:
-                    _remove_folder(old)
+                    _remove_checkpoint(old)
         return completed
 
     def find_best(self) -> Path | None:
@@ -145,7 +145,6 @@ class CheckpointFolder:
         return -value if LOWER_IS_BETTER.intersection(parts) else value
 
     def path(self, step: int) -> Path:
-        """Return the path of the checkpoint after iteration `step`."""
         return self.folder / f"step_{step:06d}"
 
     def move_later_aside(self, step: int) -> None:
@@ -228,9 +227,9 @@ def _hash_file(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a checkpoint, if it exists. The folder is renamed first: if the removal is interrupted, what is left has
-    not the name of a checkpoint."""
+def _remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint, if it exists. It is renamed first, so that an interrupted removal leaves no checkpoint that
+    lacks files."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)

@@ -40,7 +40,7 @@ def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
         return config, []
     values, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
     has_same_processes = all(earlier.get(key) == values.get(key) for key in PROCESSES)
-    for key, default in _default_threads(config, machine).items():
+    for key, default in _compute_default_threads(config, machine).items():
         if values[key] is not None:
             continue
         saved = earlier.get(key) if has_same_processes else None
@@ -53,7 +53,7 @@ def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
     return config, notices
 
 
-def _default_threads(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
+def _compute_default_threads(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
     """Return {configuration key: number of threads} for this machine's cores."""
     trainer = config.trainer
     if isinstance(config, TuningConfig):

@@ -43,7 +43,7 @@ from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
-def detect_node(trainer: TrainerSection) -> Machine:
+def detect_node_resources(trainer: TrainerSection) -> Machine:
     """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return those
     of one of its nodes."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):

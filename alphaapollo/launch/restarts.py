@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.checkpoint_folder import list_checkpoints, parse_step
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.input_checks import detect_node
+from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.launch.run_command import run_until_signal
 from alphaapollo.observability.console import Console
@@ -68,7 +68,7 @@ def prepare_restart(prepared: Any) -> Any:
     written = list_checkpoints(trainer.folder)
     if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
-    detect_node(config.trainer)
+    detect_node_resources(config.trainer)
     start = find_start_point(config)
     for line in start.describe() or ["starts from scratch."]:
         print(line, flush=True)

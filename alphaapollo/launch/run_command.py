@@ -45,7 +45,7 @@ def run_in_folder(
     return 0
 
 
-def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine like asyncio.run. If SIGINT arrives, raise KeyboardInterrupt even if a worker has died first: a
     signal often reaches the workers as well.
     """
@@ -62,7 +62,7 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
         signal.signal(signal.SIGINT, record_signal)
         try:
-            await work
+            await coroutine
         finally:
             signal.signal(signal.SIGINT, handler)
 

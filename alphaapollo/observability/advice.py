@@ -148,7 +148,7 @@ def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Check zero-variance groups and entropy, averaged over several iterations."""
+    """Check the share of groups with equal rewards, and the entropy, both averaged over several iterations."""
     if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
         return {}  # too few iterations, or the algorithm does not train on rewards
     zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)

@@ -62,9 +62,9 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
         plotext.plot(steps, values, marker=marker, color=color)
     plotext.xlim(first, last if last > first else first + 1)
     plotext.ylim(low, high)
-    plotext.xticks([first, last], [format_tick(first), format_tick(last)])
+    plotext.xticks([first, last], [format_axis_label(first), format_axis_label(last)])
     middle = (low + high) / 2
-    plotext.yticks([low, middle, high], [format_tick(low), format_tick(middle), format_tick(high)])
+    plotext.yticks([low, middle, high], [format_axis_label(low), format_axis_label(middle), format_axis_label(high)])
     text = Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
         text.append("\n")
@@ -83,7 +83,7 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def format_tick(value: float) -> str:
+def format_axis_label(value: float) -> str:
     """Format an axis label with three significant digits; without decimals if the value is whole or at least 1000."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 

@@ -42,10 +42,6 @@ class Spans:
         self._recorded: list[Span] | None = None
         self._zero = 0.0  # unix time of the monotonic clock's zero
 
-    @property
-    def is_recording(self) -> bool:
-        return self._recorded is not None
-
     def start(self) -> None:
         """Start recording. Idempotent, since several workers may share a process."""
         if self._recorded is None:

@@ -208,8 +208,7 @@ def _plan_trained_model(
 ) -> TrainedModelMemory:
     """Return the memory of the policy or the critic on one rank. If samples of a group share the computation of their
     prompt, the keys and values that attention copies for each sample are included. Their number assumes prompts of
-    maximum length and responses of a quarter of the maximum length.
-    steps: optimizer steps per update."""
+    maximum length and responses of a quarter of the maximum length. steps: optimizer steps per update."""
     rows, length = find_micro_batch_shape(config)
     trained = plan_trained_model(
         model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
@@ -364,7 +363,7 @@ def list_memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[st
 
 
 def replace_keys(config: Config, values: Mapping[str, object]) -> Config:
-    """Return the configuration with other values, as {"trainer.seed": 1}."""
+    """Return the configuration with the values of dotted keys replaced, e.g. {"trainer.seed": 1}."""
     for key, value in values.items():
         config = replace_value(config, key, value)
     return config

@@ -5,7 +5,7 @@ import pytest
 
 from alphaapollo.observability.curve import (
     compute_value_range,
-    format_tick,
+    format_axis_label,
     main,
     plot_curves,
     plot_curves_as_figure,
@@ -49,7 +49,7 @@ def test_axis_and_ticks():
     assert compute_value_range([0.01, 0.02]) == (0.01, 0.02)
     assert compute_value_range([-3.0, 5.0]) == (-3.0, 5.0)
     assert compute_value_range([2.0]) == (1.5, 2.5)
-    assert (format_tick(1.0), format_tick(0.08834), format_tick(20), format_tick(1234.5)) == (
+    assert (format_axis_label(1.0), format_axis_label(0.08834), format_axis_label(20), format_axis_label(1234.5)) == (
         "1",
         "0.0883",
         "20",
