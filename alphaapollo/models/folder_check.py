@@ -26,8 +26,8 @@ def check_weight_files(model: Model, path_key: str) -> None:
     folder = Path(model.path).expanduser()
     if not model.path or not folder.is_dir():
         return
-    setting = f"{path_key}={model.path}"
-    shapes = _read_tensor_shapes(folder, setting)
+    path_setting = f"{path_key}={model.path}"
+    shapes = _read_tensor_shapes(folder, path_setting)
     config = load_config(model)
     if not shapes or has_own_code(model, config):
         return
@@ -35,7 +35,7 @@ def check_weight_files(model: Model, path_key: str) -> None:
     for name, parameter in expected.state_dict().items():
         if name in shapes and shapes[name] != list(parameter.shape):
             raise ValueError(
-                f"{setting}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} according to "
+                f"{path_setting}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} in "
                 "config.json. Use weights and configuration of the same model."
             )
     text = config.get_text_config()
@@ -47,7 +47,7 @@ def check_weight_files(model: Model, path_key: str) -> None:
     count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
     if count > num_layers:  # transformers would ignore the additional layers
         raise ValueError(
-            f"{setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
+            f"{path_setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
             "weights and configuration of the same model."
         )
 
@@ -68,7 +68,7 @@ def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, path_key:
         )
 
 
-def _read_tensor_shapes(folder: Path, setting: str) -> dict[str, list[int]]:
+def _read_tensor_shapes(folder: Path, path_setting: str) -> dict[str, list[int]]:
     """Read the tensor shapes from safetensors files; {} if the weights are in another format."""
     from safetensors import SafetensorError, safe_open
 
@@ -82,5 +82,5 @@ def _read_tensor_shapes(folder: Path, setting: str) -> dict[str, list[int]]:
             with safe_open(folder / name, "pt") as tensors:
                 shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{setting}: {name} is missing or damaged: {error}. Copy the model again.") from None
+        raise ValueError(f"{path_setting}: {name} is missing or damaged: {error}. Copy the model again.") from None
     return shapes

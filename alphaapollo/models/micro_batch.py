@@ -26,8 +26,8 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass(frozen=True)
 class SegmentKeys:
-    """Attention keys of s segments of a packed micro-batch with shared prompts. A segment is a prompt, which attends to
-    itself, or the rest of a row, which attends to its prompt and to itself."""
+    """Attention keys of the s segments of a packed micro-batch with shared prompts. A segment is a prompt, or the rest
+    of a row (token sequence), which attends to its prompt and to itself."""
 
     prefix_segments: list[int]  # [s]: index of the row's prompt; of a prompt its own index
     lengths: list[int]  # [s]: number of tokens that the segment attends to

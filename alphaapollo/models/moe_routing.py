@@ -174,15 +174,13 @@ def check_routers(model: Model, config_key: str, needs_balancing: bool) -> None:
     """Raise ValueError if a model has no supported routers or, with `needs_balancing`, no load-balancing loss.
     `config_key`: key that needs them, for messages."""
     loaded = load_without_weights(model)
+    name = type(loaded).__name__
     if Routers.wrap(loaded) is None:
         raise ValueError(
-            f"{config_key}: {type(loaded).__name__} is not a mixture of experts with supported routers (docs/moe.md). "
-            "Remove the key."
+            f"{config_key}: {name} is not a mixture of experts with supported routers (docs/moe.md). Remove the key."
         )
     if needs_balancing and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
-        raise ValueError(
-            f"{config_key}: transformers has no load-balancing loss for {type(loaded).__name__}. Remove the key."
-        )
+        raise ValueError(f"{config_key}: transformers has no load-balancing loss for {name}. Remove the key.")
 
 
 @torch.no_grad()

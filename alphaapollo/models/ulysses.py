@@ -82,7 +82,7 @@ def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
 
 
 def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
-    """Gather k values per token, from this rank's m to all p tokens of a selection. [k, m] -> [k, p]
+    """Gather k values per selected token from all ranks of a sequence group. [k, m] on this rank -> [k, p] of all ranks
 
     Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m tokens.
     """

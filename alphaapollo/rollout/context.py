@@ -83,7 +83,7 @@ class AppendContext:
 class MemoryContext:
     """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
 
-    If the environment has a method `recall(steps)`, that method builds the messages. Of a prompt that is too long, the
+    If the environment has a method `recall(steps)`, that method builds the messages. If the prompt is too long, the
     oldest steps are dropped.
     """
 

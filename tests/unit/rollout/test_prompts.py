@@ -20,7 +20,7 @@ def test_truncation():
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
 def test_too_long_prompt_is_an_environment_failure(truncation):
-    with pytest.raises(PromptTooLong, match=r"has 3 tokens, more than data\.max_prompt_length=2\. Increase it"):
+    with pytest.raises(PromptTooLong, match=r"has 3 tokens, more than data\.max_prompt_length=2\. Increase data"):
         PromptRenderer(letters, 2, truncation)("abc")
     assert not PromptRenderer(letters, 2, truncation).is_within_limit("abc")
 

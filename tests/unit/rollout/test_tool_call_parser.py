@@ -100,9 +100,7 @@ def test_unsuitable_parser_error_names_suitable_ones():
         reader("hermess")
     with pytest.raises(ValueError, match=r"does not work with this tokenizer: .*token"):
         reader("mistral")
-    with pytest.raises(
-        ValueError, match=r"tool_parser=pythonic does not parse .*These parsers work.*tool_parser=hermes"
-    ):
+    with pytest.raises(ValueError, match=r"tool_parser=pythonic cannot parse .*These parsers work.*tool_parser=hermes"):
         reader("pythonic")
     with pytest.raises(ValueError, match=r"no response_template.*env\.tool_parser=hermes"):
         make_tool_call_parser("", ToolRenderer(tokenizer_of(), [ADD]))
