@@ -44,12 +44,16 @@ def read_chat(value: list[Any], label: str) -> list[Message]:
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{label} has a message that is not {{role, content}}: {_shorten_repr(message)}.")
+            raise ValueError(
+                f"{label} has a message that is not {{role, content}}: {_shorten_repr(message)}. Fix or remove it."
+            )
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"{label} has a message whose content is not text: {_shorten_repr(message)}.")
+            raise ValueError(
+                f"{label} has a message whose content is not text: {_shorten_repr(message)}. Convert it to text."
+            )
         messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
-        raise ValueError(f"{label} is empty.")
+        raise ValueError(f"{label} is empty. Fill it or remove the row.")
     return messages
 
 
@@ -70,7 +74,7 @@ def _convert_row(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
     truths = (section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs))
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
-        raise ValueError(f"data_source is not text: {_shorten_repr(data_source)}.")
+        raise ValueError(f"data_source is not text: {_shorten_repr(data_source)}. Convert it to text.")
     return Prompt(
         id=0,
         data_source=data_source or "",
@@ -85,7 +89,7 @@ def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Me
     """Return the chat or text in the prompt column. is_chat: whether the first prompt of the data is a chat."""
     label = f"{prompt_key!r}"
     if value is None:
-        raise ValueError(f"{label} is missing.")
+        raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
         raise ValueError(f"{label} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
     if isinstance(value, list) != is_chat:
@@ -93,7 +97,7 @@ def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Me
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use one kind for all prompts.")
     if isinstance(value, str):
         if not value.strip():
-            raise ValueError(f"{label} is empty.")
+            raise ValueError(f"{label} is empty. Fill it or remove the row.")
         return value
     messages = read_chat(value, label)
     if messages[-1]["role"] == "assistant":
@@ -106,7 +110,7 @@ def _read_struct_column(row: DataRow, column: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{column!r} is a {type(value).__name__}; it must be a struct: {_shorten_repr(value)}.")
+        raise ValueError(f"{column!r} is a {type(value).__name__}; it must be a struct (dict): {_shorten_repr(value)}.")
     # parquet adds the keys of all rows to each row, with the value None
     return {name: part for name, part in value.items() if part is not None}
 
@@ -117,7 +121,7 @@ def _parse_metadata(value: Any) -> Any:
     try:
         return json.loads(value)
     except json.JSONDecodeError as error:
-        raise ValueError(f"'metadata' is not valid JSON ({error}).") from error
+        raise ValueError(f"'metadata' is not valid JSON ({error}). Fix or remove it.") from error
 
 
 def _convert_ground_truth_to_text(truth: Any) -> str | None:

@@ -69,10 +69,10 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
     done = ""
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
-        raise ValueError("the chat has no assistant message to train on.")
+        raise ValueError("the chat has no assistant message to train on. Add one or remove the row.")
     for turn in turns:
         if not messages[turn]["content"].strip():
-            raise ValueError(f"the assistant message {turn} is empty.")
+            raise ValueError(f"the assistant message {turn} is empty. Fill it or remove the row.")
         before = renderer.render_chat(messages[:turn])
         after = renderer.render_chat(messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
@@ -102,7 +102,7 @@ def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData) -> l
     messages = row.get(data.messages_key)
     if messages is not None:
         if not isinstance(messages, list):
-            raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a chat.")
+            raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
         return split_chat_into_pieces(read_chat(messages, repr(data.messages_key)), renderer)
     response = read_text_column(row, data.response_key)
     prompt = row.get(data.prompt_key)
@@ -116,7 +116,7 @@ def read_text_column(row: DataRow, column: str) -> str:
     """Return the text in a column of a data row. Raises ValueError if the value is empty or not text."""
     value = row.get(column)
     if value is None or value == "" or (isinstance(value, str) and value.isspace()):
-        raise ValueError(f"{column!r} is empty.")
+        raise ValueError(f"{column!r} is empty. Fill it or remove the row.")
     if not isinstance(value, str):
         raise ValueError(f"{column!r} is a {type(value).__name__}; it must be text.")
     return value

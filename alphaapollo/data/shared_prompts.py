@@ -51,10 +51,8 @@ def decide_prompt_sharing(
 ) -> bool:
     """Return whether forward passes compute a shared prompt only once. `setting` is the value of the config key `key`.
 
-    If there is an obstacle, raises ValueError for the setting true, and calls `notify` for the setting auto.
-
-    Args:
-        obstacle: why the model cannot share prompts; None if the model can.
+    If the model cannot share prompts (`obstacle` says why), raises ValueError for the setting true, and calls `notify`
+    for the setting auto.
     """
     if obstacle and setting is True:
         raise ValueError(f"{key}=true is not possible: {obstacle}. Set {key} to auto or false.")
@@ -66,10 +64,7 @@ def decide_prompt_sharing(
 def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> SharedPrefixes:
     """Choose the shared prefix of each row such that forward passes save the most tokens.
 
-    Only rows of the same prompt group share a prefix.
-
-    Args:
-        group_ids: [R] prompt group of each row.
+    Only rows of the same prompt group (`group_ids` [R]) share a prefix.
     """
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):

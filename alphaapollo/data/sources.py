@@ -20,10 +20,7 @@ TuningData = SftData | PairData
 
 @dataclass(frozen=True)
 class LoadedExamples(Generic[E]):
-    """Fine-tuning examples that were loaded from the data files.
-
-    Example: `LoadedExamples([row, row, row], file_sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
-    """
+    """Fine-tuning examples that were loaded from the data files."""
 
     examples: list[E]  # examples of all files, concatenated
     file_sizes: list[int]  # number of examples of each file

@@ -35,7 +35,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 
 def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
-    machine = input_checks.detect_node(config.trainer)
+    machine = input_checks.detect_node_resources(config.trainer)
     config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check_config(machine.num_gpus) + kept_threads

@@ -101,7 +101,7 @@ def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, fo
     [
         ({"messages": [USER]}, "the chat has no assistant message"),
         ({"messages": []}, "'messages' is empty"),
-        ({"messages": "text"}, "'messages' is a str; it must be a chat"),
+        ({"messages": "text"}, "'messages' is a str; it must be a list of messages"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the assistant message 1 is empty"),
         ({"prompt": "p", "response": ""}, "'response' is empty"),
         ({"prompt": "p", "response": 4}, "'response' is a int; it must be text"),
