@@ -30,8 +30,8 @@ class SharedMemorySender:
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Write (name in the Hugging Face checkpoint, full tensor) pairs to files. All ranks must iterate `tensors`,
-        because gathering a tensor is a collective. Returns the update on the writer and None on all other ranks. Raises
-        ValueError if shared memory is too small."""
+        because gathering a tensor is a collective. Returns version, digest and folder on the rank that writes, else
+        None. Raises ValueError if shared memory is too small."""
         if not self.is_writer:
             for _ in tensors:
                 pass
@@ -58,7 +58,7 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def release(self) -> None:
-        """Remove the files of the last update. Call it after every engine has confirmed the update."""
+        """Remove the files of the last weight sync. Call after all engines have confirmed the weights."""
         if self.is_writer:
             shutil.rmtree(self.folder, ignore_errors=True)
 

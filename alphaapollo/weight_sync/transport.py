@@ -28,11 +28,11 @@ class WeightSender(Protocol):
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (name, full tensor) pairs to the engines. A collective: all ranks send the same names in the same order.
-        Returns the update on ranks that write or send the tensors, and None on all other ranks."""
+        Returns the weights' version and digest on ranks that write or send the tensors, else None."""
         ...
 
     def release(self) -> None:
-        """Free the resources of the last update. Call it after every engine has confirmed the update."""
+        """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
         ...
 
 

@@ -26,8 +26,8 @@ class WeightSyncError(RuntimeError):
 
 
 def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """Return the update that the training ranks sent (None: the rank sent nothing). Raises WeightSyncError if two ranks
-    sent different weights."""
+    """Return the version and digest of the weights that the training ranks sent. Raises WeightSyncError if two ranks
+    sent different weights. updates: one per rank; None: the rank sent nothing."""
     sent = [update for update in updates if update is not None]
     for update in sent[1:]:
         if update != sent[0]:

@@ -45,7 +45,7 @@ class VllmTransferSender:
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (name in the Hugging Face checkpoint, full tensor on the GPU) pairs to the engines. A collective: all
-        ranks must iterate the same names. Returns the update on rank 0 and None on all other ranks."""
+        ranks must iterate the same names. Returns the weights' version and digest on rank 0, else None."""
         if self._engine is None:
             self._engine = self._connect_to_engines()
         digest = 0
@@ -121,8 +121,8 @@ class VllmTransferSender:
 
 
 class SingleUpdateClient:
-    """Client through which vLLM calls the engines, with one weight update for all buckets. vLLM starts and finishes an
-    update for each bucket; here these two calls do nothing. `failed` is a future with the first error of an engine."""
+    """Client through which vLLM calls the engines. vLLM would start and finish a weight update for each bucket; here
+    these two calls do nothing, so all buckets are one update. `failed` is a future with the first error of an engine."""
 
     def __init__(self, client: VLLMWeightSyncClient):
         self._client = client
