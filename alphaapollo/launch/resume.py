@@ -147,9 +147,7 @@ def find_start_by_results(config: GenerationConfig | EvolvingConfig, results_nam
 def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
     """Return a message if metrics.jsonl has no lines of the last iterations before the checkpoint of `step`, else "".
 
-    Args:
-        logged: iterations in metrics.jsonl.
-        every: configured interval between lines, in iterations; an earlier start may have used a longer one.
+    every: configured interval between lines, in iterations; an earlier start may have used a longer one.
     """
     steps = [iteration for iteration in logged if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)

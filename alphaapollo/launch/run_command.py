@@ -47,8 +47,7 @@ def run_in_folder(
 
 def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine like asyncio.run. If SIGINT arrives, raise KeyboardInterrupt even if a worker has died first: a
-    signal often reaches the workers as well.
-    """
+    signal often reaches the workers as well."""
     was_signalled = False
 
     async def watch_signals() -> None:

@@ -107,11 +107,8 @@ def make_generation_values(newest: RunModel) -> dict[str, Any]:
 
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Return the newest model of a run, exported if necessary, and its generation settings.
-
-    overrides: the user's KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is
-    invalid.
-    """
+    """Return the newest model of a run, exported if necessary, and its generation settings. overrides: the user's
+    KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is invalid."""
     try:
         newest = find_newest_model(Path(run))
         values = make_generation_values(newest)

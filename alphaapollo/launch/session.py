@@ -57,13 +57,8 @@ class Session:
 async def open_session(
     config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
 ) -> AsyncIterator[Session]:
-    """Context manager that starts the workers of a run, monitors them, and stops them at its end. Raises WorkerDied or
-    RunStalled.
-
-    Args:
-        start: start point of the run, whose folder is prepared first.
-        steps: (completed iterations, total iterations), for the console.
-    """
+    """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
+    WorkerDied or RunStalled. steps: (completed iterations, total iterations)."""
     trainer, folder = config.trainer, config.trainer.folder
     if reason := explain_missing_cluster(trainer):
         raise ValueError(reason)

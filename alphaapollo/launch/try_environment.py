@@ -47,8 +47,7 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
 
 async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
     """Grade two made-up answers to one prompt with the user's reward function, in a grader process. Returns both
-    scores. Raises ValueError if the reward function fails on both answers.
-    """
+    scores. Raises ValueError if the reward function fails on both answers."""
     scores = await grade_trial_answers(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores

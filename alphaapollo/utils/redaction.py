@@ -29,10 +29,7 @@ def find_secrets() -> dict[str, str]:
 
 
 def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
-    """Replace each secret in the text by the name of its environment variable, e.g. `$HF_TOKEN`.
-
-    secrets: result of find_secrets, to redact many texts; None: call find_secrets.
-    """
+    """Replace each secret in the text by its variable, e.g. `$HF_TOKEN`. secrets: result of find_secrets, for reuse."""
     for value, name in (find_secrets() if secrets is None else secrets).items():
         text = text.replace(value, f"${name}")
     return text
