@@ -122,7 +122,7 @@ class VllmTransferSender:
 
 class SingleUpdateClient:
     """Client through which vLLM calls the engines. vLLM would start and finish a weight update for each bucket; here
-    these two calls do nothing, so all buckets are one update. `failed` is a future with the first error of an engine."""
+    these two calls do nothing, so all buckets are one update. `failed` is a future with the first engine error."""
 
     def __init__(self, client: VLLMWeightSyncClient):
         self._client = client
