@@ -47,7 +47,7 @@ class TagActionHandler:
             result = await self._tools.call_text(found.kind, found.content, session)
         except ToolFailedError as error:
             return _make_failed_step(error, found.kind, [])
-        return _make_call_result([_make_tag_message(result)], [(found.kind, result)], found.kept_chars)
+        return _make_tool_step([_make_tag_message(result)], [(found.kind, result)], found.kept_chars)
 
 
 class ChatTemplateActionHandler:
@@ -70,7 +70,7 @@ class ChatTemplateActionHandler:
                 results.append((call.name, await self._tools.call(call.name, call.arguments, session)))
             except ToolFailedError as error:
                 return _make_failed_step(error, call.name, results)
-        return _make_call_result([self._make_message(name, result) for name, result in results], results, None)
+        return _make_tool_step([self._make_message(name, result) for name, result in results], results, None)
 
     def _make_message(self, name: str, result: ToolResult) -> Message:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
@@ -94,9 +94,10 @@ def _make_tag_message(result: ToolResult) -> Message:
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
 
 
-def _make_call_result(
+def _make_tool_step(
     messages: list[Message], results: Sequence[tuple[str, ToolResult]], kept_chars: int | None
 ) -> StepResult:
+    """Return the result of a turn with tool calls. `messages`: replies to the model; `results`: (tool name, result)."""
     is_valid = all(result.status is not ToolStatus.REFUSED for _, result in results)
     return StepResult(
         Observation(messages), valid=is_valid, kept_chars=kept_chars, info={"tool_calls": _describe_tool_calls(results)}

@@ -37,8 +37,7 @@ async def open_toolbox(config: Env) -> ToolBox | None:
 
 
 def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
-    """Create the toolbox of an environment: the tools that it enables or env.tools names, and `mcp_tools`. Returns None
-    if there are no tools.
+    """Create the toolbox of an environment from its own tools, env.tools and `mcp_tools`. Returns None without tools.
 
     Raises ValueError for an unknown or reserved tool name, invalid settings, a missing index, or a python_code timeout
     above env.tool_limits.timeout.

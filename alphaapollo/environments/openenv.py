@@ -116,7 +116,7 @@ class OpenEnvEnvironment:
         if not field:
             return json.dumps(observation, ensure_ascii=False)
         if field not in observation:
-            raise KeyError(f"env.openenv.observation_field={field} is not in the observation: use {[*observation]}")
+            raise KeyError(f"env.openenv.observation_field={field} must be one of {', '.join(observation)}")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

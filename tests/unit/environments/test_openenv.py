@@ -245,7 +245,7 @@ def test_unreachable_server(url):
     dead = "http://dead" if not REAL else "http://127.0.0.1:1"
     with pytest.raises(
         ValueError,
-        match=r"env\.env_name=openenv: .* row 0: OpenEnvEnvironment.reset: ConnectionError: Failed to connect",
+        match=r"env\.env_name=openenv, row 0: .*: OpenEnvEnvironment.reset: ConnectionError: Failed to connect",
     ):
         asyncio.run(try_environment_resets(env(dead), [row()]))
     asyncio.run(try_environment_resets(env(url), [row(), row(1)]))

@@ -56,7 +56,7 @@ def test_class_with_missing_methods():
 
     register_environment("halfway")(Halfway)
     try:
-        with pytest.raises(ValueError, match=r"env_name=halfway: the class Halfway lacks reset and close\."):
+        with pytest.raises(ValueError, match=r"env_name=halfway: the class Halfway lacks the methods reset, close\."):
             check_environment(Env(env_name="halfway"))
     finally:
         base._ENVIRONMENTS._entries.pop("halfway")
