@@ -39,9 +39,7 @@ def build_train_batch(
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 
     Args:
-        rows: B token sequences to train on.
-        trajectory_ids: [B] trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
-        num_ranks: number of training ranks.
+        trajectory_ids: trajectory of each of the B rows, 0 .. N-1; rows of one trajectory share a mini-batch.
         mini_batch_size: trajectories per optimizer step, over all ranks.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
