@@ -67,7 +67,7 @@ def get_rule_markers(key: Key, marker_class: type[MarkerT]) -> list[tuple[str, M
 @cache
 def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
     """Return every key of the schema by its dotted name, in the order of the schema."""
-    return {key.name: key for key in _walk_keys(schema(), "")}
+    return {key.name: key for key in _list_section_keys(schema(), "")}
 
 
 def find_rule(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
@@ -99,11 +99,13 @@ def find_containing_map(name: str, schema: type[BaseModel]) -> str | None:
     return next((key for key in list_map_keys(schema) if name.startswith(f"{key}.")), None)
 
 
-def _walk_keys(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], ...] = ()) -> Iterable[Key]:
+def _list_section_keys(
+    section: BaseModel, prefix: str, outer_markers: tuple[tuple[str, object], ...] = ()
+) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
-        value, markers = getattr(section, name), (*inherited, *((prefix, marker) for marker in field.metadata))
+        value, markers = getattr(section, name), (*outer_markers, *((prefix, marker) for marker in field.metadata))
         if isinstance(value, BaseModel):
-            yield from _walk_keys(value, f"{prefix}{name}.", markers)
+            yield from _list_section_keys(value, f"{prefix}{name}.", markers)
         else:
             meaning = " ".join((field.description or "").split())
             owner = next(cls for cls in type(section).__mro__ if name in get_annotations(cls))

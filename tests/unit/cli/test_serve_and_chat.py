@@ -124,7 +124,7 @@ def test_chat_with_the_model_of_a_run(
 
     async def noted(self: chat.EngineChat, content: Any, workers: Any) -> object:
         played.append(content)
-        return await generate(self, workers, content)
+        return await generate(self, content, workers)
 
     monkeypatch.setattr(chat.EngineChat, "_generate_trajectory", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0

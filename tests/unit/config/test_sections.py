@@ -88,7 +88,7 @@ def problem(command: str, *argv: str) -> str:
             ["data.apply_chat_template_kwargs.tools=x"],
             "tools is a parameter of apply_chat_template, not of the template. Remove it.",
         ),
-        (["data.apply_chat_template_kwargs.add_generation_prompt=x"], "add_generation_prompt is not an argument"),
+        (["data.apply_chat_template_kwargs.add_generation_prompt=x"], "add_generation_prompt is a parameter"),
         # LoRA
         ([f"{MODEL}.lora_alpha=32"], f"{MODEL}.lora_alpha is set, but lora_rank=0 means there are no adapters"),
         ([f"{MODEL}.target_modules=[q_proj]"], f"{MODEL}.target_modules is set, but lora_rank=0"),
