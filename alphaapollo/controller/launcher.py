@@ -34,7 +34,7 @@ async def launch_workers(
     from alphaapollo.controller.ray_cluster import start_local_cluster
     from alphaapollo.controller.ray_launcher import launch_ray
 
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node has joined this cluster
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
     if not joined:
         start_local_cluster()
     return await launch_ray(specs, start_timeout, required_paths if joined else None)
