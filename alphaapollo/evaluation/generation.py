@@ -31,7 +31,7 @@ from alphaapollo.launch.input_checks import (
     check_rewards,
     check_tensor_parallel_size,
     collect_environment_notices,
-    detect_node,
+    detect_node_resources,
     find_environment_spec,
     find_local_paths,
     make_renderer,
@@ -83,7 +83,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
 
     Raises ValueError for invalid settings or data.
     """
-    machine = detect_node(config.trainer)
+    machine = detect_node_resources(config.trainer)
     notices = check_config(config, machine.num_gpus, machine.num_cores)
     environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)

@@ -20,7 +20,7 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.input_checks import detect_node
+from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import Session, open_session
 from alphaapollo.observability.disk import close_all
@@ -76,7 +76,7 @@ def prepare(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> P
 
     Raises ValueError if the configuration, the data or a model cannot be used.
     """
-    machine, trainer = detect_node(config.trainer), config.trainer
+    machine, trainer = detect_node_resources(config.trainer), config.trainer
     config, kept_threads = choose_cpu_threads(config, machine)
     plan = make_plan(config, machine, user_settings)
     plan = replace(plan, notices=[*plan.notices, *kept_threads])

@@ -10,7 +10,7 @@ from typing import Any
 from rich.columns import Columns
 from rich.panel import Panel
 
-from alphaapollo.observability.curve import plot_curves, read_curves, save_png
+from alphaapollo.observability.curve import plot_curves, read_curves, save_curves_as_png
 from alphaapollo.observability.terminal import Terminal
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
@@ -38,7 +38,7 @@ def main() -> None:
     curves = read_curves(run / "metrics.jsonl", CURVES)
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
     terminal.print(plot_curves(curves))
-    save_png(curves, run / "curve.png", "the forgotten carry")
+    save_curves_as_png(curves, run / "curve.png", "the forgotten carry")
 
     last = int(curves["val/accuracy"][-1][0])
     before, after = read_validation(run, 0), read_validation(run, last)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.launch.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
-from alphaapollo.launch.resume import find_start
+from alphaapollo.launch.resume import find_start_point
 from alphaapollo.trainer.progress import Progress
 
 HOW = ["flip", "cut", "empty", "grow", "remove", "rename", "swap", "json"]
@@ -62,13 +62,13 @@ def make_run(folder: Path) -> Config:
     (run / "metrics.jsonl").write_text('{"step": 0}\n')
     checkpoints = CheckpointFolder(run / "checkpoints", keep=None)
     for step in (2, 4):
-        writing = checkpoints.begin(step)
+        writing = checkpoints.begin_checkpoint(step)
         (writing / "policy" / "model").mkdir(parents=True)
         (writing / "policy" / "model" / "__0_0.distcp").write_bytes(bytes([step]) * 300)
         (writing / "policy" / "state.json").write_text(json.dumps({"world_size": 1, "step": step}))
         torch.save({"torch": torch.get_rng_state()[:64], "step": step}, writing / "policy" / "rank_0.pt")
         write_progress(writing, {"step": step})
-        checkpoints.finish(writing)
+        checkpoints.complete_checkpoint(writing)
     return config
 
 
@@ -86,7 +86,7 @@ def resume_after(config: Config, damage: Damage) -> str:
 
 
 def _start(config: Config, damage: Damage, undamaged: Path) -> str:
-    start = find_start(config)
+    start = find_start_point(config)
     assert start.checkpoint is not None, "starts from scratch although an undamaged checkpoint exists"
     assert Progress.read(start.checkpoint).step == start.step
     assert _files(start.checkpoint) == _files(undamaged / start.checkpoint.name), "resumed from a damaged checkpoint"

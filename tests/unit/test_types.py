@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.batch import Rows
-from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
 LOGPROBS = [-0.1, float(np.float32(-0.1)), -1e-30]
@@ -45,4 +45,4 @@ def test_what_travelled_makes_the_same_batch_and_the_same_log(group: TrajectoryG
     came = pickle.loads(pickle.dumps(group))
     ours, theirs = (Rows.from_rows(one.trajectories[0].rows) for one in (group, came))
     assert all(np.array_equal(getattr(ours, name), value) for name, value in vars(theirs).items() if value is not None)
-    assert list(trajectory_lines(1, [came])) == list(trajectory_lines(1, [group]))
+    assert list(format_trajectory_lines(1, [came])) == list(format_trajectory_lines(1, [group]))
