@@ -121,7 +121,7 @@ async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup
         ref = await run.reference_prefetcher.get_logprobs(groups, batch)
     elif config.needs_ref_columns:
         ref = layout.to_matrix(await policy.compute_ref_log_probs())
-    teacher = await policy.compute_teacher_log_probs() if config.teacher.sampled else None
+    teacher = await policy.compute_teacher_log_probs() if config.teacher.uses_sampled_tokens else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None

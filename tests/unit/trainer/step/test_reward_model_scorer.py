@@ -210,8 +210,8 @@ def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
     ids = renderer.encode([whole])[0]
     line_break = renderer.encode(["\n"])[0]
     assert whole.endswith("\n") and ids[-1:] == line_break
-    assert reader(renderer).encode(trajectory(ids[:-1])) == ids
-    assert reader(renderer).encode(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
+    assert reader(renderer).encode_trajectory(trajectory(ids[:-1])) == ids
+    assert reader(renderer).encode_trajectory(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
 
 
 def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) -> None:
@@ -219,10 +219,10 @@ def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) ->
     own.tokenizer.chat_template = OTHER_TEMPLATE
     assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
     own_reader = reader(own, shares_tokens=False)
-    assert own.decode(own_reader.encode(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
+    assert own.decode(own_reader.encode_trajectory(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
     continued = trajectory([5, 6], text="4")
     continued.first_observation = "2+2="
-    assert own.decode(own_reader.encode(continued)) == "2+2=4"
+    assert own.decode(own_reader.encode_trajectory(continued)) == "2+2=4"
 
 
 def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer:
     assert "Its tokenizer has no chat template" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
-    assert "but the model has only 48 tokens. Use the tokenizer of the model" in refusal((models[0], tmp_path))
+    assert "but the model has only 48 tokens. Use the tokenizer that the model was trained with" in refusal((models[0], tmp_path))
 
 
 def test_the_reward_model_is_alone_only_if_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
