@@ -276,7 +276,9 @@ def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer:
     assert "Its tokenizer has no chat template" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
-    assert "but the model has only 48 tokens. Use the tokenizer that the model was trained with" in refusal((models[0], tmp_path))
+    assert "but the model has only 48 tokens. Use the tokenizer that the model was trained with" in refusal(
+        (models[0], tmp_path)
+    )
 
 
 def test_the_reward_model_is_alone_only_if_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
