@@ -39,7 +39,7 @@ from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
-from alphaapollo.trainer.progress import TrainingGoal, Progress  # noqa: E402
+from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
@@ -140,7 +140,9 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         stream=PromptStream(4096, seed=0, shuffle=True),
         goal=TrainingGoal(args.iterations),
         progress=Progress(),
-        saving=BackgroundCheckpointWriter(CheckpointFolder(Path(), None), {}, print),  # save_freq=-1: nothing is written
+        saving=BackgroundCheckpointWriter(
+            CheckpointFolder(Path(), None), {}, print
+        ),  # save_freq=-1: nothing is written
         tracker=MetricsRecorder(),
         rollout_log=MetricsRecorder(),
         console=SilentConsole(),

@@ -24,7 +24,7 @@ from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import tune_process_memory
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import TrainingGoal, Progress
+from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
