@@ -2,8 +2,8 @@
 
 Trainers and engines alternate, so each of them gets all cores, divided among its processes. With
 trainer.async_mode=separate they have separate cores. The number of threads affects rounding, because libraries split
-sums among threads: oneDNN from eight threads (weight gradients), MKL from two (products of few rows). A run therefore
-saves its thread counts in config.yaml and uses them again when it resumes on another machine.
+sums among threads: oneDNN does so with eight or more threads (weight gradients), MKL with two or more (products of
+few rows). A run therefore saves its thread counts in config.yaml and uses them when it resumes on another machine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PROCESSES = (
 
 
 def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
-    """Set the keys of CPU threads that the user has not set: to the values of the run to resume, if there is one, else
-    from this machine's cores.
+    """Set the numbers of CPU threads that the user has not set. A resumed run keeps its numbers; a new run gets numbers
+    for this machine's cores.
 
     Returns the configuration (unchanged for training on GPUs) and notices. Raises ValueError as find_start_point does.
     """
@@ -40,7 +40,7 @@ def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
         return config, []
     values, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
     has_same_processes = all(earlier.get(key) == values.get(key) for key in PROCESSES)
-    for key, default in _compute_default_threads(config, machine).items():
+    for key, default in _compute_threads_from_cores(config, machine).items():
         if values[key] is not None:
             continue
         saved = earlier.get(key) if has_same_processes else None
@@ -53,7 +53,7 @@ def choose_cpu_threads(config: C, machine: Machine) -> tuple[C, list[str]]:
     return config, notices
 
 
-def _compute_default_threads(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
+def _compute_threads_from_cores(config: Config | TuningConfig, machine: Machine) -> dict[str, int]:
     """Return {configuration key: number of threads} for this machine's cores."""
     trainer = config.trainer
     if isinstance(config, TuningConfig):

@@ -108,7 +108,7 @@ def _find_weights_folder(checkpoint: Path, kind: Kind) -> Path:
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
         raise ValueError(
-            f"role=critic: {checkpoint} has no critic, because the run's algorithm needs no values. Remove role=critic."
+            f"role=critic: {checkpoint} has no critic, because the run's algorithm does not use it. Remove role=critic."
         )
     if found is None:
         raise ValueError(

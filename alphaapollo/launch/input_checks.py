@@ -44,8 +44,8 @@ from alphaapollo.utils.user_module import load_user_module
 
 
 def detect_node_resources(trainer: TrainerSection) -> Machine:
-    """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return those
-    of one of its nodes."""
+    """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return
+    the resources of one of its nodes."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_cluster import join_cluster
 
@@ -242,8 +242,8 @@ def read_prompts(
     data: Data | GenerationData,
     select: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """Read the prompts of data files, and drop or truncate those above data.max_prompt_length. Returns prompts and
-    notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
+    """Read the prompts of data files, and drop or truncate prompts above data.max_prompt_length. Returns prompts
+    and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     chosen = select(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)

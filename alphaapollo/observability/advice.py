@@ -1,7 +1,7 @@
 """Warn about alarming metrics of a run, e.g. a collapsed reward.
 
-A warning is shown once, and again if its cause returns after CALM iterations. Every check is a pure function of the
-metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
+A warning is shown once, and again if its cause returns after CALM iterations without it. Every check is a pure function
+of the metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
 """
 
 from __future__ import annotations

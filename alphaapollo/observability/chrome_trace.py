@@ -66,7 +66,7 @@ def _make_track_sort_key(track: str) -> tuple[bool, str, int]:
 
 
 def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
-    """Return {lane: row in the trace viewer} of a track. Lanes of episodes get the first row that is free meanwhile."""
+    """Return {lane: row in the trace viewer} of a track. Episodes that do not overlap in time may share a row."""
     lanes: dict[str, tuple[float, float]] = {}
     for span in spans:
         begin, end = lanes.get(span.lane, (span.start, span.start))

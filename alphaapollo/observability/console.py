@@ -106,8 +106,8 @@ class Console:
             self._live.start()
 
     def show_phase(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a phase, e.g. `generate`, as done/total. Without a terminal, print a phase at its start
-        until the first iteration ends."""
+        """Show the progress of a phase, e.g. `generate`, as done/total. Without a terminal, print only the names of
+        phases, and only until the first iteration ends."""
         if self._live is None and self._last is None and name not in self._view.phases:
             self._print_line(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phases[name] = (done, total)

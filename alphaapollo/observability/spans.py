@@ -1,5 +1,5 @@
-"""Time the operations of a process as spans. They are recorded for a trace in the iterations trainer.profile_steps, and
-always reported to stall detection (utils/heartbeat.py).
+"""Time the operations of a process as spans. Spans are recorded for a trace in the iterations that
+trainer.profile_steps lists, and always reported to stall detection (utils/heartbeat.py).
 
     with SPANS.set_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
         with SPANS("generate", tokens=83):          # negligible cost unless recording
@@ -82,7 +82,7 @@ SPANS = Spans()
 
 
 def start_recording_spans() -> None:
-    """Start recording in a worker process. Workers call this function by name, because SPANS would be copied."""
+    """Start recording in a worker process. Send this function to workers, not SPANS.start, which would copy SPANS."""
     SPANS.start()
 
 

@@ -159,8 +159,8 @@ def make_training_run(prepared: PreparedRun, session: Session, progress: Progres
 async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
     """Load the checkpoint, if any, and send the policy's weights to the inference engines.
 
-    Shared GPUs pass from the trainers to the engines as in each iteration (loop.py). With trainer.val_before_train, a
-    new run then validates.
+    On shared GPUs, the trainers free their memory before the engines use it, as in each iteration (loop.py). With
+    trainer.val_before_train, a new run then validates.
     """
     for warning in await run.workers.policy.get_self_check_warnings():
         run.console.notice(warning)

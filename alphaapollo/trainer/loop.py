@@ -3,8 +3,8 @@
 generate groups of rollouts -> update the models -> send the weights to the engines
 -> on schedule: validate, reset the reference model, write a checkpoint
 
-`engines.sleep`, `weights.publish` and `engines.kv_cache_released` pass shared GPUs between engines and trainers
-(docs/architecture.md).
+`engines.sleep`, `weights.publish` and `engines.kv_cache_released` switch shared GPUs between engines and trainers: one
+of them frees its memory before the other one uses it (docs/architecture.md).
 """
 
 from __future__ import annotations

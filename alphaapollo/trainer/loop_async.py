@@ -1,7 +1,7 @@
-"""The asynchronous loop: groups of rollouts for later iterations are generated while this iteration trains.
+"""The asynchronous loop: groups of rollouts for later iterations are generated while an iteration trains.
 
                 trainer.async_mode=carry                           trainer.async_mode=separate
-    take        a batch of complete groups; others are paused      a batch of complete groups; others continue
+    take        a batch; the other groups are paused               a batch; the other groups continue
     learn       the engines sleep; requests keep their tokens      the engines generate
     publish     paused requests continue with the new weights      pause, load weights, continue
 

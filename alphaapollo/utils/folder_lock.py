@@ -1,8 +1,8 @@
 """Lock a run's folder, because two processes that write to the same folder would damage each other's files.
 
-The lock is a file beside the folder, `.<name>.lock`, that names the process with the lock. The kernel releases the lock
-when that process ends, so a leftover file is harmless. If the folder is a symbolic link, both its path and its target
-are locked, because a start from scratch moves only the link.
+The lock is a file beside the folder, `.<name>.lock`, that names the process that holds the lock. The kernel releases
+the lock when that process ends, so a leftover file is harmless. If the folder is a symbolic link, both its path and its
+target are locked, because a start from scratch moves only the link.
 """
 
 from __future__ import annotations

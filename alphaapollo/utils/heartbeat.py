@@ -67,7 +67,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """Progress counter: ticks and calls of this process, plus the source given to `watch`."""
+        """Progress counter: ticks and calls of this process, plus the counter that `watch` added."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
@@ -99,9 +99,9 @@ class Heartbeat:
             self.end(key)
 
     def watch(self, progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
-        """Set what else is observed, replacing the earlier setting.
+        """Also observe an engine's progress and helper processes, instead of those of an earlier call.
 
-        progress: returns a progress counter of an engine. helpers: returns {pid: name} of required helper processes.
+        progress: returns the engine's progress counter. helpers: returns {pid: name} of required helper processes.
         """
         self._progress, self._helpers = progress, helpers
 

@@ -52,7 +52,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Return the object of this name. Raises ValueError with similar names if there is none."""
+        """Return the object of this name. Raises ValueError with similar names if the name is unknown."""
         if name not in self._entries:
             hint = suggest_similar(name, self._entries, count=3)
             raise ValueError(f"unknown {self.kind} {name!r}.{hint} Known: {', '.join(self.names())}.")

@@ -114,7 +114,7 @@ def wait_for_exit(pid: int) -> None:
 def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
     """Start the reaper, a process that cleans up after this process has ended.
 
-    The reaper kills every process on this machine of the run, and removes `cleanup_paths`.
+    The reaper kills every process of the run on this machine, and removes `cleanup_paths`.
     """
     command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}

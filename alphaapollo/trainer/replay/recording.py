@@ -4,7 +4,7 @@
     recording.json            format, kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups
-    policy/  critic/          as in a checkpoint: weights, optimizer moments, reference after a reset
+    policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
     outcome/                  written after the update: outcome.json, columns.npz and a second manifest
 """
 

@@ -1,6 +1,6 @@
 """Compute a recorded iteration again: call `learn` in this process, with policy and critic but without engines.
 
-recording + overrides -> prepare (one rank, other settings of the run) -> load the recorded state -> learn -> outcome
+recording + overrides -> prepare (the run's settings, but one rank) -> load the recorded state -> learn -> outcome
 """
 
 from __future__ import annotations

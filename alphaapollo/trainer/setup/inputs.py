@@ -150,8 +150,8 @@ def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, lis
     if not has_function and not config.reward_model.enable:
         notices = [
             *notices,
-            "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to the rows a data_source with a "
-            "grader and what it needs, or set custom_reward_function.path.",
+            "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to each row a data_source "
+            "with a built-in grader and its ground truth, or set custom_reward_function.path.",
         ]
     if graded and has_function:
         asyncio.run(check_named_components(config, prompts[0], tried))
@@ -205,7 +205,7 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, policy_renderer: Rende
     path = f"{TEACHER}={teacher.model.path}"
     if other := [token for token, number in written.items() if known.get(token) != number]:
         raise ValueError(
-            f"{path} has another tokenizer than the policy. Tokens with another id or no id: {_format_tokens(other)}. "
+            f"{path} lacks these tokens of the policy, or has them with another id: {_format_tokens(other)}. "
             "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the "
             "teacher's texts (docs/expert_iteration.md)."
         )

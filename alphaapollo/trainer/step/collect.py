@@ -55,7 +55,7 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
     if filters.enable and len(selected) < size:
         run.console.notice(
             f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
-            f"variance after {rounds} generation rounds (algorithm.filter_groups.max_num_gen_batches)"
+            f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
     return CollectedGroups(selected[:size], generated, rounds, dict(recovery))
 
@@ -109,7 +109,7 @@ async def _generate_with_recovery(
 
 
 async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing_groups: int) -> dict[str, int]:
-    """Replace dead engines while the other workers keep their state (only without GPUs). Returns metrics.
+    """Replace dead engines without a restart of the other workers, which is possible only on CPUs. Returns metrics.
 
     Raises `death` if an engine cannot be replaced; the run then restarts from its last checkpoint.
     """
@@ -134,7 +134,7 @@ async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing
 def _prefetch_reference_logprobs(run: TrainingRun, group: TrajectoryGroup) -> None:
     """Queue a finished group for the reference model if the group may be trained on.
 
-    With a reward model, dynamic sampling cannot decide yet, so every usable group is queued.
+    With a reward model, the final rewards are not known yet, so every usable group is queued.
     """
     assert run.reference_prefetcher is not None
     if is_usable(group) and (run.reward_model_scorer or passes_dynamic_sampling(run, group)):

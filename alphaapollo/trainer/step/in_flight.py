@@ -102,7 +102,7 @@ class InFlightGroups:
         return CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size))
 
     def take_metrics(self) -> dict[str, float]:
-        """Return counts of groups since the last call: carried before + started = trained + dropped + carried now."""
+        """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
         counts, self._counts = self._counts, Counter()
         return {f"async/{name}": float(counts[name]) for name in COUNTED} | {
             "async/carried": float(len(self._run.progress.unfinished)),
@@ -120,7 +120,7 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
-        """Whether a batch can be taken: full, or dynamic sampling gives up; and no remaining group becomes too old."""
+        """Whether the batch is full or dynamic sampling gives up, and no remaining group would become too old."""
         filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready()
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
         if len(chosen) < self._size and not gives_up:
@@ -166,7 +166,7 @@ class InFlightGroups:
     def _count_collected(self, collected: CollectedGroups, num_started_before: int) -> CollectedGroups:
         """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
 
-        num_started_before: groups among them that were already started before the run resumed.
+        num_started_before: number of returned groups that were already started before the run resumed.
         """
         usable = [group for group in collected.generated if is_usable(group)]
         num_passed = sum(passes_dynamic_sampling(self._run, group) for group in usable)

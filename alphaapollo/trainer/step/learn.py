@@ -2,7 +2,7 @@
 
 groups -> build_batch -> log-probs and values from the workers -> assign_credit -> critic update -> policy update
 
-Each of these uses a shared GPU alone: log-probs of the policy; values and update of the critic; update of the policy.
+On shared GPUs, only one model is on the GPU at a time: the policy for log-probs, then the critic, then the policy.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
         raise FloatingPointError(
             f"iteration {step} was not trained on{earlier}: {error}. The same command would resume from the last "
             f"checkpoint and fail on the same batch again. Add one of: {'; '.join(fixes)}; float32 weights of "
-            "that model."
+            "the affected model."
         )
     run.console.notice(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:

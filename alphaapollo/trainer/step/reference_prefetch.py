@@ -2,7 +2,7 @@
 
 group ends -> add_group -> one training rank computes its log-probs -> get_logprobs, when the batch is complete
 
-Each group has its own micro-batches, so its log-probs are rounded the same whenever it ends.
+Each group has its own micro-batches, so the rounding of its log-probs does not depend on when it ends.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ReferencePrefetcher:
             self._columns |= {id(row): (row, part) for row, part in zip(group_rows, parts, strict=True)}
 
     def _build_rank_batch(self, rows: list[Row]) -> tuple[RankBatch, list[Row]]:
-        """Build a batch for one rank from the sequences of one group. Also returns them in the order of the batch."""
+        """Build a batch for one rank from one group's sequences. Also returns the sequences in the batch's order."""
         layout = build_train_batch(
             rows,
             range(len(rows)),

@@ -43,7 +43,7 @@ class RewardModelTokenizer:
         return f"{function}{config.weight:g} x the reward model's score (of {text}{limit}): {config.model.path}"
 
     def encode_trajectory(self, trajectory: Trajectory) -> list[int]:
-        """Return all token ids of a trajectory, not truncated; none if the model has sampled nothing."""
+        """Return all token ids of a trajectory, not truncated; empty if the model has sampled nothing."""
         if not trajectory.rows:
             return []
         if self.shares_tokens:
@@ -146,17 +146,17 @@ def add_reward_model_score(
     return Score(reward, parts | {COMPONENT: model_score}, score.outcome, score.reason)
 
 
-def uses_reward_function(config: Config, environment_is_graded: bool, prompts: Iterable[Prompt]) -> bool:
+def uses_reward_function(config: Config, environment_uses_grader: bool, prompts: Iterable[Prompt]) -> bool:
     """Whether a reward function or the environment gives a reward, besides the reward model.
 
-    True for a user's function, for an environment that computes its own reward (not `environment_is_graded`), or if a
+    True for a user's function, for an environment that computes rewards without a grader, or if a
     prompt's data_source has a built-in grader; always True if a reward is needed and there is no reward model. Raises
     ValueError if a reward is needed, but the only one is a reward model with weight 0.
     """
     reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
     if needs_reward and not reward_model.enable:
         return True
-    if config.custom_reward_function.path or not environment_is_graded or any(map(is_gradable, prompts)):
+    if config.custom_reward_function.path or not environment_uses_grader or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
         key = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
@@ -205,7 +205,7 @@ def make_reward_model_tokenizer(
 
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
-    """Whether the reward model can read the policy's token ids: same id for each token, and no other chat template."""
+    """Whether the reward model can read the policy's token ids: same ids, and the same chat template or none."""
     known = reward_model.tokenizer.get_vocab()
     same_ids = all(known.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
@@ -217,7 +217,7 @@ def _check_chats_render(config: Config, renderer: Renderer, prompts: Sequence[Pr
     reason = f"reward_model.model.path={path} has another tokenizer or chat template than the policy. "
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{reason}This is possible only for chats of one turn, but env.max_steps={config.env.max_steps}. Set "
+            f"{reason}It can therefore score only chats of one turn, but env.max_steps={config.env.max_steps}. Set "
             "env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]

@@ -37,7 +37,7 @@ def test_other_token_ids_are_always_refused(tmp_path: Path) -> None:
     policy = make(tmp_path / "policy", more_words=("<left>", "<right>"))
     teacher = make(tmp_path / "teacher", more_words=("<right>", "<left>"))
     for divergence in ("sampled", "jsd"):
-        with pytest.raises(ValueError, match=r"Tokens with another id or no id: '<left>', '<right>'") as caught:
+        with pytest.raises(ValueError, match=r"or has them with another id: '<left>', '<right>'") as caught:
             check(teacher, divergence, policy)
         assert "docs/expert_iteration.md" in str(caught.value)
 

@@ -270,7 +270,7 @@ def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "exceeds the 128 positions of" in refusal(models, reward_model__max_length=129)
-    assert "This is possible only for chats of one turn, but env.max_steps=2. Set env.max_steps=1" in refusal(
+    assert "It can therefore score only chats of one turn, but env.max_steps=2. Set env.max_steps=1" in refusal(
         models, renderer, env__max_steps=2
     )
     assert "Its tokenizer has no chat template" in refusal(models, renderer)
