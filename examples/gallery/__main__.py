@@ -95,14 +95,14 @@ The learning rate was not tuned for each recipe, so the comparison shows that ea
 * trpo_dual: a KL target of 1 nat, because answers are short
 * magistral: no rewards for format and language
 * prorl: a reset every 16 iterations instead of one that depends on validation
-* gdpo: the names of its rewards
+* gdpo: the reward names of this task
 * tis, icepop, mis: an engine with lower precision; length_budget: another advantage estimator (see below)
 
 The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over
 seeds. The interval uses Student's t-distribution, so with three very different seeds it can include values below 0 or
-above 1. The column `seeds above their start` counts seeds whose accuracy increased by more than the 95 % interval for
-the difference of two shares of 256 questions. Seconds are training time on two cores that also ran other work. To
-reproduce the table:
+above 1. The column `seeds above their start` counts seeds whose accuracy increased significantly, i.e. by more than
+the 95 % margin of error of a difference between two accuracies on 256 questions each. Seconds are training time on
+two cores that also ran other work. To reproduce the table:
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 
