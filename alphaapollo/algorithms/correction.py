@@ -4,7 +4,7 @@ The weights are constants (no gradient) and multiply the policy term of the loss
 rollout_correction.bypass the old log-probs come from the engine, so PPO's ratio already corrects the mismatch.
 
     method=tis, level=token        min(rho, high) of each token: truncated importance sampling
-    method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855), (0.5, 5)
+    method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855) with [0.5, 5]
     method=mask, level=sequence    product of rho over the row, 0 outside [low, high]: masked importance sampling
     method=mask, level=geometric   geometric mean of rho over the row, 0 outside [low, high]
 """

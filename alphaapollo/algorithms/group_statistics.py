@@ -22,7 +22,7 @@ class Groups:
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> Groups:
-        """Create groups of the samples with equal ids. ids [N], any integers."""
+        """Create one group per distinct id. ids [N], any integers."""
         _, group_index, sizes = torch.unique(ids, return_inverse=True, return_counts=True)
         return cls(group_index, sizes)
 

@@ -8,8 +8,8 @@ d = log pi_trainer - log pi_engine at each action token, rho = e^d.
     abs      mean of |d|
     rho_*    quantiles of rho over tokens
     ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
-    ess_sequence   ess of one weight per trajectory: the product of rho over its tokens
-    k3_at_*  k3 by position in the response; growth with the position indicates a cache error
+    ess_sequence   ess with one weight per trajectory: the product of rho over its tokens
+    k3_at_*  k3 by position in the response; growth with the position indicates a KV cache error
 """
 
 from __future__ import annotations

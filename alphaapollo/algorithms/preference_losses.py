@@ -260,8 +260,8 @@ def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """KTO, for single answers with a binary label and log-ratio u (arXiv 2402.01306, Eq. 8).
 
-    weight * sigmoid(-beta (u - z0)) of desirable, weight * sigmoid(beta (u - z0)) of undesirable answers. z0 is an
-    estimate of KL(pi||ref) over the batch, at least 0 and without gradient.
+    weight * sigmoid(-beta (u - z0)) for desirable answers, weight * sigmoid(beta (u - z0)) for undesirable answers.
+    z0 is an estimate of KL(pi||ref) over the batch, at least 0 and without gradient.
     """
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))

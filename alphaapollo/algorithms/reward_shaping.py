@@ -1,4 +1,4 @@
-"""Changes of rewards and masks between grading and advantage estimation. The KL penalty in the reward is in kl.py."""
+"""Change rewards and masks after grading, before advantages are computed. The KL penalty in the reward is in kl.py."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def decode_batch(
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """Sample a token from float32 logits [V]. Returns the token and its log-prob, before top-p and top-k."""
+    """Sample a token from float32 logits [V]. Returns the token and its log-prob before top-p and top-k filtering."""
     if sampling.temperature == 0:
         token = int(logits.argmax())
         return token, float(logits.log_softmax(dim=-1)[token])

@@ -121,7 +121,7 @@ async def run(generation: GenerationPlan, terminal: Terminal) -> None:
     results = [*generation.finished.results]
     if generation.requests:
         workers = await launch_engines(config, generation.rollout, generation.device, folder)
-        hint = f"stopped; run the same command to resume where {folder} ends"
+        hint = f"stopped; run the same command to resume from {folder}"
         try:
             async with StallMonitor(workers.ranks, trainer, generation.device, terminal.note, lambda: hint):
                 results += await _generate_groups(generation, workers, terminal)

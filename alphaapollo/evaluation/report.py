@@ -41,14 +41,14 @@ def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], fol
         terminal.note(f"{len(failed)} samples failed. First failure: {reason}")
 
 
-def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
+def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
     """Print a table with a block per data source and, if there are several data sources, a block for all."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("data source", "figure"):
         table.add_column(name, no_wrap=True)
     for name in ("value", "95 % interval", "problems"):
         table.add_column(name, justify="right", no_wrap=True)
-    for summary in _list_summaries(everything, sources):
+    for summary in _list_summaries(overall, sources):
         title = summary.data_source or "(no data source)"
         for name, figure in summary.figures.items():
             number = "{:.1f}" if name in TOKENS else "{:.4f}"
@@ -64,7 +64,7 @@ def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal:
     with wide.capture() as text:
         wide.print(table)
     terminal.write("\n".join(line.rstrip() for line in text.get().splitlines()))
-    for summary in _list_summaries(everything, sources):
+    for summary in _list_summaries(overall, sources):
         terminal.write(format_outcome_line(summary))
 
 
@@ -80,17 +80,17 @@ def format_outcome_line(summary: Summary) -> str:
     return f"{head}; {format_counts(summary.outcomes)}{excluded}{ended}"
 
 
-def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
+def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
 
     def to_dict(summary: Summary) -> dict[str, Any]:
         return asdict(summary) | {"failed": summary.failed}
 
-    record = {"all": to_dict(everything), "by_data_source": {name: to_dict(one) for name, one in sources.items()}}
+    record = {"all": to_dict(overall), "by_data_source": {name: to_dict(one) for name, one in sources.items()}}
     table = StringIO(newline="")
     rows = csv.DictWriter(table, FIELDS)
     rows.writeheader()
-    for summary in _list_summaries(everything, sources):
+    for summary in _list_summaries(overall, sources):
         for name, figure in summary.figures.items():
             rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(figure))
     text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
@@ -102,6 +102,6 @@ def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summa
     return [folder / name for name in files]
 
 
-def _list_summaries(everything: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:
+def _list_summaries(overall: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:
     """Return the summary of each data source and, unless there is only one, of all together."""
-    return [*sources.values(), everything] if len(sources) != 1 else [*sources.values()]
+    return [*sources.values(), overall] if len(sources) != 1 else [*sources.values()]

@@ -1,7 +1,7 @@
 """Read and write results.jsonl of main_generation: one line per sample, in the format of the rollout log.
 
-When all samples of a prompt are graded, their lines are appended. After a kill, incomplete lines and prompts without
-all samples are removed, and these prompts are generated again with the same random seeds.
+When all samples of a prompt are graded, their lines are appended. If the process is killed, the next run
+removes incomplete lines and prompts without all samples, and generates these prompts again with the same random seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from alphaapollo.types import Prompt, TrajectoryGroup
 
 @dataclass(frozen=True)
 class FinishedResults:
-    """Results that an earlier process wrote to results.jsonl, of prompts with all samples."""
+    """Results in results.jsonl that an earlier process wrote for prompts whose samples are all graded."""
 
     results: list[SampleResult] = field(default_factory=list)
     line_numbers: frozenset[int] = frozenset()  # lines of the file that contain `results`

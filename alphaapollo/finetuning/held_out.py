@@ -54,7 +54,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
 
 
 def make_generation_data(config: SftConfig) -> GenerationData:
-    """Return the section `data` of main_generation with the keys for the held-out prompts."""
+    """Return a config section `data` of main_generation for the held-out prompts."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
@@ -121,7 +121,7 @@ class HeldOutEvaluation:
         await self._worker.start()
 
     async def validate(self, step: int, console: Console) -> dict[str, float]:
-        """Return the validation metrics of main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
+        """Compute the same metrics as a validation in main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(

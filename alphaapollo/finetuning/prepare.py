@@ -156,7 +156,7 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:
-    """Return one line per training file: its examples, share of a batch, and number of passes in the run."""
+    """Return one line per training file: number of examples, share of each batch, and passes in the run."""
     data, sizes, rows = plan.config.data, plan.train.file_sizes, {}
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(make_source_names(data.train_files), sizes, weights, strict=True):

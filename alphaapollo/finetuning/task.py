@@ -114,7 +114,7 @@ class FinetuningPlan:
 
 @dataclass
 class FinetuningRun:
-    """Running fine-tuning. A checkpoint saves `progress` and the state of the workers."""
+    """State of a fine-tuning run while it trains. A checkpoint saves `progress` and the state of the workers."""
 
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]

@@ -1,6 +1,6 @@
 """Measure the activation memory of a training pass by running the model on the meta device, which allocates nothing.
 
-A pass runs with one decoder layer and with two. The difference in bytes is what each layer saves for the backward pass;
+The pass runs with one decoder layer, then with two. The difference is what each layer saves for the backward pass;
 all other activation memory is independent of the number of layers.
 """
 
@@ -151,8 +151,8 @@ def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
 
 
 def _measure_decoder_bytes(model: PreTrainedModel, count: int, num_tokens: int, num_layers: int) -> tuple[int, int]:
-    """Run `count` sequences of `num_tokens` tokens through the first layers, and back if gradients are enabled. Returns
-    the bytes saved for the backward pass, and the peak bytes."""
+    """Run `count` sequences of `num_tokens` tokens through the first layers, with a backward pass if gradients are
+    enabled. Returns the bytes saved for the backward pass, and the peak bytes."""
     decoder = model.base_model
     first = find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}

@@ -72,7 +72,7 @@ def compute_token_stats(
     Args:
         hidden: hidden states [n, H] of the tokens before the targets.
         targets: token ids, int64 [n].
-        chunk_logits: maximum number of logits in memory at a time; None: the default of the device.
+        chunk_logits: maximum number of logits in memory at a time; None: a limit chosen for the device.
     """
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits

@@ -124,7 +124,7 @@ def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:
 
 
 def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
-    """Return the name of transformers' auto class that loads a reward model. Raises ValueError for other models."""
+    """Return the name of the auto class that loads a reward model. Raises ValueError for models of another kind."""
     names = getattr(config, "architectures", None) or []
     kinds = ("ForSequenceClassification", "ForTokenClassification")  # of tokens, the last one's score is used
     found = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]

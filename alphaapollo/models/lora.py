@@ -1,6 +1,6 @@
 """LoRA (arXiv 2106.09685) through peft.
 
-A linear layer computes W x + scale B A x with scale = alpha / rank. W is frozen in the dtype of forward and backward;
+A linear layer computes W x + scale B A x with scale = alpha / rank. W is frozen and has the dtype of forward passes;
 A [rank, in] and B [out, rank] are trained in float32.
 """
 

@@ -38,7 +38,7 @@ class SegmentKeys:
 @dataclass(frozen=True, eq=False)
 class Packing:
     """Boundaries of the s segments of a packed micro-batch. A segment is a row (token sequence) or, if rows share
-    prompts, a prompt or the rest of a row. Compared by identity."""
+    prompts, a prompt or the rest of a row. Instances are compared by identity."""
 
     cu_seqlens: Tensor  # int32 [s + 1]
     lengths: list[int]  # [s]
@@ -47,7 +47,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of b rows (token sequences). Values of shape [n] are those of all response tokens, row after row.
+    """Tensors of b rows (token sequences). Tensors of shape [n] have one value per response token, row after row.
 
     A micro-batch without rows gets a dummy row of two tokens, with which its rank takes part in the collectives of
     forward and backward. The mask and loss weights of the dummy are zero.
@@ -227,7 +227,7 @@ def _place_experts(routed_experts: np.ndarray, chosen: Rows, layout: _TokenLayou
 def make_rows(
     token_ids: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: SharedPrefixes | None = None
 ) -> Rows:
-    """Build training rows from token ids, for self-checks. All tokens from `response_starts` on count as sampled."""
+    """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
     lengths, starts = np.array([len(ids) for ids in token_ids]), np.array(response_starts)
     count = int((lengths - starts).sum())
     return Rows(

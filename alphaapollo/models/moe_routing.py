@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Numbers of experts in a layer of a mixture of experts."""
+    """Number of experts per MoE layer, and number of experts that each token uses."""
 
     num_experts: int
     experts_per_token: int  # that the router chooses
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> ExpertSizes | None:
-        """Read the numbers from a model's configuration; None for a dense model."""
+        """Read both numbers from a model's configuration; None for a dense model."""
         text = config.get_text_config()
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((count for name in names if (count := getattr(text, name, None))), 0)
@@ -105,8 +105,8 @@ class Routers:
         expected = (self.num_layers, self.sizes.experts_per_token)
         if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
             raise ValueError(
-                f"rollout.router_replay=true: the engine returned experts for {found[0]} layers and {found[1]} experts "
-                f"per token, but the model has {expected[0]} and {expected[1]}. Set rollout.router_replay=false."
+                f"rollout.router_replay=true: the engine returned {found[0]} layers x {found[1]} experts per token, "
+                f"but the model has {expected[0]} x {expected[1]}. Set rollout.router_replay=false."
             )
         counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real.device)
         self.current = RoutingRecord(

@@ -91,7 +91,7 @@ class PolicyModel(FsdpRoot):
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Compute the logits of the next tokens (see algorithms.sampling.next_logits), only within generation_mode."""
+        """Compute the logits of the next tokens (algorithms.sampling.next_logits). Requires generation_mode."""
         if self.routers is not None:
             self.routers.current = None
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
@@ -173,5 +173,5 @@ def make_self_check_warnings(mismatch: float) -> list[str]:
         return []
     return [
         f"in bfloat16 the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on average. "
-        "This may be rounding. To find out, run one iteration with model.dtype=float32, which fails if it is not."
+        "This may be rounding. To find out, run one iteration with model.dtype=float32. It fails on a real error."
     ]

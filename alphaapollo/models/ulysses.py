@@ -59,8 +59,8 @@ def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None
 
 
 def find_local_positions(positions: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find a rank's share of the tokens at `positions` in a flattened array [b, width], of which `size` ranks split the
-    columns. Returns positions in the rank's flattened part [b, width / size], and indices in `positions`."""
+    """Find a rank's share of the tokens at `positions` in a flattened array [b, width] with columns split over `size`
+    ranks. Returns positions in the rank's flattened part [b, width / size], and indices in `positions`."""
     rows, columns = np.divmod(positions, width)
     part_width = width // size
     indices = np.flatnonzero(columns // part_width == rank)

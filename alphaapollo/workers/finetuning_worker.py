@@ -62,7 +62,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     def compute_loss(
         self, batch: B, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute a micro-batch's share of the loss and its metric sums. `counts`: count_loss_terms of all ranks."""
+        """Compute a micro-batch's loss share and metric sums. `counts`: sums of count_loss_terms over all ranks."""
 
     def load_model(self) -> None:
         """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `self_check_warnings`."""

@@ -83,7 +83,7 @@ class TrainingWorker(ModelWorker):
     def compute_fingerprints(self) -> dict[str, tuple[int, float]]:
         """Compute (digest, sum of squares) of this rank's shard of the weights and of each optimizer moment.
 
-        The values of all ranks add up to those of the model. With several replicas (HSDP), only the first one counts.
+        The values of all ranks add up to those of the model. With several replicas (HSDP), all but the first return 0.
         """
         fingerprints = {}
         for name, shards in self.state.get_trained_tensors().items():

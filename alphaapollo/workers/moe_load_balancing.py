@@ -1,7 +1,7 @@
 """Load-balancing loss and expert-load metrics of a mixture-of-experts model.
 
 The loss is that of transformers (docs/moe.md). The share of tokens that each expert gets is computed over the
-micro-batches that all ranks run at the same time, with one all-reduce of 2 x experts numbers per micro-batch.
+micro-batches that all ranks run at the same time, with one all-reduce of 2 x num_experts values per micro-batch.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def reset_reference_and_optimizer(self) -> None:
-        """Copy the policy's weights into the reference model and reset the optimizer (arXiv 2505.24864, 2.3.1).
+        """Copy the policy's weights into the reference model and reset the optimizer (arXiv 2505.24864, section 2.3.1).
 
         The learning rate schedule continues.
         """
@@ -289,7 +289,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
-        """Return the next-token distributions that the policy is compared with: of the teacher, or of the reference."""
+        """Return the teacher's or reference's next-token distributions, if the loss compares the policy's with them."""
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.uses_full_kl:

@@ -73,7 +73,7 @@ def compute_policy_objective(
     """Compute the loss of a micro-batch and its metrics, which add up over micro-batches and ranks.
 
     Metrics that start with row_ are sums over rows with sampled tokens, or over trajectories for a trajectory-level
-    loss. Metrics that end in _max are maxima. All others except the losses are sums over sampled tokens.
+    loss. Metrics that end in _max are maxima. All other metrics except losses are sums over sampled tokens.
     """
     mask, weights = matrices.mask, matrices.loss_weights
     output = policy_loss(matrices, actor)

@@ -3,7 +3,7 @@
     count_loss_terms [KTO: KL on answers to other prompts] -> for each micro-batch: log-probs of the answers -> loss
 
 Reference log-probs come with the batch if they were computed before the first step (`compute_ref_log_probs`).
-Otherwise each step computes them with a frozen second model, or with LoRA with the trained model without its adapters.
+Otherwise each step computes them with a frozen second model or, if LoRA is used, with the model without its adapters.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ NO_RENDEZVOUS = ""  # init_method if there is a single rank
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Place of a training rank: number, device, and address of the process group."""
+    """Rank number, device, and process group of one training rank."""
 
     rank: int
     world_size: int

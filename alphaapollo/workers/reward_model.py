@@ -29,7 +29,7 @@ class RewardModelWorker(ModelWorker):
         self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
-        """Compute the score of each of R token sequences at its last token, which must be its response. float32 [R]"""
+        """Compute the score of each of R token sequences, whose response must be the last token. float32 [R]"""
         self.parameters.reload()
         return compute_token_values(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 

@@ -72,13 +72,13 @@ class SharedPromptCheck:
 
     def _describe_mismatch(self, mismatch: float) -> str:
         return (
-            f"with {self.name}, rows that share a prompt differ from separate rows by {mismatch:.2g} standard "
-            f"deviations, more than rounding explains ({self.limit:g})"
+            f"with {self.name}, the results of rows that share a prompt differ from those of separate rows by "
+            f"{mismatch:.2g} standard deviations, but rounding explains at most {self.limit:g}"
         )
 
     @torch.no_grad()
     def _measure_mismatch(self, rows: Rows, row_indices: Sequence[int]) -> float:
-        """Compute the mean absolute difference with and without shared prompts, in standard deviations."""
+        """Compute the mean |difference| of results with and without shared prompts, in their standard deviations."""
         shared, plain = (
             self.compute(self.builder.build(layout, row_indices)).float()
             for layout in (rows, replace(rows, prefixes=None))

@@ -130,7 +130,7 @@ class Estimator:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all values are finite. A finite sum is a fast proof of that."""
+    """Return whether all values are finite. Checks each value only if the sum is not finite, which is faster."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 

@@ -1,4 +1,4 @@
-"""GDPO: normalize each of several rewards within its group, then sum them."""
+"""GDPO: normalize each reward over the samples of a prompt, then sum the rewards."""
 
 from __future__ import annotations
 

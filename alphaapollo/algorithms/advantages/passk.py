@@ -45,8 +45,8 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     largest = int(groups.sizes.max())
     if largest < k:
         raise ValueError(
-            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest group has {largest} without "
-            "failed samples. Raise env.rollout.n or lower algorithm.passk_k."
+            f"algorithm.passk_k={k} needs a group of at least {k} samples, but without failed samples the largest "
+            f"group has {largest}. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [

@@ -18,7 +18,7 @@ def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: fl
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Whiten the rewards-to-go of all action tokens, which usually include a KL (arXiv 2501.03262, Eq. 4-5)."""
+    """Whiten the rewards-to-go of all action tokens, which usually include a KL penalty (arXiv 2501.03262, Eq. 4-5)."""
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     returns = reward_to_go(token_rewards, joined.mask, config.gamma)

@@ -37,13 +37,13 @@ def clip_cov_candidates(
     tokens in the mask, at least one, and at most the number of candidates.
     """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
-    return candidates, min(_count_tokens(ratio, mask), int(candidates.sum()))
+    return candidates, min(_count_selected_tokens(ratio, mask), int(candidates.sum()))
 
 
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """Select the share `ratio` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
     positions = mask.bool().flatten().nonzero().squeeze(1)
-    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_tokens(ratio, mask)]
+    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(ratio, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
     top[positions[order]] = True
     return top.view_as(mask)
@@ -54,12 +54,12 @@ def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float)
     return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
-def _count_tokens(ratio: float, mask: Tensor) -> int:
+def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
 def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Draw the tokens whose loss Clip-Cov sets to 0: the first candidates, as the tokens are in random order. [n]."""
+    """Select the tokens whose loss Clip-Cov sets to 0: the first candidates. The n tokens are in random order."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
         token_covariance(logp, advantages, mask),

@@ -1,7 +1,7 @@
 """Attention backends: causal attention over the rows (token sequences) of a micro-batch.
 
     backend  layout  where
-    padded   padded  everywhere: plain causal attention; default on a CPU, where it is fastest for short rows
+    padded   padded  everywhere: causal attention; default on a CPU, where it is fastest for short rows
     sdpa     packed  everywhere: one call per row
     varlen   packed  GPU: torch.nn.attention.varlen
     flex     packed  GPU: FlexAttention with a block mask (its backward pass does not run on a CPU)
@@ -9,7 +9,7 @@
 
 With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
 
-Backends are registered with transformers under names of their own, for which transformers builds no dense [T, T] mask.
+Backends are registered with transformers under new names, for which transformers builds no dense [T, T] mask.
 The layers receive the boundaries of packed rows as the keyword argument `packing`.
 """
 
@@ -300,7 +300,7 @@ def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
 
 
 def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: plain causal mask."""
+    """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: causal mask (T = S)."""
     if call.softcap is not None or call.sinks is not None:
         return attend_explicitly(call, query, key, value, mask)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}

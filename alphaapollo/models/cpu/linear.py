@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def prefers_onednn() -> bool:
-    """Return whether oneDNN is faster than MKL. This depends on the CPU only: runs on one machine are bit-identical."""
+    """Return whether oneDNN is faster than MKL. It depends only on the CPU, so runs on a machine are bit-identical."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (
@@ -31,7 +31,7 @@ def prefers_onednn() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x W^T with the faster library, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
+    """Compute x W^T with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
     if x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)

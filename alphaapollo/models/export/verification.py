@@ -23,7 +23,7 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 
 
 def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
-    """Draw fixed token ids on which an exported model is compared with its checkpoint. The last is not padding."""
+    """Return fixed random token ids for comparing an exported model with its checkpoint. The last is not padding."""
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
     tokens = [int(token) for token in torch.randint(vocab_size, (PROBE_TOKENS,), generator=generator)]
     if tokens[-1] == pad_token_id:  # classifiers would ignore it

@@ -84,7 +84,7 @@ class _HostCopy:
 def lock_pages(host_tensor: Tensor) -> None:
     """Page-lock the memory of a CPU tensor until the tensor is deleted.
 
-    torch's pinned allocator would round each tensor up to a power of two, a third more memory for a model.
+    torch's pinned allocator would round each tensor up to a power of two, so a model would take a third more memory.
     """
     if host_tensor.numel():
         cuda, address = torch.cuda.cudart(), host_tensor.data_ptr()

@@ -34,7 +34,7 @@ class OptimizerStep:
 class TrainState:
     """Optimizer, learning rate schedule and checkpoints of a sharded model.
 
-    `offload` moves the configured tensors to host memory. `reload` moves parameters back, `step` the optimizer state.
+    `offload` moves configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state.
 
     Args:
         module: model that sharding.shard_model has sharded.
@@ -61,7 +61,7 @@ class TrainState:
         """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
 
         FSDP reduces gradients after each micro-batch, or with sync_each_micro_batch=false after the last one. Between
-        copies of the model (HSDP) it reduces them after the last one.
+        copies of the model (HSDP) it always reduces them after the last micro-batch.
         """
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):

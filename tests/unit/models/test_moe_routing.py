@@ -137,9 +137,7 @@ def test_experts_of_another_shape_are_refused(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
     rows = Rows.from_rows(some_rows(1))
     other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
-    with pytest.raises(
-        ValueError, match=r"returned experts for 3 layers and 2 experts per token, but the model has 2 and 2"
-    ):
+    with pytest.raises(ValueError, match=r"returned 3 layers x 2 experts per token, but the model has 2 x 2"):
         policy(MicroBatchBuilder(True, CPU).build(other, [0]), 1.0)
 
 
