@@ -94,7 +94,7 @@ class Rows:
     def segment_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass over some rows computes, without padding.
 
-        With shared prefixes, it computes each prefix once, and each row without its prefix; otherwise the rows.
+        With shared prefixes, these are each prefix once and each row without its prefix; otherwise, the complete rows.
         Returns two int64 arrays [sequences]: lengths, and number of prefix tokens that the sequence also attends to.
         """
         lengths = self.lengths[list(row_indices)]

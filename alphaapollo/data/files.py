@@ -53,7 +53,7 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
-    """Apply `convert` to each row of the file `path`. Its ValueErrors are raised as one, with the first messages."""
+    """Apply `convert` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
     converted, errors = [], []
     for index, row in enumerate(rows):
         try:

@@ -1,4 +1,4 @@
-"""Length limits of prompts and training examples. Long ones are dropped, truncated or an error (data.truncation)."""
+"""Length limits of prompts and examples. data.truncation: drop or truncate those above a limit, or raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distribute token sequences (rows) to mini-batches, ranks and micro-batches. Depends on lengths and the seed only.
+"""Distribute token sequences (rows) to mini-batches, ranks and micro-batches, given their lengths and a seed.
 
 trajectories --split_mini_batches--> optimizer steps --balance_ranks--> ranks --split_micro_batches--> forward passes
 
@@ -136,8 +136,8 @@ def _distribute_step_rows(
 ) -> tuple[list[_RowBundle], list[list[int]]]:
     """Distribute the rows of one optimizer step to ranks. Returns row bundles, and bundle indices for each rank.
 
-    A bundle has rows that must be in one micro-batch: one of the lists in `step_rows`, or rows that share a prefix. The
-    latter are split if they exceed max_tokens or if the ranks' loads are unbalanced.
+    A bundle has rows that must be in one micro-batch: one of the lists in `step_rows`, or rows with a common prefix.
+    Rows with a common prefix form several bundles if they exceed max_tokens or if the ranks' loads are unbalanced.
     """
     if prefixes is None or any(len(rows) > 1 for rows in step_rows):
         bundles = [_RowBundle(rows, _compute_token_costs(rows, lengths, prefixes)) for rows in step_rows]
@@ -216,11 +216,11 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
     """Split the row bundles of one rank into micro-batches of at most max_tokens tokens. Returns bundle indices.
 
-    Starts with the longest. A bundle that exceeds max_tokens is a micro-batch by itself.
+    Starts with the longest bundle. A bundle that exceeds max_tokens is a micro-batch by itself.
 
     Args:
         bundle_lengths: for each bundle, the lengths of the rows in it, which stay together.
-        padded: a micro-batch computes its number of rows times its longest row, else the sum of lengths.
+        padded: a micro-batch computes (number of rows x longest row) tokens, instead of the sum of the row lengths.
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0

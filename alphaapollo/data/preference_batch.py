@@ -89,7 +89,7 @@ def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> 
 def _distribute_rows(
     rows: Sequence[Row], row_examples: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """Build one mini-batch. row_examples: index of the example of each row; its rows stay together."""
+    """Build one mini-batch. row_examples: index of the example of each row; rows of one example stay together."""
     return build_train_batch(
         rows,
         row_examples,

@@ -57,7 +57,7 @@ class PreferenceExample:
 
 @dataclass(frozen=True)
 class PreferenceTexts:
-    """Texts of a data row before tokenization: prompt with each answer, two for a pair and one for a single answer."""
+    """Texts of a data row before tokenization: for each answer (two for a pair, else one), prompt and answer."""
 
     texts: list[list[TextPiece]]  # for each answer: pieces of the prompt and of the answer
     data_source: str
@@ -115,7 +115,7 @@ def load_labelled_answers(
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
     """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total.
 
-    KTO estimates the KL to the reference on them. Raises ValueError if all prompts are equal.
+    KTO estimates the KL to the reference on these answers. Raises ValueError if all prompts are equal.
     """
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
     if len({*prompts}) < 2:

@@ -1,6 +1,6 @@
 """Read prompts from data files in verl's format.
 
-Columns: `prompt` (required; another name with data.prompt_key), `data_source`, `reward_model: {ground_truth}`,
+Columns: `prompt` (required; data.prompt_key renames it), `data_source`, `reward_model: {ground_truth}`,
 `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). Only `data_source` selects the reward
 function. `reward_model.style` and `ability` are ignored.
 """

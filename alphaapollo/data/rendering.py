@@ -44,7 +44,7 @@ class Renderer:
         self.template_arguments = dict(template_arguments)
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
-        """Tokenize a chat, with the generation prompt, or a text, with BOS if the tokenizer adds one."""
+        """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
         return self.encode_prompts([content])[0]
 
     def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
@@ -65,7 +65,7 @@ class Renderer:
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
-        """Append what the template adds after the end-of-turn token, e.g. a newline; nothing to a truncated answer."""
+        """Append the template's text after the end-of-turn token, e.g. a newline. Truncated answers stay unchanged."""
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
@@ -115,7 +115,7 @@ class Renderer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn: EOS, and the chat template's end-of-turn token if special."""
+        """Ids of the tokens that end an assistant turn: EOS, and the template's end-of-turn token if it is special."""
         ids = [self.tokenizer.eos_token_id]
         ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
@@ -161,6 +161,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         ) from error
     if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
         raise ValueError(
-            f"{path}: the model has no tokenizer; the vocabulary has {len(tokenizer)} tokens. {TOKENIZER_FIX}"
+            f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
         )
     return tokenizer

@@ -2,7 +2,7 @@
 
 A file has either a column `messages` with chats, of which every assistant message is trained on, or the columns
 `prompt` (chat or text) and `response`. A chat is split where the chat template begins and ends each assistant turn, and
-the pieces are tokenized separately, like prompts and samples in a rollout. The end-of-turn token is trained on, the
+the pieces are tokenized separately, like prompts and answers in a rollout. The end-of-turn token is trained on, the
 template text after it is not.
 """
 
@@ -63,7 +63,7 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
     """Render a chat and split its text into alternating pieces: text before an assistant turn, and the turn.
 
     Raises ValueError if the chat has no assistant message or an empty one, or if the chat template renders earlier
-    turns differently when later turns exist (e.g. drops thinking), so that no mask fits.
+    turns differently when later turns exist (e.g. drops thinking).
     """
     pieces: list[TextPiece] = []
     done = ""
@@ -79,7 +79,7 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
             raise ValueError(
                 f"the chat template rewrites the text before or around message {turn} (e.g. drops old thinking), so "
                 "the trained tokens would differ from those that the model sees at inference. Create one row per "
-                "assistant turn, or use a template that keeps its history."
+                "assistant turn, or use a template that does not change earlier turns."
             )
         pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
         done = after

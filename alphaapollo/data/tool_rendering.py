@@ -135,7 +135,7 @@ class ToolRenderer(Renderer):
 
 
 def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Create an assistant message that calls tools: the last with `last_arguments`, others without arguments."""
+    """Create an assistant message with one call per tool. Only the last call has arguments: `last_arguments`."""
     arguments: list[Mapping[str, Any]] = [*({} for _ in tool_names[1:]), last_arguments]
     calls = [
         {"id": _format_call_id(index), "type": "function", "function": {"name": name, "arguments": dict(values)}}

@@ -3,7 +3,7 @@
     factory(services) -> environment
     reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      finally: close()
 
-A prompt with a reward function is an episode of one step (single_turn.py). Each method may be sync or async. Async
+Without tools or feedback, an episode has one step (single_turn.py). Each method may be sync or async. Async
 methods share the event loop with all other episodes, so they must await slow operations. Sync methods run in a thread.
 """
 

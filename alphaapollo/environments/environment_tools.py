@@ -74,8 +74,8 @@ def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[st
     python_settings = {"timeout": timeout, **settings.get("python_code", {})}
     if python_settings["timeout"] != timeout != InformalMath().python_code_timeout:
         raise ValueError(
-            f"env.tool_settings.python_code.timeout={python_settings['timeout']} and "
-            f"env.informal_math.python_code_timeout={timeout:g} are the same setting. Remove one."
+            f"env.tool_settings.python_code.timeout={python_settings['timeout']} conflicts with "
+            f"env.informal_math.python_code_timeout={timeout:g}: both set the timeout of python_code. Remove one."
         )
     return {**settings, "python_code": python_settings}
 

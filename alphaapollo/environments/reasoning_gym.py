@@ -94,6 +94,6 @@ class ReasoningGymEnvironment:
 
 @lru_cache(maxsize=256)
 def _make_puzzle(puzzle: str, seed: int) -> dict[str, Any]:
-    """Generate the puzzle of a seed. `puzzle`: {task, level, settings} as JSON, which the cache can compare."""
+    """Generate the puzzle of a seed. `puzzle`: {task, level, settings} as JSON, because cache keys must be hashable."""
     entry: dict[str, Any] = make_dataset(**json.loads(puzzle), seed=seed)[0]
     return entry

@@ -17,7 +17,7 @@ def derive_instance_seed(config: Env, prompt: Prompt) -> int:
     """Return the random seed from which an environment creates the task of a prompt. It is equal for all samples of the
     prompt.
 
-    The seed depends on env.seed and the prompt's env_kwargs.seed, or its position in the data without env_kwargs.seed.
+    The seed depends on env.seed and env_kwargs.seed; if a row has no env_kwargs.seed, on its position in the data.
     `examples.data_preprocess.prepare` writes different values of env_kwargs.seed for training and validation data.
     """
     seed = prompt.env_kwargs.get("seed")

@@ -43,13 +43,13 @@ def check_settings(config: Env) -> None:
             f"({type(error).__name__}: {error}). Install that environment or correct the arguments."
         ) from error
     if reason := _explain_unsupported_feature(environment):
-        raise ValueError(f"env.verifiers.name={name}: {reason}. Use an environment of single chats without tools.")
+        raise ValueError(f"env.verifiers.name={name}: {reason}. Use another verifiers environment.")
 
 
 @register_environment("verifiers", check=check_settings, tools=None)
 class VerifiersEnvironment:
-    """Episode of a verifiers environment. Prompt i uses example i (modulo their number) of the environment's training
-    data if extra_info.split is `train`, else of its evaluation data."""
+    """Episode of a verifiers environment. Prompt i uses example i (modulo the number of examples) of the training data
+    if extra_info.split is `train`, else of the evaluation data."""
 
     def __init__(self, services: Services):
         self._settings = services.config.verifiers
@@ -156,6 +156,6 @@ def _make_completion(text: str) -> Any:
 
 
 def _describe_error(state: Any) -> str:
-    """Return the error that ended a verifiers rollout, with its cause; empty if there was none. `state`: its result."""
+    """Return the error that ended a verifiers rollout, with its cause; empty if none. `state`: the rollout's result."""
     error = state["error"]
     return "" if error is None else f"{error!r} ({error.__cause__!r})"

@@ -1,6 +1,6 @@
 """Reward functions by data source, and the processes that isolate them.
 
-base, registry                  the contract of a reward function; the built-in ones by `data_source`
+base, registry                  result of a reward function; built-in reward functions by `data_source`
 exact_match, gsm8k, math/, ...  built-in reward functions
 judge                           a language model as judge: its requests, retries and verdicts
 custom                          the user's reward function, with this project's or verl's signature

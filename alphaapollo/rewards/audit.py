@@ -1,11 +1,11 @@
 """Measure how often graders agree with labelled answers, in the same isolated processes as in a run.
 
-    python -m alphaapollo.rewards.audit labelled.jsonl [--json] [--data_source math]
+    python -m alphaapollo.rewards.audit DATA [--json] [--data_source math]
 
 DATA is a jsonl or parquet file of rows `{data_source, response, ground_truth, is_correct}`. A false positive is a wrong
 answer that is graded as right. A false negative is a right answer that is graded as wrong. A failure is an answer
 without a verdict, because the grader raised, hung or crashed. All three kinds are listed. With --json the last line is
-`{"rows", "agreement", "false_positives", "false_negatives", "failures", "rows_per_s"}`, agreement from 0 to 1.
+`{"rows", "agreement", "false_positives", "false_negatives", "failures", "rows_per_s"}`; agreement is from 0 to 1.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def compare_with_label(is_correct: bool, score: Score) -> str:
     return FALSE_NEGATIVE if is_correct else FALSE_POSITIVE
 
 
-def _shorten_to_end(text: str) -> str:
+def _keep_last_characters(text: str) -> str:
     """Return the last MAX_SHOWN characters of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
@@ -134,9 +134,9 @@ def main() -> None:
         kinds[kind] += 1
         if kind != AGREEMENT:
             marked = find_marked_answer(answer.response)
-            shown = _shorten_to_end(answer.response if marked is None else marked)
+            shown = _keep_last_characters(answer.response if marked is None else marked)
             reason = f": {score.reason}" if score.reason else ""
-            line = f"row {row}, {kind}{reason}\n  truth  {_shorten_to_end(answer.ground_truth)}\n  answer {shown}"
+            line = f"row {row}, {kind}{reason}\n  truth  {_keep_last_characters(answer.ground_truth)}\n  answer {shown}"
             print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
     counts = {
         "rows": len(answers),

@@ -60,7 +60,7 @@ def check_components(names: Iterable[str], required: Iterable[str]) -> None:
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the functions of reward components. Returns {name: function}, without `task`, which has none."""
+    """Import the functions of reward components. Returns {name: function}, without `task`, which has no function."""
     return {name: COMPONENTS.get(name)() for name in names if name != TASK}
 
 
@@ -69,7 +69,7 @@ def add_components(
 ) -> Score:
     """Combine the task score and the values of the reward components into one score.
 
-    Its reward is the weighted sum, where `task` has weight 1 unless `weights` has another. The reward is 0 if a
+    Its reward is the weighted sum, where `task` has weight 1 unless `weights` contains it. The reward is 0 if a
     `required` component is not above 0. Its components are the unweighted values, including `task` and the components
     of the task score. Accuracy, outcome and reason are those of the task score. A failed task score is returned
     unchanged. If the task score already has a component of the same name, the result is a failed score.

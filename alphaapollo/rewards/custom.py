@@ -27,7 +27,7 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     function = load_user_object(path, name, key, name_key)
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "an async function" if callable(function) else f"a {type(function).__name__}"
-        raise ValueError(f"{name_key}: {name} in {path} is {kind}. Write a plain `def {name}(prompt, completion)`.")
+        raise ValueError(f"{name_key}: {name} in {path} is {kind}. Define it as `def {name}(prompt, completion)`.")
     parameters = inspect.signature(function).parameters
     if "solution_str" in parameters:
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -58,7 +58,7 @@ def _parse_fraction(sign: str, numerator: str, denominator: str) -> Fraction | N
 
 
 def _count_digits(number: str) -> int:
-    """Return an upper bound on the digits of a number written without exponent, e.g. 4 for `1e3`."""
+    """Return an upper bound of the number of digits when `number` is written without exponent, e.g. 4 for `1e3`."""
     mantissa, _, exponent = number.lower().partition("e")
     if len(exponent) > len(str(MAX_DIGITS)) + 1:
         return MAX_DIGITS + 1

@@ -28,7 +28,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
 
 
 def find_chosen_letter(text: str) -> str | None:
-    """Return the letter of the marked answer, else after the last "answer is", else at the start of the last line."""
+    """Return the letter of the marked answer, else the stated one ("answer is B"), else the first on the last line."""
     marked = find_marked_answer(text)
     if marked is not None:
         return read_first_letter(marked) or _find_stated_letter(marked)

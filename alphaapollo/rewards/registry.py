@@ -79,7 +79,7 @@ def load_grader(data_source: str, judge: Judge) -> RewardFunction:
 
 
 def is_gradable(prompt: Prompt) -> bool:
-    """Return whether a built-in grader can grade the prompt: it matches, and a ground truth exists if needed."""
+    """Return whether the prompt has a built-in grader, and a ground truth unless this grader is a judge."""
     grader = find_grader(prompt.data_source)
     return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
 
@@ -107,11 +107,11 @@ def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
     judged = [source for source, grader in graders.items() if grader.is_judge]
     if judged and not reward.judge.model:
         raise ValueError(
-            f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model to its name, and "
-            "reward.judge.base_url if it is not on OpenAI's server."
+            f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model to the judge's model name, and "
+            "reward.judge.base_url if the judge is not on OpenAI's server."
         )
     if judged and reward.timeout <= reward.judge.timeout:
         raise ValueError(
-            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the limit "
-            "of one request to the judge. Raise reward.timeout so that there is time for retries."
+            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the "
+            "time limit of one request to the judge. Raise reward.timeout so that there is time for retries."
         )

@@ -76,7 +76,7 @@ class AppendContext:
         return observation_ids
 
     def count_response_tokens(self, context_ids: list[int]) -> int:
-        """Return how many tokens of the episode's token budget the context of a turn after the first uses."""
+        """Return how many tokens the context of a turn after the first takes from the episode's token budget."""
         return len(context_ids)
 
 
@@ -97,7 +97,7 @@ class MemoryContext:
         history_length: int,
         memory_type: MemoryType,
     ):
-        self._recall = getattr(environment, "recall", self._build_default_messages)
+        self._recall = getattr(environment, "recall", self._build_history_messages)
         self._render_prompt, self._is_within_limit = render_prompt, is_within_limit
         self._history_length, self._memory_type = history_length, memory_type
         self._first: list[Message] = []
@@ -128,7 +128,7 @@ class MemoryContext:
             messages = self._recall(steps)
         return check_messages(messages, "recall")
 
-    def _build_default_messages(self, steps: Sequence[Step]) -> list[Message]:
+    def _build_history_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
         return [*self._first, *(message for messages in past for message in messages)]
 

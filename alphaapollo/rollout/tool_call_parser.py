@@ -43,8 +43,8 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
 def check_tool_call_parser(
     env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[Any], arguments: Mapping[str, Any]
 ) -> None:
-    """Check that a tool-call parser can be built, with the errors of make_tool_call_parser. The check runs in a
-    subprocess, because importing vLLM takes memory and fixes vLLM's settings."""
+    """Check that a tool-call parser can be built. Raises the same errors as make_tool_call_parser. The check runs in a
+    subprocess, because importing vLLM takes memory and freezes vLLM's settings."""
     inputs = (env, tokenizer_path, trust_remote_code, list(schemas), dict(arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_check_parser_in_subprocess, *inputs).result()
@@ -125,7 +125,7 @@ def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
 
 
 def _suggest_parsers(renderer: ToolRenderer) -> str:
-    """Return a sentence that lists the vLLM parsers that can parse the tool calls of the chat template."""
+    """Return a sentence that lists the vLLM parsers that can parse the calls that the chat template renders."""
     if importlib.util.find_spec("vllm") is None:
         return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
     from alphaapollo.engines.vllm.tool_parser import list_tool_parsers

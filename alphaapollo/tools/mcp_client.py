@@ -37,7 +37,7 @@ class McpClient:
         name: name of the server in error messages.
         command: program that starts a stdio server, and its arguments.
         url: streamable HTTP endpoint of a running server, e.g. "http://localhost:8000/mcp".
-        environment: environment variables of the program, which inherits few others.
+        environment: additional environment variables of the program, which inherits only a few (e.g. PATH).
 
     Raises ValueError unless exactly one of `command` and `url` is set and the package mcp is installed.
     """
@@ -70,7 +70,7 @@ class McpClient:
         return [McpTool(self, info) for info in self._tools]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool of the server. Raises ToolFailedError if the server is unreachable, dies or replies wrongly."""
+        """Call a tool of the server. Raises ToolFailedError if the server is unreachable, dies or sends a bad reply."""
         from mcp import MCPError
 
         await self._connect()
@@ -111,7 +111,7 @@ class McpClient:
             self._connection = connection
 
     def _read_last_log_line(self) -> str:
-        """Return the last line of the server's stderr in parentheses, to append to a message; empty without a line."""
+        """Return the last line of the server's stderr in parentheses, to append to a message; empty if none."""
         if self._log.closed:
             return ""
         self._log.seek(0)
@@ -160,7 +160,7 @@ class McpTool:
         return await self._client.call(self.name, arguments)
 
     async def close(self) -> None:
-        """Disconnect from the server, for all of its tools."""
+        """Disconnect all tools of this server."""
         await self._client.close()
 
 

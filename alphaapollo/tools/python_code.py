@@ -18,8 +18,8 @@ class PythonCode:
 
     Args:
         timeout: time limit per snippet in seconds.
-        memory_mb: memory limit per snippet in MiB, without the memory of the interpreter itself.
-        keep_state: whether the snippets of an episode share their variables; by default, each starts without any.
+        memory_mb: memory limit per snippet in MiB, not counting the memory of the interpreter itself.
+        keep_state: whether the snippets of an episode share their variables, instead of starting without any.
         sandbox: sandbox to use; default: the shared sandbox of this process.
     """
 

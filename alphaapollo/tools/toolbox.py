@@ -29,8 +29,8 @@ class ToolBox:
 
     Args:
         tools: tools with unique names.
-        limits: default limits of each tool, for all episodes together. Timeouts exclude the wait for a free slot.
-        tool_limits: {tool name: limits} for tools with different limits.
+        limits: limits per tool. `max_concurrent` counts the calls of all episodes; timeouts exclude waiting for a slot.
+        tool_limits: {tool name: limits}, which replace `limits` for these tools.
 
     Raises ValueError if two tools have the same name, `tool_limits` has an unknown tool, or a schema is invalid.
     """

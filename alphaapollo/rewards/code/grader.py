@@ -59,7 +59,7 @@ def escape_control_characters(text: str) -> str:
 
 
 def extract_code(completion: str) -> str:
-    """Return the last fenced Python block after the thoughts, else the last other block, else the complete answer."""
+    """Return the last fenced Python block after the thoughts, else the last fenced block, else the complete answer."""
     answer = completion.rpartition("</think>")[2]
     blocks = BLOCK.findall(answer)
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
@@ -121,7 +121,7 @@ def run_program_tests(tests: ProgramTests, code: str, time_limit: float) -> str:
 
 
 def is_same_output(expected: str, printed: str) -> bool:
-    """Return whether two outputs have the same words in each line; expected decimals may differ by TOLERANCE."""
+    """Return whether two outputs have the same words in each line. Decimal numbers may differ by TOLERANCE."""
     rows = [[line.split() for line in text.strip().splitlines()] for text in (expected, printed)]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
@@ -130,7 +130,7 @@ def is_same_output(expected: str, printed: str) -> bool:
 
 
 def _is_same_number(expected: str, printed: str) -> bool:
-    """Return whether two texts are equal finite numbers. They may differ by TOLERANCE if `expected` has a point."""
+    """Return whether two texts are equal finite numbers, up to TOLERANCE if `expected` has a decimal point."""
     try:
         one, other = Decimal(expected), Decimal(printed)
     except InvalidOperation:

@@ -1,9 +1,9 @@
-"""Programs that run inside the sandbox to test code. The text of this file is sent there: standard library only.
+"""Programs that run inside the sandbox to test code. This file is sent there as text, so it has no dependencies.
 
 The two programs run in separate processes, so that an answer can neither read nor change its tests:
 
-    run_tests    runs the tests with stubs for the answer's functions; prints the calls of the stubs, or the verdict
-    run_answer   runs the answer and a list of calls of its functions; prints the result or exception of each call
+    run_tests    runs the tests with stubs for the answer's functions; prints the calls to the stubs, or the verdict
+    run_answer   runs the answer and a list of calls to its functions; prints the result or exception of each call
 
 In the first run of the tests, no results are known. Each stub returns an `UnknownResult`, which supports every
 operation, and asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results are found
@@ -137,7 +137,7 @@ class CallLimitExceeded(BaseException):
 
 
 class CallRecorder:
-    """Recorder of the calls of the answer's functions by the tests. A call with a known result returns that result."""
+    """Recorder of the tests' calls to the answer's functions. A call with a known result returns that result."""
 
     def __init__(self, known: list[list[Any]]):
         self.calls: list[Any] = []
@@ -157,12 +157,12 @@ class CallRecorder:
 
     def _record_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
-            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls of the answer's functions")
+            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions")
         opaque: list[Any] = []
         encoded = [name, encode_value(args, opaque), encode_value(kwargs, opaque)]
         depth = max((value._depth for value in opaque if type(value) is UnknownResult), default=0)
         if depth >= MAX_DEPTH:
-            raise CallLimitExceeded(f"the tests nest calls of the answer's functions more than {MAX_DEPTH} deep")
+            raise CallLimitExceeded(f"the tests nest calls to the answer's functions more than {MAX_DEPTH} deep")
         if depth:
             self.unknown += 1
             return UnknownResult(depth + 1)
@@ -183,7 +183,7 @@ class CallRecorder:
 
 
 def _update_argument(arg: Any, after: Any) -> None:
-    """Give a list, dict or set of the tests the content that it has `after` the answer's function received it."""
+    """Give an argument of the tests' call (a list, dict or set) the content that it has `after` the call."""
     if isinstance(arg, list):
         arg[:] = after
     elif isinstance(arg, dict | set):
@@ -197,7 +197,7 @@ class _AssertRemover(ast.NodeTransformer):
 
 
 def _run_tests_once(request: dict[str, Any], calls: CallRecorder, with_asserts: bool) -> str:
-    """Run the tests. Returns the exception of a failing test as text, else empty. Raises if the tests are broken."""
+    """Run the tests. Returns the exception of a failing test; empty if all pass. Raises if the tests are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

@@ -58,7 +58,7 @@ class GraderProcess:
         return bool(ready["takes_turns"])
 
     async def send_request(self, request: bytes, timeout: float) -> bytes:
-        """Send a request and return the reply line. `timeout`: seconds, without the import of a grader's libraries."""
+        """Send a request and return the reply line. `timeout`: seconds, not counting the import of libraries."""
         assert self._handle.stdin is not None
         self._handle.stdin.write(request)
         reply = await self._read_line(timeout)
@@ -78,9 +78,9 @@ class GraderProcess:
                 break
         else:
             await self.end()
-            raise GraderError(f"no answer within {timeout:g} s")
+            raise GraderError(f"the grader process gave no answer within {timeout:g} s")
         if not line.endswith(b"\n"):
-            raise ProcessDiedError(f"its process died ({await self.end(EXIT_GRACE)})")
+            raise ProcessDiedError(f"the grader process died ({await self.end(EXIT_GRACE)})")
         return line
 
     @property

@@ -158,7 +158,7 @@ def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
     """Return the pairs of values to compare if both answers list several values in different notations, else None.
 
     Pairs values of the same name (`x = 1, y = 2` and `y = 2, x = 1`), named values with a list (`x = 1, y = 2` and
-    `(1, 2)`), and a tuple with a column vector. Returns None if their lengths differ.
+    `(1, 2)`), and a tuple with a column vector. Returns None if one answer has more values.
     """
     named = [_read_named_values(text) for text in (truth, answer)]
     if named[0] and named[0].keys() == named[1].keys():
@@ -214,7 +214,7 @@ def _parse_answer(answer: str) -> list[Any]:
 
 
 def _replace_imaginary_unit(expression: Any) -> Any:
-    """Replace the letter i by the imaginary unit, except in expressions with sums and products, where i is an index."""
+    """Replace the letter i by the imaginary unit, unless the expression has a summation or product sign (index i)."""
     if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
         return expression
     if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default

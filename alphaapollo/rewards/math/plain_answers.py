@@ -60,7 +60,7 @@ def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
-    """Return whether two times of day are equal, or None for other answers. At least one must have am or pm."""
+    """Return whether two times of day are equal, or None for other answers. At least one time must have am or pm."""
     expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
     if not expected or not found or not (expected[3] or found[3]):
         return None
@@ -69,7 +69,7 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
 
 
 def compare_words(truth: str, answer: str) -> bool | None:
-    """Return whether two answers have the same words, in lists in any order; None if the ground truth has no words."""
+    """Return whether two answers have the same words (lists in any order), or None if the ground truth has no words."""
     expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
     if not WORD.search(text):
         return None

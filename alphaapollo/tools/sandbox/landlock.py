@@ -36,8 +36,8 @@ def get_version() -> int:
 def build_ruleset(rules: list[tuple[int, int]], version: int) -> int:
     """Create a ruleset that allows only `rules`, pairs of (O_PATH descriptor, rights). Return its descriptor.
 
-    `version`: version of Landlock. Since version 4, the ruleset also denies TCP. Since version 6, it also denies
-    signals and abstract sockets to outside processes.
+    `version`: version of Landlock. From version 4, the ruleset also denies TCP. From version 6, it also denies
+    sending signals to outside processes and connecting to their abstract sockets.
     """
     files = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1
     attributes = struct.pack("=QQQ", files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)

@@ -25,7 +25,7 @@ MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
 def warm_up() -> None:
-    """Trigger lazy imports of numpy and sympy now. Without Landlock, snippets cannot open the files to import."""
+    """Trigger lazy imports of numpy and sympy now, because snippets without Landlock cannot open the imported files."""
     if "sympy" in sys.modules:
         import sympy
 

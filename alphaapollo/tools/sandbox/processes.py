@@ -109,7 +109,7 @@ class ZygoteProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> str:
-        """Kill the zygote, remove its folder, and return an error message with its last line of stderr. Idempotent."""
+        """Kill the zygote, remove its folder, and return an error message with the last line of its stderr."""
         with self._lock:
             if self._is_closed:
                 return "the sandbox is closed"
@@ -183,7 +183,7 @@ class SnippetProcess:
             file.close()
 
     def run(self, request: SandboxRequest, is_cancelled: Callable[[], bool]) -> SandboxResult:
-        """Run one snippet. In a session, more snippets can run, unless one was stopped at a limit."""
+        """Run one snippet. In a session, the next snippet can run afterwards, unless a limit stopped this one."""
         out, err = OutputCapture(request.max_output), OutputCapture(request.max_output)
         try:
             start = time.monotonic()
@@ -336,7 +336,7 @@ def find_package_folders() -> list[str]:
 
 
 def _build_zygote_command(folder: str, bubblewrap: bool) -> list[str]:
-    """Build the command that starts the zygote. `folder`: where snippets get their folders; in bubblewrap, /tmp."""
+    """Build the command that starts the zygote. `folder`: parent of the snippets' folders; empty: /tmp."""
     packages = find_package_folders()
     sites = sorted({os.path.dirname(package) for package in packages})
     settings = {"sites": sites, "packages": packages, "folder": folder or "/tmp"}

@@ -63,7 +63,7 @@ print(json.dumps({
 
 @dataclass
 class _Session:
-    """Process that runs the snippets of a session, one at a time. Without a session, it runs one snippet."""
+    """Session and its process, which runs one snippet at a time. A snippet without a session gets a new _Session."""
 
     process: SnippetProcess | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)

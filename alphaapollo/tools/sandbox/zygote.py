@@ -137,7 +137,7 @@ class Zygote:
             remove_tree(self._folder)
 
     def _follow_order(self, notice: int) -> None:
-        """Read an order from a child's notice connection: stop, continue or kill the child. If it is closed, kill."""
+        """Stop, continue or kill a child as ordered on its notice connection. If that is closed, kill the child."""
         for pid, child in self._children.items():
             if child.notice != notice:
                 continue
@@ -243,6 +243,6 @@ def _kill_child(pid: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the process group of a child. Without a seccomp filter, a child can start processes, which are in it."""
+    """Kill a child and its process group, which includes processes that a child without seccomp filter started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -240,7 +240,7 @@ def test_two_keys_of_the_python_timeout():
     more = {"python_code": {"memory_mb": 300}}
     assert "Time limit: 3 s" in python_in(informal_math={"python_code_timeout": 3}, tool_settings=more)
     assert "Time limit: 4 s" in python_in(tool_settings={"python_code": {"timeout": 4}})
-    with pytest.raises(ValueError, match=r"timeout=4 and env\.informal_math\.python_code_timeout=3 are the same"):
+    with pytest.raises(ValueError, match=r"timeout=4 conflicts with env\.informal_math\.python_code_timeout=3: both"):
         python_in(informal_math={"python_code_timeout": 3}, tool_settings={"python_code": {"timeout": 4}})
 
 

@@ -52,17 +52,17 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
         (
             "import os\nos._exit(3)",
-            r"my_reward\.py: the grader process does not start: its process died \(exit code 3\)$",
+            r"my_reward\.py: the grader process does not start: the grader process died \(exit code 3\)$",
         ),
         (
             "import os\nos.kill(os.getpid(), 9)",
-            r"my_reward\.py: the grader process does not start: its process died \(SIGKILL\)",
+            r"my_reward\.py: the grader process does not start: the grader process died \(SIGKILL\)",
         ),
         (
             "def f(prompt, completion, ground_truth): return 1.0",
             r"must take \(prompt, completion\).*ground_truth",
         ),
-        ("f = 5", r"f in .* is a int\. Write a plain `def f"),
+        ("f = 5", r"f in .* is a int\. Define it as `def f"),
         ("async def f(prompt, completion): return 1.0", "is an async function"),
     ],
 )

@@ -123,10 +123,10 @@ def test_custom_function_grades_all_rows_and_may_print(custom):
         ("nan", "the reward is nan"),
         ("list", "a list of length 2"),
         ("none", "a NoneType"),
-        ("exit", "its process died (exit code 3)"),
-        ("crash", "its process died (SIGSEGV)"),
-        ("nameless", "its process died (signal 40)"),  # which Python has no name for
-        ("close", "its process died"),
+        ("exit", "the grader process died (exit code 3)"),
+        ("crash", "the grader process died (SIGSEGV)"),
+        ("nameless", "the grader process died (signal 40)"),  # which Python has no name for
+        ("close", "the grader process died"),
         ("memory", "MemoryError"),
         ("recursion", "RecursionError"),
     ],
@@ -305,7 +305,7 @@ def test_process_killed_during_startup_is_replaced_once(tmp_path):
     assert score.reward == 1.0
     (tmp_path / "my_reward.mark").unlink()
     path.write_text(KILLED.format(times=2))
-    with pytest.raises(ValueError, match=r"the grader process does not start: its process died \(SIGKILL\)"):
+    with pytest.raises(ValueError, match=r"the grader process does not start: the grader process died \(SIGKILL\)"):
         scores(["one"], str(path))
 
 
