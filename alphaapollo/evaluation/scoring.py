@@ -19,7 +19,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.input_checks import check_rewards
-from alphaapollo.launch.resume import check_same_command
+from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import to_finite
@@ -43,7 +43,7 @@ class Problem:
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config(config)
-    check_same_command(config)
+    check_folder_belongs_to_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]

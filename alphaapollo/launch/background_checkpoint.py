@@ -165,11 +165,11 @@ async def run_and_save_on_signal(saving: BackgroundCheckpointWriter[P], loop: Co
             saving.notice("received a signal; finishing the current iteration. A second signal ends the run at once.")
         await asyncio.wait([task])
         if not is_lost:
-            await _save_last(saving, None if task.cancelled() else task.exception())
+            await _save_last_iteration(saving, None if task.cancelled() else task.exception())
         raise
 
 
-async def _save_last(saving: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
+async def _save_last_iteration(saving: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
     """Save the last complete iteration, unless the loop ended with an error. Errors are only printed as notices."""
     try:
         if error:

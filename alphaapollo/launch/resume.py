@@ -124,7 +124,7 @@ def find_start_point(config: Config | TuningConfig) -> StartPoint:
         if checkpoint is None:
             return StartPoint(folder, replaces_previous_run=True)
     elif checkpoint is not None:
-        changes = _find_changes_since_other_run(checkpoint.resolve().parents[1], config)
+        changes = _find_changes_since_run(checkpoint.resolve().parents[1], config)
     else:
         return StartPoint(folder)
     step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
@@ -205,14 +205,14 @@ def find_config_changes(config: Config | TuningConfig | GenerationConfig | Evolv
     return changes
 
 
-def check_same_command(config: EvalConfig) -> None:
+def check_folder_belongs_to_command(config: EvalConfig) -> None:
     """Raise ValueError if the folder has a run of another command. For commands that never resume."""
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
         _read_config_of_command(folder, type(config))
 
 
-def _find_changes_since_other_run(folder: Path, config: Config | TuningConfig) -> list[Change]:
+def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[Change]:
     """Return the configuration changes since the run in `folder`, to which trainer.resume_from_path belongs. No change
     is refused, because any run may be selected."""
     if _find_saved_config(folder)[0] is None:

@@ -56,7 +56,7 @@ def fit_finetuning_memory(
         plan = _plan_memory(config, model, device, request, capacity)
     if plan.fits:
         return model, plan.add_checkpoint_copies(device, host_memory)
-    return model, plan.reject(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
+    return model, plan.add_problem(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
 
 
 def _plan_memory(

@@ -69,7 +69,7 @@ class MemoryPlan:
     def has_headroom(self) -> bool:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
-    def reject(self, advice: str) -> MemoryPlan:
+    def add_problem(self, advice: str) -> MemoryPlan:
         """Return the plan with a `problem`: the peak does not fit. advice: sentence with the suggested fix."""
         moment, usage = self.peak
         largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
@@ -106,7 +106,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     )
     kv_cache_tokens = engine.kv_cache // kv_token_bytes
     if device == "cpu":
-        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_other_process_bytes(config))
+        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_library_bytes(config))
         node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in moments.items()}
         return MemoryPlan(node, capacity, "this machine", kv_cache_tokens, copy_bytes=copies)
     if not rollout.colocate:
@@ -125,7 +125,7 @@ def _has_critic(config: Config) -> bool:
     return "values" in get_estimator(config.algorithm.adv_estimator).needs
 
 
-def _count_other_process_bytes(config: Config) -> int:
+def _count_library_bytes(config: Config) -> int:
     """Return the bytes of imported libraries in all processes of a machine without GPUs, except the policy's ranks."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
@@ -284,7 +284,7 @@ def fit_memory(
     if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.reject(_suggest_keys(config, device, capacity))
+        return config, plan.add_problem(_suggest_settings(config, device, capacity))
     if host_memory and plan.offloaded_bytes > host_memory:
         problem = (
             f"memory: offloading needs {plan.offloaded_bytes / GIB:.0f} GiB of host memory per node, but a node has "
@@ -306,15 +306,15 @@ def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
     )
 
 
-def _suggest_keys(config: Config, device: Device, capacity: int) -> str:
-    keys = find_cheapest_keys(config, device, capacity, lambda plan: plan.fits)
+def _suggest_settings(config: Config, device: Device, capacity: int) -> str:
+    keys = find_cheapest_settings(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
         return f"No setting makes the run fit on this number of {unit}. Raise trainer.nnodes."
     return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
 
 
-def find_cheapest_keys(
+def find_cheapest_settings(
     config: Config, device: Device, capacity: int, is_good: Callable[[MemoryPlan], bool]
 ) -> dict[str, object] | None:
     """Return the settings {key: value} that cost the least time among those whose memory plan satisfies `is_good`, or

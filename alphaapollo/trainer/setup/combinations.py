@@ -1,4 +1,4 @@
-"""Check that advantage estimator, policy loss and config keys fit together, by what both declare at registration."""
+"""Check that config keys fit the advantage estimator and the policy loss, which declare their needs at registration."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _estimate_advantages(
         values=None if computed.values is None else _to_float64_tensor(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
-        turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
+        turns=assign_turn_numbers(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     return estimator(inputs, settings.algorithm), returns
@@ -199,7 +199,7 @@ def choose_loss_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor
     return chosen.numpy().astype(np.uint8)
 
 
-def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
+def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
     """Number the turns of a batch for step-level estimators (GiGPO), and find turns that start from the same state.
 
     Args:

@@ -77,7 +77,7 @@ class InFlightGroups:
         if not self._staleness:
             num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect_groups(self._run, step, timer)
-            return self._count_collected(collected, num_unfinished - len(self._run.progress.unfinished))
+            return self._count_collected_groups(collected, num_unfinished - len(self._run.progress.unfinished))
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
         with timer("generate"):
@@ -163,7 +163,7 @@ class InFlightGroups:
         del self._version[position]
         self._run.progress.unfinished.remove(position)
 
-    def _count_collected(self, collected: CollectedGroups, num_started_before: int) -> CollectedGroups:
+    def _count_collected_groups(self, collected: CollectedGroups, num_started_before: int) -> CollectedGroups:
         """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
 
         num_started_before: number of returned groups that were already started before the run resumed.

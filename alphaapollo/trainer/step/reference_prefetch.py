@@ -61,7 +61,7 @@ class ReferencePrefetcher:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                prefetching = tasks.create_task(self._compute_queued())
+                prefetching = tasks.create_task(self._compute_queued_groups())
                 generated = await generating
                 self._late += self._added - self._computed
                 await self.wait_until_idle()
@@ -88,7 +88,7 @@ class ReferencePrefetcher:
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
-    async def _compute_queued(self) -> NoReturn:
+    async def _compute_queued_groups(self) -> NoReturn:
         """Compute queued groups until this task is cancelled."""
         while True:
             groups = [await self._queue.get()]

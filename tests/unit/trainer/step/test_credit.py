@@ -1,7 +1,7 @@
 import torch
 
 from alphaapollo.rollout.context import build_append_rows, build_memory_rows
-from alphaapollo.trainer.step.credit import number_turns
+from alphaapollo.trainer.step.credit import assign_turn_numbers
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, matrix_of
 
@@ -18,7 +18,7 @@ def test_append_rows_with_anchors_from_context_tokens():
     one = trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
     two = trajectory(turn([7, 7], 1), turn([9], 2))
     mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
-    turns = number_turns([one, two], torch.tensor([0, 0]), mask)
+    turns = assign_turn_numbers([one, two], torch.tensor([0, 0]), mask)
     assert turns.turn_of_token.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
     assert turns.trajectory_ids.tolist() == [0, 0, 0, 1, 1]
     assert turns.anchor_ids.tolist() == [0, 1, 1, 0, 2]
@@ -29,7 +29,7 @@ def test_memory_rows_with_anchors_from_the_environment():
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
     played = [trajectory(*turns, rows=build_memory_rows) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
-    numbered = number_turns(played, torch.tensor([0, 0, 1, 1]), mask)
+    numbered = assign_turn_numbers(played, torch.tensor([0, 0, 1, 1]), mask)
     assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
     assert numbered.anchor_ids.tolist() == [0, 0, 1, 1]
 
