@@ -32,7 +32,7 @@ MAX_DRAWS = 50  # random walls are drawn this often until a goal is reachable; t
 
 @register_environment("grid_world", tools=None)
 class GridWorldEnvironment(TextGame):
-    """Grid world in which at most env.max_steps moves lead to the goal. Moves into walls have no effect."""
+    """Grid world whose goal can be reached within env.max_steps moves. Moves into walls have no effect."""
 
     def begin(self, rng: Random) -> None:
         settings = self.config.grid_world

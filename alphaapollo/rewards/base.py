@@ -91,7 +91,7 @@ def takes_trajectory(function: Callable[..., Any]) -> bool:
 
 
 def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Return a function of (prompt, episode). A function of (prompt, completion) receives the episode's text."""
+    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
 
 

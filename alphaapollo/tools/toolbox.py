@@ -124,7 +124,7 @@ class ToolBox:
             except RecursionError:
                 return f"{name}: the arguments are nested too deeply."
         if not isinstance(arguments, dict):
-            return f"{name}: the arguments are not a JSON object but {_name_json_type(arguments)}."
+            return f"{name}: the arguments are not a JSON object but {_describe_json_type(arguments)}."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)
@@ -145,6 +145,6 @@ def _make_validator(tool: Tool) -> Any:
     return cls(tool.parameters)
 
 
-def _name_json_type(value: object) -> str:
+def _describe_json_type(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

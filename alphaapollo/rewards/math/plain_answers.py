@@ -102,7 +102,7 @@ def split_unit(text: str, other_answer: str) -> tuple[str, str]:
 
 
 def _find_unit(text: str) -> str:
-    """Return the short form of the first word if it is a known unit, e.g. `cm` for `square centimeters`; else empty."""
+    """Return the short form of a unit without `square` and `cubic` (cm for square centimeters); empty if unknown."""
     names = [
         name for name in re.findall("[a-z]+", extract_words(text).lower()) if name not in ("square", "sq", "cubic")
     ]

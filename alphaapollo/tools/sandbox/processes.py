@@ -200,7 +200,7 @@ class SnippetProcess:
         self._wait_readable(FORK_TIMEOUT)
         if _receive_message(self._control) != READY:
             self._selector.unregister(self._control)
-            self._send_order(KILL)
+            self._send_command(KILL)
             self._wait_readable(KILL_TIMEOUT)
             notice = self._read_notice()
             text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
@@ -214,7 +214,7 @@ class SnippetProcess:
                 if not _receive_message(self._control):
                     break
             self._drain_output(OutputCapture(0), OutputCapture(0))
-            self._send_order(CONTINUE)
+            self._send_command(CONTINUE)
         ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
         with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
             socket.send_fds(self._control, [json.dumps({"echo": request.echo}).encode()], [code.fileno()])
@@ -234,14 +234,14 @@ class SnippetProcess:
             if (is_late or is_too_long) and not killed_for:
                 killed_for = Status.TIMEOUT if is_late else Status.OUTPUT
                 deadline = time.monotonic() + KILL_TIMEOUT
-                self._send_order(KILL)
+                self._send_command(KILL)
             if self._control in ready:
                 message = _receive_message(self._control)
                 if message == b"":
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
                     self._drain_output(out, err)
-                    self._send_order(STOP)  # pause the process until its next snippet, even if the message is fake
+                    self._send_command(STOP)  # pause the process until its next snippet, even if the message is fake
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
                 self._drain_output(out, err)
@@ -256,10 +256,10 @@ class SnippetProcess:
         """Wait until a connection or pipe is readable. Return the readable ones."""
         return [key.fileobj for key, _ in self._selector.select(max(seconds, 0))]
 
-    def _send_order(self, order: bytes) -> None:
+    def _send_command(self, command: bytes) -> None:
         """Make the zygote STOP, CONTINUE or KILL the process."""
         with contextlib.suppress(OSError):  # the process has already ended
-            self._notice.send(order)
+            self._notice.send(command)
 
     def _read_notice(self) -> dict[str, Any]:
         """Return {status: wait status, stop_reason}, which the zygote sends when the process has ended."""

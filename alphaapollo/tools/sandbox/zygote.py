@@ -32,7 +32,7 @@ from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
 CHECK_SECONDS = 0.2  # interval of the thread checks
 MAX_THREADS = 256  # per child
-STOP, CONTINUE, KILL = b"S", b"C", b"K"  # orders from the program
+STOP, CONTINUE, KILL = b"S", b"C", b"K"  # commands from the program
 SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
 SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
@@ -41,7 +41,7 @@ SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # 
 @dataclass
 class _ChildProcess:
     folder: str
-    notice: int  # connection that receives orders and, at the end, sends the notice
+    notice: int  # connection that receives commands and, at the end, sends the notice
     may_fork: bool  # no seccomp filter forbids forking
     stop_reason: str = ""  # why the zygote killed the child
 
@@ -88,7 +88,7 @@ def _make_fork_context(packages: list[str]) -> ForkContext:
 
 
 class Zygote:
-    """Message loop of the zygote: forks children on request, obeys orders for them, and reports when they end."""
+    """Message loop of the zygote: forks children on request, executes commands for them, and reports when they end."""
 
     def __init__(self, program: socket.socket, context: ForkContext, folder: str):
         self.context = context
@@ -112,7 +112,7 @@ class Zygote:
                     os.read(self._wake, 4096)
                     self._reap_children()
                 elif descriptor != self._program.fileno():
-                    self._follow_order(descriptor)
+                    self._execute_command(descriptor)
                 elif not self.fork_next():
                     self._kill_children()
                     return
@@ -136,18 +136,18 @@ class Zygote:
         with contextlib.suppress(OSError):  # the program may have removed the folder
             remove_tree(self._folder)
 
-    def _follow_order(self, notice: int) -> None:
-        """Stop, continue or kill a child as ordered on its notice connection. If that is closed, kill the child."""
+    def _execute_command(self, notice: int) -> None:
+        """Stop, continue or kill a child as its notice connection says. If that is closed, kill the child."""
         for pid, child in self._children.items():
             if child.notice != notice:
                 continue
             with contextlib.suppress(BlockingIOError):  # the event belongs to an earlier child
-                order = os.read(notice, MESSAGE_BYTES)
-                if order in SIGNALS:
-                    os.kill(pid, SIGNALS[order])
+                command = os.read(notice, MESSAGE_BYTES)
+                if command in SIGNALS:
+                    os.kill(pid, SIGNALS[command])
                 else:
                     _kill_child(pid)
-                if not order:
+                if not command:
                     self._poller.unregister(notice)
 
     def fork_next(self) -> bool:
