@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.load import has_own_code, load_config, load_without_weights
+from alphaapollo.models.load import has_custom_code, load_config, load_without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ def check_weight_files(model: Model, path_key: str) -> None:
     path_setting = f"{path_key}={model.path}"
     shapes = _read_tensor_shapes(folder, path_setting)
     config = load_config(model)
-    if not shapes or has_own_code(model, config):
+    if not shapes or has_custom_code(model, config):
         return
     expected = load_without_weights(model)
     for name, parameter in expected.state_dict().items():

@@ -36,7 +36,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
-    if not has_own_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not has_custom_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
@@ -180,8 +180,8 @@ def _load_model(
         )
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
-    own_code = has_own_code(model, config, auto_class)
-    if attention != "padded" or not own_code:
+    custom_code = has_custom_code(model, config, auto_class)
+    if attention != "padded" or not custom_code:
         settings["attn_implementation"] = register_backend(attention)
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
@@ -192,7 +192,7 @@ def _load_model(
             with torch.device("meta"):
                 loaded = getattr(transformers, auto_class).from_config(config, **settings)
         except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if own_code:
+            if custom_code:
                 raise
             raise ValueError(  # e.g. a negative size
                 f"model.path={model.path}: no model can be built from its config.json ({type(error).__name__}: "
@@ -234,7 +234,7 @@ def _load_pretrained(
     return loaded
 
 
-def has_own_code(model: Model, config: PretrainedConfig, auto_class: str = "AutoModelForCausalLM") -> bool:
+def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "AutoModelForCausalLM") -> bool:
     """Return whether a transformers auto class runs Python code from the model's folder to load the model."""
     return model.trust_remote_code and auto_class in (getattr(config, "auto_map", None) or {})
 

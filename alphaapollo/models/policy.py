@@ -40,7 +40,7 @@ WARN_ABOVE = 0.1
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
-    forward_methods = ("compute_head_input", "compute_native_logprobs", "next_logits")
+    forward_methods = ("compute_head_input", "compute_transformers_logprobs", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -80,7 +80,7 @@ class PolicyModel(FsdpRoot):
             routing.is_open = False
         return HeadInput(states, head)
 
-    def compute_native_logprobs(self, token_ids: Tensor) -> Tensor:
+    def compute_transformers_logprobs(self, token_ids: Tensor) -> Tensor:
         """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -118,14 +118,14 @@ class PolicyModel(FsdpRoot):
 
 
 def load_policy(
-    model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, trainable_seed: int | None = None
+    model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
 ) -> PolicyModel:
-    """Load and shard a policy (a collective). `trainable_seed`: seed of LoRA adapters; None: the policy is frozen."""
+    """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
     attention, first = get_attention(model), dist.get_rank() == 0
-    if trainable_seed is None:
+    if adapter_seed is None:
         policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
     else:
-        policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, trainable_seed))
+        policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, adapter_seed))
     return shard_model(policy, mesh, dtype, offload_policy)
 
 
@@ -151,7 +151,7 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     sequences = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
     logprobs = policy(builder.build(make_rows(sequences, [1, 1]), [0, 1]), 1.0).logprobs
     tokens = [torch.from_numpy(sequence)[None].to(builder.device) for sequence in sequences]
-    native = torch.cat([policy.compute_native_logprobs(sequence) for sequence in tokens])
+    native = torch.cat([policy.compute_transformers_logprobs(sequence) for sequence in tokens])
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(

@@ -98,21 +98,21 @@ def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_ulysses_support(config: PretrainedConfig, setting: str, size: int, size_key: str, own_code: bool) -> None:
+def check_ulysses_support(config: PretrainedConfig, setting: str, size: int, size_key: str, custom_code: bool) -> None:
     """Raise ValueError if a model does not support sequence parallelism.
 
     Args:
         setting: config key and path of the model, for the message.
         size: number of ranks that split every sequence.
         size_key: config key of `size`.
-        own_code: the model folder has its own modeling code.
+        custom_code: the model folder has its own modeling code.
     """
     text = config.get_text_config()
     heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""
     rope = set(_find_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
     if stateful := find_stateful_layer_types(config):
         reason = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
-    elif own_code:
+    elif custom_code:
         reason = "has its own modeling code, whose attention cannot be split"
     elif rope:
         reason = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"

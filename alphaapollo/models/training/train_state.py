@@ -128,26 +128,26 @@ class TrainState:
 
     def snapshot(self, folder: str) -> CheckpointSnapshot:
         """Take a snapshot for a checkpoint in `folder` (a collective). Raises FloatingPointError like check_finite."""
-        self._reload_all()
+        self._reload_all_tensors()
         self.check_finite()
         return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
         """Load weights, optimizer state and step count of a checkpoint. Weight decay and betas remain as configured."""
-        self._reload_all()
+        self._reload_all_tensors()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained "weights" and of Adam's moments "exp_avg" and "exp_avg_sq"."""
-        self._reload_all()
+        self._reload_all_tensors()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}
         for name in ("exp_avg", "exp_avg_sq"):
             slices[name] = [local_tensor(state[name]) for state in self.optimizer.state.values()]
         return slices
 
-    def _reload_all(self) -> None:
+    def _reload_all_tensors(self) -> None:
         self.parameters.reload()
         self.moments.reload()
 

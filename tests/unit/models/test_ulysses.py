@@ -101,7 +101,7 @@ def config(**fields: Any) -> Any:
             {"num_attention_heads": 8, "layer_types": ["linear_attention", "full_attention"]},
             "layers of type linear_attention, which carry state along the sequence",
         ),
-        ({"num_attention_heads": 8, "own_code": True}, "has its own modeling code"),
+        ({"num_attention_heads": 8, "custom_code": True}, "has its own modeling code"),
         (
             {"num_attention_heads": 8, "rope_parameters": {"full": {"rope_type": "longrope"}}},
             "longrope position embeddings, which depend on the longest row",
@@ -110,7 +110,7 @@ def config(**fields: Any) -> Any:
 )
 def test_models_that_do_not_support_ulysses(fields: dict[str, Any], expected_text: str):
     with pytest.raises(ValueError, match="ulysses_sequence_parallel_size=4 ") as caught:
-        check_ulysses_support(config(**fields), "some/model", 4, KEY, fields.get("own_code", False))
+        check_ulysses_support(config(**fields), "some/model", 4, KEY, fields.get("custom_code", False))
     assert expected_text in str(caught.value)
 
 
