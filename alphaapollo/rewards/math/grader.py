@@ -84,9 +84,9 @@ def grade(prompt: Prompt, completion: str) -> Score:
         readings = parse_expressions(completion[-TAIL_LENGTH:].translate(SIGNS))
         is_equal = has_equal_reading(_parse_answer(expected), readings) if readings else None
     elif len(answer) > len(truth) + MAX_LENGTH:
-        return make_wrong_format_score(f"an answer of {len(answer)} characters")
+        return make_wrong_format_score(f"the answer is too long ({len(answer)} characters)")
     elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
-        return make_wrong_format_score(f"an answer with {measure_bracket_depth(answer)} nested brackets")
+        return make_wrong_format_score(f"the brackets are nested too deeply ({measure_bracket_depth(answer)} levels)")
     else:
         is_equal = is_equal_answer(expected, normalize_latex(answer)) if answer.strip() else None
     return make_wrong_format_score("no expression in the answer") if is_equal is None else make_accuracy_score(is_equal)

@@ -212,9 +212,9 @@ class Sandbox:
     def _log_missing_layers(self, layers: Collection[str], available: Mapping[str, bool]) -> None:
         for name in [name for name in OPTIONAL_LAYERS if name not in layers]:
             is_broken = available.get(name)
-            reason = "forbidden operations succeed despite it" if is_broken else "the kernel does not support it"
+            reason = "it does not block forbidden operations" if is_broken else "the kernel does not support it"
             self.missing.setdefault(name, reason)
-            logger.warning("sandbox without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
+            logger.warning("the sandbox runs without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
 def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
