@@ -165,7 +165,7 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
         counts: [E] number of tokens sent to each expert; without gradient.
         probabilities: [E] router probability of each expert, summed over tokens and layers; has the gradient.
         tokens: [] number of tokens, multiplied by the number of layers.
-        weight: factor of the loss, the share of these tokens in the optimizer step.
+        weight: factor of the loss, e.g. `tokens` as a share of all tokens in the optimizer step.
     """
     return counts.shape[0] * (counts / tokens * (probabilities / tokens)).sum() * weight
 

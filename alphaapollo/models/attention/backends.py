@@ -43,7 +43,7 @@ NAME = "alphaapollo_"  # prefix of our backends among transformers' attention im
 def register_backend(backend: Attention, simulation: Callable[[AttentionCall], Tensor] | None = None) -> str:
     """Register an attention backend with transformers, and return its name for `attn_implementation`.
 
-    `simulation`: register this function instead, which replaces the backend on the meta device.
+    `simulation`: function to register instead of the backend, for models on the meta device.
     """
     from transformers import AttentionInterface
 

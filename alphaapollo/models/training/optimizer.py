@@ -24,7 +24,7 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
-    """Set the optimizer's weight decay and betas, also after a checkpoint has restored the values of an earlier run."""
+    """Set weight decay and betas from `config`. Call it again after a checkpoint restored those of an earlier run."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim >= 2
         group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas}

@@ -60,7 +60,7 @@ class TrainState:
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
 
-        FSDP reduces gradients after each micro-batch, or with sync_each_micro_batch=false after the last one. Between
+        FSDP reduces gradients after each micro-batch or, with sync_each_micro_batch=false, after the last one. Between
         copies of the model (HSDP) it always reduces them after the last micro-batch.
         """
         module = cast(FSDPModule, self.module)

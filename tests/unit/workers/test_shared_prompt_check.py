@@ -77,7 +77,7 @@ def test_a_layer_with_state_is_detected(model_folder):
         )
         assert check.unsupported_reason is not None
         assert check.unsupported_reason.startswith(
-            "with Qwen3ForCausalLM, rows that share a prompt differ from separate rows"
+            "with Qwen3ForCausalLM, the results of rows that share a prompt differ from those of separate rows"
         )
         worker.sharing.mismatch = None
         worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
