@@ -257,7 +257,9 @@ def test_passk_analytic_by_hand():
 
 def test_passk_analytic_bad_inputs():
     estimator = get_estimator("grpo_passk_analytic")
-    with pytest.raises(ValueError, match="needs a group of at least 3 samples, but the largest group has 2"):
+    with pytest.raises(
+        ValueError, match="needs a group of at least 3 samples, but without failed samples the largest group has 2"
+    ):
         estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
     with pytest.raises(ValueError, match="rewards of 0 or 1"):
         estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))
