@@ -88,7 +88,7 @@ def evaluate(
     tools: Sequence[Callable[..., Any]] = (),
     show: bool = True,
 ) -> Evaluation:
-    """Sample answers and score them (main_generation). Arguments and errors as in `rl`, with its keys."""
+    """Sample answers and score them. Arguments and errors as in `rl`, with the keys of main_generation."""
     objects = PythonObjects(reward, environment, tools)
     return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, objects, None, show))
 

@@ -209,8 +209,8 @@ def chat_with_server(url: str, model_name: str | None) -> None:
         run_chat(stream_answer)
     except OpenAIError as error:
         raise ValueError(
-            f"--url {url}: the request failed ({error}). Check that the server runs and that {API_KEY_VARIABLE} has "
-            "its API key."
+            f"--url {url}: the request failed ({error}). Check that the server runs and that {API_KEY_VARIABLE} is "
+            "the server's API key."
         ) from error
 
 

@@ -99,7 +99,7 @@ def check_processors() -> Iterator[CheckResult]:
     units = f", {machine.bfloat16_instructions}" if machine.bfloat16_instructions else ""
     found = f"{machine.num_cores} core(s){units}, {_format_size(machine.memory)} memory"
     if (allowed := read_cgroup_limit("memory.max")) < machine.memory:
-        todo = "the memory plan uses the machine's memory, so check that its total is below this limit"
+        todo = "the memory plan assumes the machine's memory: check that the plan's total is below this limit"
         yield CheckResult(
             "processors", f"{found}, of which this container may use {_format_size(allowed)}", "warn", todo
         )
@@ -125,11 +125,11 @@ def check_gpus() -> Iterator[CheckResult]:
 
     if torch.version.cuda is None:
         todo = "torch is the CPU build: rm -r .venv; DEVICE=gpu make setup"
-        yield CheckResult("gpu", f"{listed}; torch {torch.__version__} does not use it", "warn", todo)
+        yield CheckResult("gpu", f"{listed}; torch {torch.__version__} does not use GPUs", "warn", todo)
         return
     if not torch.cuda.is_available():
         todo = f"install a driver for CUDA {torch.version.cuda}, or run DEVICE=cpu make setup"
-        yield CheckResult("gpu", f"{listed}; torch for CUDA {torch.version.cuda} finds none", "fail", todo)
+        yield CheckResult("gpu", f"{listed}; torch for CUDA {torch.version.cuda} finds no GPU", "fail", todo)
         return
     x = torch.randn(256, 256, dtype=torch.float64)
     product = x.to("cuda", torch.float32) @ x.to("cuda", torch.float32)
@@ -179,7 +179,7 @@ def check_disks() -> Iterator[CheckResult]:
             )
         else:
             level: Literal["fail", "warn"] = "warn" if name == "disk (models)" else "fail"
-            yield CheckResult(name, f"{folder} cannot be written", level, f"free space or {fix}")
+            yield CheckResult(name, f"{folder} is not writable", level, f"make it writable or {fix}")
 
 
 def check_limits() -> Iterator[CheckResult]:
@@ -205,7 +205,7 @@ def check_ports() -> Iterator[CheckResult]:
         os.close(take_reserved_port(port))
     if loopback_error:
         yield CheckResult(
-            "ports", f"127.0.0.1 cannot be reached: {loopback_error}", "fail", "allow connections to the loopback"
+            "ports", f"127.0.0.1 cannot be reached: {loopback_error}", "fail", "allow loopback connections"
         )
     elif hostname_error:
         todo = "map the host name to this machine in /etc/hosts; only multi-node runs need it"

@@ -84,8 +84,8 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {loader_file.stem} passed to the call cannot be pickled for the processes of the run ({error}). Open "
-            "files, locks and connections inside the function."
+            f"the {loader_file.stem} passed to the call cannot be pickled for the processes of the run ({error}). "
+            "Create locks, connections and file objects inside the function."
         ) from error
     finally:
         for module in user_modules:
@@ -97,7 +97,7 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Return whether a module is user code that must be registered with cloudpickle; __main__ need not be."""
+    """Return whether a module is user code that must be registered with cloudpickle; false for __main__."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ in ("__main__", "builtins") or module.__name__.startswith("alphaapollo."):
         return False

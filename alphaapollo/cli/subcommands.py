@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subcommand:
-    """Subcommand of `alphaapollo`, with either the configuration keys of a `command` or arguments of its own."""
+    """Subcommand of `alphaapollo`, which accepts either the configuration keys of a `command` or other arguments."""
 
     name: str
     summary: str
@@ -25,7 +25,7 @@ class Subcommand:
         return self.module or default
 
     def make_arguments(self, user_arguments: Sequence[str]) -> list[str]:
-        """Return the arguments for the module's `main`: first_argument, unless the user replaces it, and the user's."""
+        """Return the arguments for the module's `main`: first_argument (unless the user sets it), user_arguments."""
         group = self.first_argument.partition("=")[0]
         is_set = any(word.partition("=")[0] == group for word in user_arguments)
         return [*([self.first_argument] if self.first_argument and not is_set else []), *user_arguments]
@@ -119,7 +119,7 @@ SUBCOMMANDS = {
             "replay", "recompute a recorded iteration and compare", module="alphaapollo.trainer.replay.__main__"
         ),
         Subcommand(
-            "explain", "explain a key, ours or verl's", first_argument="explain", module="alphaapollo.config.__main__"
+            "explain", "explain a key (also of verl)", first_argument="explain", module="alphaapollo.config.__main__"
         ),
         Subcommand("completion", "print a completion script for bash, zsh or fish"),
     )

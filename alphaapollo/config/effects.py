@@ -9,7 +9,7 @@ from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
 def describe_ineffective_keys(config: Section, keys_with_reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a warning for each key without effect, given as (key, reason), unless its value is the default or off."""
+    """Return a warning for each (key without effect, reason), unless its value is the default or disables a feature."""
     keys = list_keys(type(config))
     lines = []
     for name, reason in keys_with_reasons:

@@ -16,7 +16,7 @@ from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_
 
 
 def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
-    """Return the error message for a key that is not in the schema, with similar keys or what to use for verl's key."""
+    """Return the error message for a key that is not in the schema, with similar keys or what replaces verl's key."""
     shown = f"{name} (got {format_value(value)})"
     if verdict := find_verl_verdict(name, schema):
         return f"{shown}: a key of verl, {verdict}."
@@ -29,8 +29,8 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
     """Return the `count` known keys most similar to a misspelled key, best first.
 
-    Keys with the same last part come first, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`. Keys with a similar last
-    part come last.
+    If keys have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`, only these are returned.
+    Otherwise, keys that are similar as a whole come before keys with a similar last part.
     """
     ends = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]

@@ -71,7 +71,7 @@ def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
 
 
 def find_rule(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
-    """Return the rule of the key, of its innermost section with a rule, or else of "" (all other keys)."""
+    """Look up the rule of a key by its name, else by its innermost section that has a rule, else by ""."""
     parts = key.name.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
     return next((rules[name] for name in names if name in rules), None)
@@ -193,7 +193,7 @@ def move_verl_group_size(values: dict[str, Any]) -> None:
         case {"actor_rollout_ref": {"rollout": {"n": theirs} as engines}, "env": {"rollout": {"n": ours} as group}}:
             if ours != 1 and theirs not in (1, ours):
                 both = f"env.rollout.n={ours} and {VERL_GROUP_SIZE}={theirs}"
-                raise ConfigError(f"{both} are two values of one key. Set only env.rollout.n.")
+                raise ConfigError(f"{both} both set the group size, to different values. Set only env.rollout.n.")
             del engines["n"]
             if ours == 1:
                 group["n"] = theirs

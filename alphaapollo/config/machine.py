@@ -27,12 +27,12 @@ def find_machine_errors(config: Section, device: Device, num_gpus: int, num_core
     if device == "cuda" and ranks > num_gpus:
         yield f"trainer.n_gpus_per_node={ranks}, but a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if isinstance(config, Config):
-        yield from _find_engine_core_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
+        yield from _find_cpu_engine_errors(ROLLOUT, config.actor_rollout_ref.rollout, device, num_cores)
         if device == "cuda":
             yield from _find_gpu_engine_errors(config, num_gpus)
         yield from _find_concurrency_errors(config, device, num_cores)
     elif isinstance(config, GenerationConfig):
-        yield from _find_engine_core_errors("rollout", config.rollout, device, num_cores)
+        yield from _find_cpu_engine_errors("rollout", config.rollout, device, num_cores)
         yield from _find_engine_count_errors(config, device)
 
 
@@ -47,10 +47,10 @@ def find_machine_warnings(config: Section, device: Device, num_cores: int) -> It
         yield f"{ranks} training ranks share {num_cores} CPU cores, which is slow. Set {num_cores} or less."
 
 
-def _find_engine_core_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
+def _find_cpu_engine_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
     size = rollout.tensor_model_parallel_size
     if device == "cpu" and size > num_cores:
-        yield f"{section}.tensor_model_parallel_size={size} needs {size} cores, but there are {num_cores}. Lower it."
+        yield f"{section}.tensor_model_parallel_size={size} needs {size} cores, but a node has {num_cores}. Lower it."
 
 
 def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
 
 
 def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> Iterator[str]:
-    """Yield errors for engines that run at the same time as training, but have no GPUs or cores of their own."""
+    """Yield errors for engines that run at the same time as training, but have no separate GPUs or cores."""
     trainer, role = config.trainer, config.actor_rollout_ref
     rollout, is_separate = role.rollout, trainer.async_mode == "separate"
     if device == "cuda" and rollout.colocate:
@@ -89,7 +89,7 @@ def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> 
         if of_ranks + of_engines > num_cores:
             yield (
                 f"trainer.async_mode=separate needs {of_engines} cores for engines and {of_ranks} for training per "
-                f"node, but there are {num_cores}. Lower cpu_threads or the number of ranks and engines, or set "
+                f"node, but a node has {num_cores}. Lower cpu_threads or the number of ranks and engines, or set "
                 "trainer.async_mode=carry."
             )
 

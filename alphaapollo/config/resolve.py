@@ -102,17 +102,17 @@ def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def explain_dtype(requested: str, device: Device, bfloat16_units: str) -> str:
-    """Return a remark for the printed plan about the dtype on a CPU (bfloat16_units: instructions such as amx_bf16)."""
+def explain_dtype(requested: str, device: Device, bfloat16_instructions: str) -> str:
+    """Return a remark for the printed plan about the dtype on a CPU. bfloat16_instructions: e.g. amx_bf16."""
     if device == "cuda":
         return ""
     if requested == "auto":
-        hint = f"; model.dtype=bfloat16 would use its {bfloat16_units}" if bfloat16_units else ""
+        hint = f"; model.dtype=bfloat16 would use its {bfloat16_instructions}" if bfloat16_instructions else ""
         return f" (auto on a CPU{hint})"
     if requested == "float32":
         return ""
     slow = "slow: this processor has neither amx_bf16 nor avx512_bf16"
-    return f" (with {bfloat16_units})" if bfloat16_units else f" ({slow})"
+    return f" (with {bfloat16_instructions})" if bfloat16_instructions else f" ({slow})"
 
 
 def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:

@@ -73,8 +73,8 @@ def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
     if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
         yield (
-            f"{MINI_BATCH}={size} counts trajectories, but prompts in verl: {config.optimizer_steps} optimizer steps "
-            f"per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
+            f"{MINI_BATCH}={size} counts trajectories here, prompts in verl: this run has {config.optimizer_steps} "
+            f"optimizer steps per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
         )
     key, control = "algorithm.kl_ctrl.target_kl", config.algorithm.kl_ctrl
     if key in user_keys and config.algorithm.use_kl_in_reward and control.type != "fixed" and control.target_kl < 1:
@@ -82,8 +82,8 @@ def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
         yield f"{key}={control.target_kl:g} is in nats per sequence, but per token in verl. {fix}"
     key, groups = "algorithm.filter_groups.max_num_gen_batches", config.algorithm.filter_groups
     if key in user_keys and groups.enable:
-        yield f"{key}={groups.max_num_gen_batches}: at this limit, training uses the groups found; in verl, it fails."
+        yield f"{key}={groups.max_num_gen_batches}: at this limit, training uses the groups found; verl would fail."
     key, sampling = f"{VALIDATION}.temperature", config.actor_rollout_ref.rollout.val_kwargs
     others = user_keys & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
     if config.data.val_files and others and key not in user_keys and sampling.temperature == 1 and not sampling.greedy:
-        yield f"{key}=1.0 samples, but verl's default is 0 (greedy). {min(others)} is set without it: set both."
+        yield f"{min(others)} is set, but {key} is not: its default is 1.0 here, 0 (greedy) in verl. Set both."

@@ -48,7 +48,7 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection
         return ""
     each = f" with trainer.n_gpus_per_node={gpus} GPUs" if gpus else ""
     few = [node for node in nodes if node not in fit]
-    others = f"; with fewer: {', '.join(map(str, few))}" if few else ""
+    others = f"; with fewer GPUs: {', '.join(map(str, few))}" if few else ""
     return (
         f"trainer.nnodes={trainer.nnodes} needs {trainer.nnodes} node(s){each}, but {len(fit)} have joined: "
         f"{', '.join(map(str, fit)) or 'none'}{others}"

@@ -34,8 +34,8 @@ class Machine:
 class Placement:
     """Number of training ranks and engines of a command, with the GPUs and threads of each.
 
-    A training rank is a GPU, or a process on a machine without GPUs. Fine-tuning has no engines, and generation has no
-    training ranks.
+    Each training rank is a process: with one GPU, or with none on machines without GPUs. Fine-tuning has no engines,
+    and generation has no training ranks.
     """
 
     device: Device
@@ -149,7 +149,7 @@ def make_placement(
 
 def count_rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
     """Return the default number of torch threads per training rank: an equal share of the node's cores. With
-    trainer.async_mode=separate, only the cores that the engines leave are shared."""
+    trainer.async_mode=separate, only the cores that no engine uses are shared."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
         threads = count_engine_threads(rollout, cores, trainer.nnodes, is_concurrent=True)

@@ -126,7 +126,7 @@ def wait_for_nodes(trainer: TrainerSection) -> None:
 
 async def compare_nodes(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:
     """Raise ValueError if a node of the placement groups has other library versions or files than the driver's node,
-    or starts no process.
+    or cannot start a process.
 
     required_paths: configuration key -> path of a file or folder that must be equal on every node.
     """

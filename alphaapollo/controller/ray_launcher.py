@@ -148,7 +148,7 @@ class RayWorkerGroups(WorkerGroups):
         )
 
     async def close(self) -> None:
-        """Shut down the engines, kill the actors, and end a Ray that this process started. If Ray does not respond,
+        """Shut down the engines, kill the actors, and end Ray if this process started it. If Ray does not respond,
         kill all processes of the run instead."""
         if is_local_ray_unresponsive():  # Ray's client would wait for it
             kill_run_processes(os.environ[RUN])

@@ -29,7 +29,7 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
         node = {"CPU": 1.0} | ({"GPU": float(placement.ranks_per_node)} if on_gpu else {})
         strategy = "STRICT_SPREAD" if placement.num_nodes > 1 else "PACK"
         groups.append((placement_group([node] * placement.num_nodes, strategy=strategy), [node] * placement.num_nodes))
-    if _needs_engine_group(placement):
+    if _needs_engine_placement_group(placement):
         engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
         bundles = [engine | ({"GPU": float(placement.tensor_parallel)} if on_gpu else {})] * placement.num_engines
         strategy = "PACK" if placement.num_ranks else "SPREAD"
@@ -40,7 +40,7 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
     return [group for group, _ in groups]
 
 
-def _needs_engine_group(placement: Placement) -> bool:
+def _needs_engine_placement_group(placement: Placement) -> bool:
     return placement.num_engines > 0 and (
         not placement.num_ranks or (placement.device == "cuda" and not placement.colocate)
     )
@@ -54,7 +54,7 @@ def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[Place
     if role != "rollout":
         return [ActorSlot(reserved[0], node, gpu if role in GPU_ROLES else 0.0) for node in node_of]
     size, engines = placement.tensor_parallel, range(placement.num_engines)
-    if _needs_engine_group(placement):
+    if _needs_engine_placement_group(placement):
         return [ActorSlot(reserved[-1], index, gpu * size) for index in engines]
     if placement.device == "cpu":
         return [ActorSlot(reserved[0], index % placement.num_nodes) for index in engines]

@@ -25,7 +25,7 @@ def compute_tensor_digest(tensor: torch.Tensor) -> int:
     """Compute the digest of a floating-point tensor of any shape, in [0, 2**64): the sum of a hash of each element.
 
     Elements are hashed as float32, so a bfloat16 tensor and its float32 copy have the same digest. The hash of 0.0 is
-    0 (that of -0.0 is not).
+    0, the hash of -0.0 is not.
     """
     values = tensor.detach().reshape(-1)
     chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR

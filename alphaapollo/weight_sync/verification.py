@@ -54,8 +54,8 @@ def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
     if not abs(worst) <= MAX_PROBE_LOGPROB:
         raise FloatingPointError(
-            f"the policy's weights are corrupt: a test token has log-prob {worst:g} before weight version {version} "
-            "is sent to the engines. The weights were not sent or saved. Run the same command with a lower "
+            f"the policy's weights are corrupt: a test token has log-prob {worst:g}. Weight version {version} was "
+            "neither sent to the engines nor saved. Run the same command with a lower "
             "actor_rollout_ref.actor.optim.lr to resume from the last checkpoint."
         )
 

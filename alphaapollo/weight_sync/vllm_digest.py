@@ -32,8 +32,8 @@ def select_counted_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) 
 def compute_model_digest(model: torch.nn.Module, packed_digest: str) -> int:
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
-    packed_digest: attribute of layers whose weight vLLM has packed, a future of the digest from before packing. If such
-    a layer also keeps the unpacked weight (an output head tied to the embedding), both must agree to give the digest.
+    packed_digest: layer attribute with the digest (a future) that was computed before vLLM packed the weight. If a
+    layer also keeps the unpacked weight (tied embeddings), a difference between both weights changes the digest.
     """
     total = 0
     live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter

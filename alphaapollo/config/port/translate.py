@@ -87,7 +87,7 @@ def _read_yaml_keys(config_path: str, file_name: str, script: Path) -> dict[str,
 
 
 def translate_keys(values: Values, program: str) -> Lines:
-    """Translate verl's keys to keys of a program, e.g. main_ppo, with comments; add defaults of verl that differ."""
+    """Translate verl's keys to keys of a program, e.g. main_ppo, with comments; add verl's defaults if ours differ."""
     schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
         words, remark = _convert_key(key, value, values, program)
@@ -152,7 +152,7 @@ def _read_number(values: Values, key: str, default: int) -> int:
 def _convert_mini_batch_size(value: str, values: Values) -> Converted:
     key, n = f"{ACTOR}.ppo_mini_batch_size", _read_number(values, f"{ROLLOUT}.n", 1)
     if not value.isdigit():
-        return {key: value}, f"counts trajectories here, prompts there: multiply it by rollout.n={n}"
+        return {key: value}, f"counts trajectories here, prompts in verl: multiply it by rollout.n={n}"
     return {key: str(int(value) * n)}, f"{value} prompts x rollout.n={n}: here it counts trajectories" if n > 1 else ""
 
 
@@ -179,12 +179,12 @@ def _convert_logger(value: str, values: Values) -> Converted:
     names = re.findall(r"\w+", value)
     kept = [name for name in names if name in ("console", "tensorboard", "wandb")]
     others = ", ".join(name for name in names if name not in kept)
-    return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"there is no {others}" if others else ""
+    return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"not supported: {others}" if others else ""
 
 
 def _convert_target_kl(value: str, values: Values) -> Converted:
     length, is_number = _read_number(values, "data.max_response_length", 512), re.fullmatch(r"[\d.]+", value)
-    remark = f"verl's {value} is per token, ours per sequence: x {length} tokens at most; use the mean length"
+    remark = f"per sequence here, {value} per token in verl: multiplied by {length}; better use the mean length"
     return {"algorithm.kl_ctrl.target_kl": f"{float(value) * length:g}" if is_number else value}, remark
 
 
@@ -207,7 +207,7 @@ def _convert_rollout_is(value: str, values: Values) -> Converted:
         words = {"method": "tis", "level": "token", "high": cap}
     else:
         return {}, "" if value == "null" else f"not supported; {CORRECTION}.method=mask has other levels"
-    remark = "one correction: rollout_is comes before rollout_rs and tis_imp_ratio_cap"
+    remark = "only one correction is applied: rollout_is, else rollout_rs, else tis_imp_ratio_cap"
     return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
 
 

@@ -68,7 +68,7 @@ class Actor(Section):
     tau_pos: PositiveFloat = 1.0
     """sapo: temperature of the soft gate for positive advantages."""
     tau_neg: PositiveFloat = 1.05
-    """sapo: temperature of the soft gate for other advantages."""
+    """sapo: temperature of the soft gate for negative and zero advantages."""
     policy_loss: PolicyLossOptions = PolicyLossOptions()
     loss_agg_mode: AggregationMode = "token-mean"
     """Aggregation of token losses (docs/algorithms/aggregation.md)."""
@@ -100,7 +100,7 @@ class Actor(Section):
 
     @property
     def has_open_clip_bound(self) -> bool:
-        """Whether a clip bound is not set itself, so that clip_ratio sets it."""
+        """Whether clip_ratio_low or clip_ratio_high is null, so that clip_ratio is used."""
         return self.clip_ratio_low is None or self.clip_ratio_high is None
 
     @property
@@ -115,7 +115,7 @@ class Actor(Section):
     def find_warnings(self) -> Iterator[str]:
         kind, fix = self.kl_loss_type, "Append +, or set k2, for the gradient of KL(policy||reference)."
         if self.use_kl_loss and kind in ("kl", "k1"):
-            yield f"kl_loss_type={kind} has an expected gradient of zero: as a loss it is noise. {fix}"
+            yield f"kl_loss_type={kind} has an expected gradient of zero, so this loss only adds noise. {fix}"
         elif self.use_kl_loss and kind in ("low_var_kl", "k3"):
             yield f"kl_loss_type={kind} has the gradient of KL(reference||policy). {fix}"
 
@@ -124,9 +124,9 @@ class Reference(Section):
     log_probs_ahead: Annotated[
         bool | Literal["auto"],
         ROUNDING,
-        ActiveWhen("/needs_ref_columns", reason="no KL compares log-probs with the reference's"),
+        ActiveWhen("/needs_ref_columns", reason="no KL term uses the reference's log-probs"),
     ] = "auto"
-    """In the synchronous loop, compute the reference's log-probs of finished groups while others are still generating,
+    """In the synchronous loop, compute the reference's log-probs of finished groups while other groups are generated,
     each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused
     if engines share the training GPUs."""
     fsdp_config: Annotated[

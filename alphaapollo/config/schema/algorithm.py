@@ -56,9 +56,9 @@ class RolloutCorrection(Section):
     level: Annotated[Literal["token", "sequence", "geometric"], WHEN_CORRECTED] = "token"
     """rho per token, or per trajectory: the product over its tokens, or their geometric mean."""
     low: Annotated[NonNegativeFloat | None, WHEN_CORRECTED] = None
-    """Lower bound of rho; null = none."""
+    """Lower bound of rho; null = no lower bound."""
     high: Annotated[PositiveFloat | None, WHEN_CORRECTED] = 2.0
-    """Upper bound of rho; null = none."""
+    """Upper bound of rho; null = no upper bound."""
     bypass: bool = False
     """Use the engine's log-probs as the old log-probs, so that the ratio of the loss includes the correction."""
 
@@ -66,7 +66,7 @@ class RolloutCorrection(Section):
         if not self.method:
             return
         if self.bypass:
-            yield f"method={self.method} and bypass=true correct twice. Set bypass=false, or method=null."
+            yield f"method={self.method} and bypass=true apply two corrections. Set bypass=false, or method=null."
         if self.low is None and self.high is None:
             yield f"method={self.method} needs low or high. Set high=2.0."
         elif self.low is not None and self.high is not None and self.low >= self.high:
@@ -76,7 +76,7 @@ class RolloutCorrection(Section):
         low, high = self.low or 0.0, self.high or math.inf
         if self.method and self.level == "geometric" and low < 0.9 and high > 1.1:
             bounds = f"bounds {low:g} and {high:g}"
-            yield f"level=geometric with {bounds} never acts: the mean stays near 1. Set low=0.99 and high=1.01."
+            yield f"level=geometric with {bounds} has no effect: the mean stays near 1. Set low=0.99 and high=1.01."
 
 
 class OverlongPenalty(Section):
@@ -90,16 +90,16 @@ class OverlongPenalty(Section):
 
 class LengthBudget(Section):
     mode: Literal["exact", "max"] | None = None
-    """Reward answers for a length of exactly or at most (max) extra_info.length_budget tokens of the data row, as in L1
-    (arXiv 2503.04697); null = off. With max, an answer that just meets the budget keeps half of its reward."""
+    """Reward answers that have exactly, or at most (max), as many tokens as extra_info.length_budget of the data row
+    (L1, arXiv 2503.04697); null = off. With max, an answer that just meets the budget keeps half of its reward."""
     coef: Annotated[PositiveFloat, ActiveWhen("mode")] = 3e-4
     """Penalty per token away from the budget (the paper's alpha)."""
 
 
 class Filtration(Section):
     method: Literal["best", "best_random", "best_worst"] | None = None
-    """PF-PPO (arXiv 2409.06957): weight the samples of each group: all weight on the best, half on the best and half on
-    the others (best_random), or half on the best and half on the worst; null = off."""
+    """PF-PPO (arXiv 2409.06957): weights of a group's samples. best = all weight on the best sample; best_random = half
+    on the best, half on all remaining samples; best_worst = half on the best, half on the worst; null = off."""
 
 
 class ReferenceReset(Section):

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
 Verdict = Literal["applied", "kept", "refused", "ignored"]
-"""applied: the new value is used. kept: it has no effect any more. refused: error. ignored: not even reported."""
+"""applied: the new value is used. kept: the new value has no effect. refused: error. ignored: not even reported."""
 
 
 class ActiveWhen:
@@ -107,11 +107,11 @@ def _check_path_text(value: str) -> str:
 def _check_folder_name(value: str) -> str:
     parts = Path(value).parts
     if not parts:
-        raise ValueError("the name is empty, so the run would use the folder above. Set a name.")
+        raise ValueError("the name is empty, so the run would use the parent folder. Set a name.")
     if ".." in parts or Path(value).is_absolute():
-        raise ValueError("the folder is outside trainer.output_dir. Set a name, and change trainer.output_dir instead.")
+        raise ValueError("the folder is outside trainer.output_dir. Set a name without .. or leading /.")
     if len(parts) > 1:
-        raise ValueError("a run inside another run's folder is moved with it. Set a name without /.")
+        raise ValueError("a name with / could put the run into another run's folder. Set a name without /.")
     return value
 
 
@@ -150,7 +150,7 @@ class Section(BaseModel):
         return iter(())
 
     def find_warnings(self) -> Iterator[str]:
-        """Yield a warning for each combination of fields that works but is probably wrong, as in `find_problems`."""
+        """Yield a warning for each combination of fields that works but is probably wrong, like `find_problems`."""
         return iter(())
 
     @model_validator(mode="after")

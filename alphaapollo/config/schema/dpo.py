@@ -23,7 +23,7 @@ from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTra
 
 class PairData(TuningData):
     truncation: Annotated[Literal["error", "drop"], OTHER_SELECTION] = "error"
-    """For a longer example: stop, or drop it (counted). Cut answers cannot be compared."""
+    """For an example over data.max_length: stop the run, or drop the example (counted)."""
     prompt_key: Annotated[str, OTHER_DATA] = "prompt"
     """Column of the prompt, a chat or a string; not needed if the answers are complete chats."""
     chosen_key: Annotated[str, OTHER_DATA] = "chosen"

@@ -23,7 +23,7 @@ WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
 def _make_environment_condition(env_name: str) -> ActiveWhen:
-    """Return the marker for the settings of a built-in environment: they have no effect in another built-in one."""
+    """Return the marker for the settings of a built-in environment: with another one they have no effect."""
     return ActiveWhen("section_read", env_name, None, shown_key="env_name")
 
 
@@ -50,9 +50,9 @@ class ReasoningGym(Section):
     tasks: Annotated[list[str], OTHER_DATA] = []
     """Names of reasoning-gym tasks, one of which is drawn per row; [all] = all of them."""
     level: NonNegativeInt | None = None
-    """Difficulty level in the package's curriculum of each task; null = the task's defaults."""
+    """Difficulty level in reasoning-gym's curriculum of each task; null = the task's default settings."""
     settings: dict[str, dict[str, Scalar | list[Scalar]]] = {}
-    """Settings of tasks, which override the level's, e.g. {chain_sum: {max_terms: 3}}."""
+    """Settings by task, e.g. {chain_sum: {max_terms: 3}}; they override the settings of the level."""
 
 
 class Verifiers(Section):
@@ -93,11 +93,11 @@ class ToolLimits(Section):
 
 class McpServer(Section):
     command: list[str] = []
-    """Program and arguments of a server that speaks over stdin and stdout; or set url."""
+    """Program and arguments of a server that communicates over stdin and stdout; or set url."""
     url: str = ""
     """URL of a streamable HTTP server, e.g. http://localhost:8000/mcp."""
     environment: list[str] = []
-    """Environment variables that are passed to the program."""
+    """Names of environment variables that are passed to the program."""
     tools: list[str] = []
     """Tools that are offered to the model; empty = all."""
 
@@ -149,7 +149,7 @@ class Env(Section):
 
     @property
     def section_read(self) -> str | None:
-        """Section of settings that the environment reads, e.g. `grid_world`; None = any, because a user wrote it."""
+        """Section of settings that the environment reads, e.g. `grid_world`; None = any (env.custom_module is set)."""
         return None if self.custom_module else self.env_name
 
     @property

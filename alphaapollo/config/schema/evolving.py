@@ -130,9 +130,9 @@ class EvolvingBudget(Section):
     calls: PositiveInt | None = None
     """Calls of all models."""
     seconds: PositiveFloat | None = None
-    """Working time in seconds."""
+    """Run time in seconds, without the time between an interruption and the resume."""
     money: PositiveFloat | None = None
-    """Cost, by price_in and price_out of the models."""
+    """Cost, computed from price_in and price_out of the models."""
     reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of each limit reserved for the tournament and for writing results."""
 
@@ -148,7 +148,7 @@ class EvolvingEnv(Env):
     action_format: Literal["tags"] = "tags"
     """Format of tool calls and answers: tags, which work with every server."""
     context: Literal["append"] = "append"
-    """An episode is one growing sequence; evolving.memory_* is about past solutions."""
+    """An episode is one growing sequence. For past solutions see evolving.memory_type."""
 
 
 class EvolvingConfig(Section):
@@ -158,7 +158,7 @@ class EvolvingConfig(Section):
         "env.rollout.n": "data.n_samples is the number of solutions",
         "rollout.num_engines": "each model has one engine",
         **{f"env.{name}": "evolving.memory_* sets the memory" for name in ("history_length", "memory_type")},
-        "env.max_tokens_per_turn": "roles.proposer.max_tokens sets it",
+        "env.max_tokens_per_turn": "roles.proposer.max_tokens sets the limit",
     }
     on_resume = {
         "": REQUEST_IDENTITY,

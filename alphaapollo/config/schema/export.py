@@ -23,4 +23,4 @@ class ExportConfig(Section):
     """With LoRA: full weights with the adapters merged in, or the policy's adapters alone (peft's format)."""
     push_to: str = ""
     """Hub repository OWNER/NAME to upload the folder to, with your own token (hf auth login, or HF_TOKEN); a new
-    repository is private. Empty = none."""
+    repository is private. Empty = no upload."""

@@ -58,7 +58,7 @@ class GenerationTrainer(WatchedRun):
     experiment_name: FolderName = "generation"
     """Second folder of the run under output_dir."""
     resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"
-    """auto = skip prompts with all samples in the run's results.jsonl; disable = start from scratch."""
+    """auto = skip prompts whose samples are all in the run's results.jsonl; disable = start from scratch."""
     n_gpus_per_node: Annotated[PositiveInt, NEEDS_GPU] = 1
     """GPUs per node that engines use."""
     nnodes: Annotated[PositiveInt, NEEDS_GPU] = 1

@@ -67,8 +67,8 @@ class Model(Lora):
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
     on a CPU."""
     attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], ROUNDING] = "auto"
-    """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (torch's own; sdpa in
-    float32); on a CPU padded, over sequences sorted by length."""
+    """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
+    sdpa in float32; on a CPU padded, over sequences sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
     does not fit without it."""

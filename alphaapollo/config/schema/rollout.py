@@ -46,7 +46,7 @@ class Rollout(Section):
     name: Annotated[Literal["vllm", "hf", "fake"], ROUNDING] = "vllm"
     """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature of training rollouts; the trainer's log-probs use the same."""
+    """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
     top_p: PositiveRatio = 1.0
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
@@ -89,7 +89,7 @@ class Rollout(Section):
     def find_problems(self) -> Iterator[str]:
         parallel = self.tensor_model_parallel_size
         if parallel > 1 and self.name != "vllm":
-            yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set one of them."
+            yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set the size to 1."
         if self.lora == "adapter" and self.name != "vllm":
             yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
         elif self.lora == "adapter" and parallel > 1:
@@ -106,5 +106,5 @@ class Rollout(Section):
     def find_warnings(self) -> Iterator[str]:
         for key, value, is_cut in (("top_p", self.top_p, self.top_p < 1), ("top_k", self.top_k, self.top_k > 0)):
             if is_cut:
-                why = "log-probs, ratios and KL are of the full distribution"
+                why = "log-probs, ratios and KL use the full distribution"
                 yield f"{key}={value} biases the gradients: {why}. Use it for validation only (val_kwargs)."

@@ -10,7 +10,7 @@ from alphaapollo.config.schema.trainer import Training
 
 
 def find_rank_group_errors(group_sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
-    """Yield an error for each {key: ranks per group} that does not divide the ranks or splits a node; -1 = all."""
+    """Yield an error for each group size (by key; -1 = all ranks) that does not divide the ranks or splits a node."""
     ranks, per_node = trainer.num_ranks, trainer.n_gpus_per_node
     fits = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]
     for key, size in group_sizes.items():
@@ -23,7 +23,7 @@ def find_rank_group_errors(group_sizes: Mapping[str, int], trainer: Training) ->
 
 
 def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> Iterator[str]:
-    """Yield an error if LoRA adapters are to be exported, but the model has none. section: name of `lora`."""
+    """Yield an error if LoRA adapters are to be exported, but the model has none. section: full key of `lora`."""
     if trainer.export_lora == "adapter" and not lora.lora_rank:
         yield f"trainer.export_lora=adapter needs adapters, but {section}.lora_rank=0. Set trainer.export_lora=merged."
 

@@ -47,8 +47,8 @@ class WatchedRun(RunFolder):
 
     stall_timeout: PositiveFloat | None = 600.0
     """Seconds without progress after which the run is stopped, with an error that names the blocking worker, and Python
-    stacks are written to <run>/stalls (docs/reliability.md). The console reports it after a tenth of that, at most a
-    minute. null = never."""
+    stacks are written to <run>/stalls (docs/reliability.md). A warning is shown after a tenth of this time, at
+    the latest after a minute. null = never."""
     device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
     """Device of the run; auto = cuda if there is a GPU."""
     seed: Annotated[int, NEW_DRAWS] = 0
@@ -95,11 +95,11 @@ class Training(WatchedRun):
     or values skip all steps of the iteration (batch/left_out)."""
     save_on_signal: bool = False
     """On SIGTERM or Ctrl-C, write a checkpoint of the last complete iteration before the run ends; an update in
-    progress is finished first. A second signal ends the run at once. false = the first signal ends it."""
+    progress is finished first. A second signal ends the run at once. false = the first signal already does."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
-    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. Up to as many dead
-    engines are also replaced without a restart. 0 = a death ends the run."""
+    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. In addition, at
+    most this many dead engines are replaced without a restart. 0 = a death ends the run."""
     n_gpus_per_node: Annotated[PositiveInt, ROUNDING] = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
     nnodes: Annotated[PositiveInt, ROUNDING] = 1

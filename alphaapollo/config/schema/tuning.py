@@ -28,7 +28,7 @@ class TuningData(TrainingFiles):
     max_length: Annotated[PositiveInt, OTHER_SELECTION] = 2048
     """Maximum tokens per example."""
     truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
-    """For a longer example: stop, cut its start, cut its end, or drop it (counted)."""
+    """For an example over max_length: stop the run, cut its start, cut its end, or drop it (counted)."""
     source_weights: Annotated[list[PositiveFloat] | None, REORDERED] = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
 

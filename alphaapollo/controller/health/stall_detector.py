@@ -127,7 +127,7 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
 
 
 def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
-    """Return the processes that a signal has stopped: those that the run needs, or else its helpers, e.g. graders."""
+    """Return the processes that a signal has stopped: required ones, or optional ones such as graders."""
     return [
         (worker, worker.name_process(process))
         for worker in workers
@@ -139,7 +139,7 @@ def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool
 def _find_computing_processes(
     before: RunSnapshot, now: RunSnapshot, workers: Sequence[WorkerSnapshot], device: Device
 ) -> list[NamedProcess]:
-    """Return the processes that used CPU time between the snapshots, without those that may only wait for a GPU."""
+    """Return the processes that used CPU time between the snapshots, except those that may only wait for a GPU."""
     seconds = max(now.time - before.time, 1e-9)
     return [
         (worker, worker.name_process(process))
@@ -177,7 +177,7 @@ def _find_lagging_ranks(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapsho
 
 
 def _describe_active_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
-    """Return e.g. "in update (61 s)": the worker's own active calls, or else the controller's calls of this worker."""
+    """Return e.g. "in update (61 s)": the active calls in the worker, or else the controller's calls to it."""
     assert worker.report
     calls = [call for call in worker.report.calls if not call.worker] or [
         call for call in now.calls if call.worker == worker.role_and_rank

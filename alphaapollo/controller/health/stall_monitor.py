@@ -139,7 +139,7 @@ class StallMonitor:
             self._end_run(finding, now)
 
     def _check_required_processes(self, seconds: float) -> None:
-        """Report the required processes that have been stopped by a signal for `stall_notice` seconds."""
+        """Report the required processes that have been stopped by a signal for stall_notice_seconds."""
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
             self._stopped[pid] = before + seconds if process and process.is_stopped else 0.0

@@ -235,7 +235,7 @@ class VllmEngine(Engine):
         what = "adapter_digest" if self.spec.transport == "adapter" else "digest"
         parts = await self._call_workers(f"alphaapollo_compute_{what}")
         if not await self._await_core(self._running_llm.reset_prefix_cache()):
-            raise EngineError(f"{self.spec.name}: running requests block the prefix cache reset. Call pause() first.")
+            raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
         await self._await_core(self._running_llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version

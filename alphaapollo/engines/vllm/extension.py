@@ -1,7 +1,7 @@
 """Worker extension of vLLM: methods added to vLLM's worker class, called on every rank by `collective_rpc`.
 
 vLLM imports this module in each worker process before it builds the model. The import itself therefore sets up the
-process (watchdog, log), applies the patches and registers the weight transfer; vLLM has no other hook so early.
+process (watchdog, log), applies the patches and registers the weight transfer; vLLM has no other hook this early.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WorkerExtension:
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack the output heads that share their weight with the embedding again. On a CPU, vLLM computes with a packed
+    """Repack the output heads that share their weight with the embedding. On a CPU, vLLM computes with a packed
     copy of the weight, which a weight sync does not update."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform

@@ -3,7 +3,7 @@
     this process --- fork server (imports vLLM in parallel) --- engine core --- tensor-parallel ranks
 
 On a CPU the core is forked from the fork server, and the ranks from the core, so that vLLM is imported only once, which
-takes seconds. On GPUs vLLM's own start method is used.
+takes seconds. On GPUs, vLLM's default start method is used.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def set_up_engine_process() -> None:
     """Make this process of an engine exit with the engine's owner and write to the engine's log. No effect in the
     owner's process."""
     if os.getpid() != int(os.environ[PARENT]):
-        _set_up_once(os.getpid())
+        _set_up_process_once(os.getpid())
 
 
 @functools.cache  # once per process
-def _set_up_once(pid: int) -> None:
+def _set_up_process_once(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
     redirect_output_to_file(os.environ[LOG])

@@ -11,7 +11,7 @@ from alphaapollo.utils.registry import suggest_similar
 
 
 def list_tool_parsers() -> list[str]:
-    """Return the names of vLLM's tool-call parsers (`vllm serve --tool-call-parser`) and of the user module's."""
+    """Return the names of the tool-call parsers of vLLM (`vllm serve --tool-call-parser`) and of the user module."""
     from vllm.tool_parsers import ToolParserManager
 
     return ToolParserManager.list_registered()

@@ -219,7 +219,7 @@ def test_own_engines_of_an_evolution_share_the_gpu():
         (
             ["actor_rollout_ref.ref.log_probs_ahead=True"],
             0,
-            "no KL compares log-probs with the reference's",
+            "no KL term uses the reference's log-probs",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_training_on_samples_of_a_truncated_distribution(key: str, value: str):
     ("kind", "says"),
     [
         ("low_var_kl", "has the gradient of KL(reference||policy)."),
-        ("k1", "has an expected gradient of zero: as a loss it is noise."),
+        ("k1", "has an expected gradient of zero, so this loss only adds noise."),
     ],
 )
 def test_kl_loss_with_the_gradient_of_another_kl(kind: str, says: str):
@@ -334,5 +334,5 @@ def test_kl_loss_with_the_gradient_of_another_kl(kind: str, says: str):
 def test_bounds_of_a_geometric_mean_that_never_act():
     correction = "algorithm.rollout_correction"
     (line,) = outcome(f"{correction}={{method: mask, level: geometric}}")
-    assert line.startswith(f"{correction}.level=geometric with bounds 0 and 2 never acts")
+    assert line.startswith(f"{correction}.level=geometric with bounds 0 and 2 has no effect")
     assert outcome(f"{correction}={{method: mask, level: geometric, high: 1.01}}") == []

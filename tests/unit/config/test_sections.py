@@ -63,7 +63,7 @@ def problem(command: str, *argv: str) -> str:
         (["critic.fsdp_config.fsdp_size=0"], "critic.fsdp_config.fsdp_size=0 does not divide"),
         (["algorithm.reference_reset.every=5"], "algorithm.reference_reset needs a reference model"),
         (["algorithm.overlong_penalty={enable: true, cache: 513}"], "cache=513 exceeds data.max_response_length=512"),
-        ([f"{CORRECTION}={{method: tis, bypass: true}}"], f"{CORRECTION}.method=tis and bypass=true correct twice"),
+        ([f"{CORRECTION}={{method: tis, bypass: true}}"], ".method=tis and bypass=true apply two corrections"),
         ([f"{CORRECTION}={{method: mask, low: 2.0}}"], f"{CORRECTION}.low=2 must be below high=2"),
         ([f"{CORRECTION}={{method: tis, high: null}}"], f"{CORRECTION}.method=tis needs low or high. Set high=2.0."),
         ([f"{ACTOR}.use_kl_loss=True", "algorithm.use_kl_in_reward=True"], "are both true. Set one of them to false."),
@@ -200,7 +200,7 @@ def test_the_group_size_under_either_name():
     ):
         assert load_config(Config, "ppo", given).group_size == 4
     assert problem("ppo", f"{ours}=8", f"{theirs}=4") == (
-        f"{ours}=8 and {theirs}=4 are two values of one key. Set only {ours}."
+        f"{ours}=8 and {theirs}=4 both set the group size, to different values. Set only {ours}."
     )
 
 

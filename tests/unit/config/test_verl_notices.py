@@ -37,7 +37,7 @@ def test_one_target_per_token():
 
 def test_the_end_of_dynamic_sampling():
     rounds = "algorithm.filter_groups.max_num_gen_batches=4"
-    assert "in verl, it fails" in notices("algorithm=dapo", rounds)[0]
+    assert "verl would fail" in notices("algorithm=dapo", rounds)[0]
     assert notices("algorithm=dapo") == []
     assert notices(rounds) == []
 
@@ -45,7 +45,7 @@ def test_the_end_of_dynamic_sampling():
 def test_validation_that_is_greedy_there():
     key = "actor_rollout_ref.rollout.val_kwargs"
     (line,) = notices("data.val_files=a.parquet", f"{key}.n=4")
-    assert line.endswith(f"verl's default is 0 (greedy). {key}.n is set without it: set both.")
+    assert line.endswith("is not: its default is 1.0 here, 0 (greedy) in verl. Set both.")
     assert notices("data.val_files=a.parquet", f"{key}.n=4", f"{key}.temperature=1.0") == []
     assert notices(f"{key}.n=4") == []
     assert notices("data.val_files=a.parquet") == []

@@ -31,7 +31,7 @@ def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     assert describe_missing_nodes([HEAD, SECOND], request) == ""
     assert describe_missing_nodes([HEAD, SMALL], request) == (
         "trainer.nnodes=2 needs 2 node(s) with trainer.n_gpus_per_node=8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
-        "; with fewer: 10.0.0.3 (c, 4 GPUs)"
+        "; with fewer GPUs: 10.0.0.3 (c, 4 GPUs)"
     )
     assert describe_missing_nodes([], request).endswith("but 0 have joined: none")
 

@@ -45,7 +45,7 @@ def test_every_changed_line_has_a_comment():
     for line in (
         "actor_rollout_ref.actor.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5: here it counts trajectories",
         "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are never padded",
-        "'trainer.logger=[console]'  # there is no swanlab",
+        "'trainer.logger=[console]'  # not supported: swanlab",
         "trainer.save_freq=-1  # verl's default",
         "# from the environment, or known only at run time: $(date +%Y%m%d), ${HOME}",
     ):
