@@ -181,7 +181,7 @@ def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
 
 
 def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
-    """Return the distinct reports of the verifiers that voted with the majority. A tie counts as against."""
+    """Return the distinct reports of the verifiers that voted with the majority. A tie counts as a majority against."""
     votes_for, votes_against = count_votes(verdicts)
     majority = votes_for > votes_against
     reports = [

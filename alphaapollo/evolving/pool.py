@@ -145,7 +145,7 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
 
     @property
     def is_accepted(self) -> bool | None:
-        """Whether the majority votes for the candidate; None without votes. A tie counts as against."""
+        """Whether the majority votes for the candidate; None without votes. A tie counts as a majority against."""
         return self.votes_for > self.votes_against if self.num_votes else None
 
 

@@ -31,9 +31,9 @@ GradedJudgement = tuple[Judgement, bool]
 def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> dict[str, Any]:
     """Return accuracies after a round (means over problems with 95 % intervals), and a table of its verdicts.
 
-    chosen: accuracy of the best candidate so far, by votes and brevity. sampled: of all candidates of this round.
-    majority: of the most frequent answer so far, without verifiers (self-consistency). oracle: share of problems with a
-    right candidate so far. Candidates without a grade are excluded. An accuracy without candidates is None.
+    chosen: accuracy of the best candidate so far by votes and brevity. sampled: accuracy of the round's candidates.
+    majority: accuracy of the most frequent answer so far (self-consistency). oracle: share of problems with a right
+    candidate so far. Candidates without a grade are excluded. An accuracy without candidates is None.
     """
     known = [
         [one for one in pool.get_candidates(problem, round_number + 1) if one.is_right is not None]
@@ -72,7 +72,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int
 
 
 def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
-    """Count right and wrong candidates by the majority of their votes (for, against). `unjudged`: without votes."""
+    """Count right and wrong candidates by their majority vote (for, against); `unjudged` are those without votes."""
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
         judgement = pool.judgements.get(candidate.key)
@@ -160,8 +160,8 @@ def compute_area_under_curve(points: Sequence[tuple[float, float]]) -> float:
 def compute_best_of_n(judgements: Sequence[GradedJudgement], n: int) -> float:
     """Return the expected accuracy of the candidate with the most votes among n random candidates of a problem.
 
-    They are drawn from N without replacement; NaN if N < n. Ties are broken at random: if s candidates have the same
-    share of votes and b a smaller share, one of the s wins with probability (C(b + s, n) - C(b, n)) / C(N, n).
+    The n are drawn from the problem's N candidates without replacement; NaN if N < n. Ties are broken at random. If s
+    candidates tie and b have fewer votes, one of the s wins with probability (C(b + s, n) - C(b, n)) / C(N, n).
     """
     if len(judgements) < n:
         return math.nan
@@ -177,7 +177,7 @@ def compute_best_of_n(judgements: Sequence[GradedJudgement], n: int) -> float:
 def compute_majority_of_k(judgements: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
     """Return the expected confusion matrix of the majority of k random votes per candidate.
 
-    Votes are drawn without replacement; a tie counts as against. Candidates with fewer than k votes are excluded.
+    Votes are drawn without replacement; a tie is a majority against. Candidates with fewer than k votes are excluded.
     """
     counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
     for judgement, right in judgements:

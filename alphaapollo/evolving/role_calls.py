@@ -177,7 +177,7 @@ class RoleCaller:
 
     def _estimate_max_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
         """Return an upper bound on the usage of a call. Each prompt character counts as one token, which is
-        too low for scripts with several tokens per character."""
+        too low for languages with several tokens per character."""
         characters = sum(len(message["content"]) for message in messages)
         price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)

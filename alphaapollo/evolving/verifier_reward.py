@@ -7,7 +7,7 @@ from alphaapollo.types import Outcome, Prompt, Score
 
 
 def compute_score(prompt: Prompt, completion: str) -> Score:
-    """Return score 1 if the verdict in the completion is correct, else 0; without a verdict the format is wrong."""
+    """Return score 1 if the verdict in the completion is correct, else 0; without a verdict, WRONG_FORMAT."""
     report = Verifier().read(ModelReply(completion))
     if report is None:
         return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no line 'VERDICT: right' or 'VERDICT: wrong'")
