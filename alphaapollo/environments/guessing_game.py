@@ -1,4 +1,4 @@
-"""Number guessing game: after each guess, the model is told whether the number is higher or lower."""
+"""Number guessing game: after each guess, the environment says whether the number is higher or lower."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -33,12 +33,19 @@ def lock_folder(folder: Path) -> Iterator[None]:
     the lock file cannot be written."""
     with ExitStack() as stack:
         for path in _list_lock_files(folder):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for parent in [parent for parent in path.parents if not parent.exists()][::-1]:
+                parent.mkdir(exist_ok=True)
+                stack.callback(_remove_if_empty, parent)  # a refused run leaves no folders behind
             stack.enter_context(_lock_file(path, folder))
             stack.callback(path.unlink, missing_ok=True)  # runs before the lock is released
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
         yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _list_lock_files(folder: Path) -> list[Path]:

@@ -103,4 +103,4 @@ def test_section_is_answered_with_its_replacement():
 def test_explain_lists_the_differences():
     line = explain_key("trainer.test_freq")
     assert line.endswith("; difference from verl: verl's default is -1)")
-    assert "trajectories here, prompts there" in explain_key("actor_rollout_ref.actor.ppo_mini_batch_size")
+    assert "trajectories here, prompts in verl" in explain_key("actor_rollout_ref.actor.ppo_mini_batch_size")

@@ -196,7 +196,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
     command.run()
     summary = command.summary()
     (command.out / "summary.json").unlink()
-    monkeypatch.setattr(generation, "launch", None)
+    monkeypatch.setattr(generation, "launch_engines", None)
     assert "finished   6 prompts" in command.run()
     assert command.summary() == summary
 
@@ -314,7 +314,7 @@ def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
         (["env.env_name=gym"], "unknown environment 'gym'"),
         (["reward.components={fromat: 0.1}"], "unknown reward component 'fromat'"),
         (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0 and <= 1.0, got 0"),
-        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 exceeds the context length of .*, 128 tokens"),
+        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 exceeds the context length of"),
         (["rollout.num_engines=2"], "trainer.controller=local has one engine, not 2"),
         (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size=2 needs name=vllm"),
         (["trainer.device=cuda"], "this machine has no GPU"),

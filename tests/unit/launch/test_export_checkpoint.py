@@ -15,8 +15,8 @@ from alphaapollo.launch import push_to_hub as push_module
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
+from alphaapollo.models.export import verification
 from alphaapollo.trainer.main_export import main
-from alphaapollo.workers import export as export_worker
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
@@ -92,16 +92,16 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     write_progress(checkpoint, {"step": 1})
     write_manifest(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
-    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning run"):
+    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning command"):
         prepare_export(ExportConfig(checkpoint=str(checkpoint)))
 
 
 def test_what_computes_otherwise_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = export_worker.compute_transformers_outputs
+    right = verification.compute_transformers_outputs
     monkeypatch.setattr(
-        export_worker, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
+        verification, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
     )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
     assert "differ from the checkpoint's by 5.0e-01" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     write_progress(checkpoint, {"step": 2})
     write_manifest(checkpoint)
     save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
-    with pytest.raises(ValueError, match="has no policy"):
+    with pytest.raises(ValueError, match="has neither a folder `policy` nor"):
         prepare_export(ExportConfig(checkpoint=str(run)))
     assert main([f"checkpoint={run}", "role=critic", f"dtype={dtype}"]) == 0
     written = run / "exported/step_000002_critic"

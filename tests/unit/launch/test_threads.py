@@ -80,7 +80,7 @@ def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
     config, notices = choose_cpu_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
     assert counts(config) == (8, 2) and len(notices) == 1
     assert [str(change) for change in find_start_point(config).changes] == [
-        "trainer.cpu_threads: 2 -> 8: applied (with another number of threads sums may round differently)"
+        "trainer.cpu_threads: 2 -> 8: applied (with another number of threads, sums may round differently)"
     ]
 
 

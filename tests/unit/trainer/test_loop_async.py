@@ -259,7 +259,7 @@ def test_staleness_counts_weight_versions() -> None:
 
     figures = compute_staleness_metrics([group(aged([4, 4, 5]), aged([7]))], trained_version=7)
     assert figures == {"staleness/mean": (3 + 3 + 2 + 0) / 4, "staleness/max": 3.0, "staleness/mixed": 0.5}
-    assert compute_staleness_metrics([], version=7) == {}
+    assert compute_staleness_metrics([], trained_version=7) == {}
     assert Row([1], [1], [0.0], [0]).weight_versions == []
 
 
