@@ -128,7 +128,7 @@ class Score:
     def component(self, name: str) -> float:
         """Return the component `name`; NaN if it is missing.
 
-        If the reward is 0 and there are no components, e.g. after an episode limit, each component is 0.
+        If the reward is 0 and there are no components, e.g. because the episode reached a limit, each component is 0.
         """
         if not self.components and self.reward == 0:
             return 0.0

@@ -106,7 +106,7 @@ def evolve(
     """Improve a model's answers without training (evolving.main, docs/evolving.md). Resumes an interrupted call.
 
     Args:
-        roles: Classes that replace built-in roles, e.g. `{"verifier": MyVerifier}`. Each has `build` and `read`.
+        roles: Classes that replace built-in roles, e.g. `{"verifier": MyVerifier}`. Their methods: `build` and `read`.
         on_round: Callback `on_round(number, metrics)` after each round; an exception in it ends the run.
 
     Other arguments and errors as in `rl`, with the keys of evolving.main.

@@ -62,7 +62,7 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
 def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
-    """Choose dtype, number and CPU threads of engines for a command that only generates, so engines never sleep."""
+    """Choose dtype, number and CPU threads of the engines for a command without training, and disable their sleep."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, is_concurrent=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}

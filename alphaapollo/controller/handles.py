@@ -73,7 +73,7 @@ class ModelGroup(WorkerGroup[M]):
         self.sequence_parallel = sequence_parallel
 
     async def offload(self) -> None:
-        """Free the model's GPU memory after use: move the tensors that the config offloads to host memory."""
+        """Free the model's GPU memory after use: move to host memory the tensors that fsdp_config offloads."""
         await self.ranks.call(lambda worker: worker.offload())
 
     async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:

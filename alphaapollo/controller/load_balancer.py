@@ -14,7 +14,7 @@ class LoadBalancer:
 
     Args:
         num_engines: number of engines.
-        capacity: maximum number of samples in flight per engine. A request with more samples waits for an idle engine.
+        capacity: maximum number of samples in flight per engine. A larger request waits for an idle engine.
     """
 
     def __init__(self, num_engines: int, capacity: int):
