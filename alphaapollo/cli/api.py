@@ -163,7 +163,7 @@ def _set_nested_value(values: dict[str, Any], key_parts: Sequence[str], value: A
     for part in sections:
         inside = inside.setdefault(part, {})
         if not isinstance(inside, dict):
-            raise ConfigError(f"{key} is set, but {part} is also set to a single value. Remove one of them.")
+            raise ConfigError(f"{key} cannot be set, because {part} is set to a single value. Remove one of them.")
     if isinstance(value, dict):
         for name, inner in value.items():
             _set_nested_value(values, [*key_parts, *([name] if key in map_keys else name.split("."))], inner, map_keys)
