@@ -22,7 +22,7 @@ ANSWER = r"<answer>\boxed{4}</answer>"
 
 
 @dataclass(frozen=True)
-class Played:
+class IterationResult:
     """Results of an iteration on the driver."""
 
     metrics: dict[str, float]
@@ -37,10 +37,10 @@ def play(
     env: Env | None = None,
     reward: Reward | None = None,
     truths: tuple[str, str] = ("4", "4"),
-    data_source: str = "math",
+    data_source: str = "openai/gsm8k",
     max_tokens: int = 400,
     answer: str = ANSWER,
-) -> Played:
+) -> IterationResult:
     """The model answers `say(turn)` to the failing prompt and `answer` to the other one."""
     renderer = Renderer(load_tokenizer(str(folder)))
     shown: list[str] = []
@@ -78,10 +78,10 @@ def play(
 
     groups = asyncio.run(run())
     bad, fine = map(json.loads, format_trajectory_lines(1, groups))
-    return Played(compute_rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
+    return IterationResult(compute_rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
 
 
-def check_masked(played: Played, outcome: str, reason: str) -> None:
+def check_masked(played: IterationResult, outcome: str, reason: str) -> None:
     """Check that the failing prompt has a named failure and no reward, and that only the other one is counted."""
     assert (played.bad["outcome"], played.bad["reward"]) == (outcome, None)
     assert reason in played.bad["reason"]

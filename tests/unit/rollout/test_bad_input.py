@@ -25,7 +25,7 @@ from alphaapollo.tools.function_tool import tool
 from alphaapollo.tools.retrieval import build_index
 from alphaapollo.types import Message, Prompt
 from examples.quickstart.make_task import make_tokenizer
-from tests.unit.rollout.bad_input import ANSWER, BAD, Played, check_masked, play
+from tests.unit.rollout.bad_input import ANSWER, BAD, IterationResult, check_masked, play
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -54,7 +54,7 @@ def double():
     tools._entries.pop("double")
 
 
-def check_tool_message(played: Played, status: str, message: str) -> None:
+def check_tool_message(played: IterationResult, status: str, message: str) -> None:
     """The status of the call is in metrics and log. The model got the message and answered correctly."""
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
     assert message in played.shown[1]
@@ -178,7 +178,8 @@ def test_a_mcp_server_that_dies_is_an_environment_failure(folder):
 
 
 def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
-    played = play(folder, lambda turn: r"\boxed{3}", reward=Reward(timeout=1.0), truths=("9^{9^{9^{9}}}", "4"))
+    truths = ("9^{9^{9^{9}}}", "4")
+    played = play(folder, lambda turn: r"\boxed{3}", reward=Reward(timeout=1.0), truths=truths, data_source="math")
     check_masked(played, "grader_failed", "no answer within 1 s")
 
 

@@ -26,7 +26,7 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankResult:
     """Result of one rank."""
 
     gradients: Weights
@@ -45,7 +45,7 @@ def train(worker: PolicyWorker, case: Case, rank: int, num_ranks: int) -> float:
 
 def every_layout(
     rank: int, num_ranks: int, address: str, case: Case, addresses: list[str], folder: str
-) -> dict[str, Seen]:
+) -> dict[str, RankResult]:
     found, before, own = {}, "", iter(addresses)
     for name, fsdp in WAYS.items():
         one = replace(case, actor=ACTOR | {"fsdp_config": fsdp})
@@ -58,7 +58,7 @@ def every_layout(
             worker.load(f"{folder}/{before}")
         norms.append(train(worker, one, rank, num_ranks))
         worker.export(f"{folder}/model of {name}")
-        found[name] = Seen(
+        found[name] = RankResult(
             gradients=recorded,
             norms=norms,
             weights={key: full_tensor(p.detach()).numpy().copy() for key, p in worker.policy.named_parameters()},
