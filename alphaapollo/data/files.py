@@ -52,12 +52,12 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
     return _read_data_file(path, strict=False)
 
 
-def convert_rows(path: str, rows: Sequence[DataRow], convert: Callable[[DataRow], T]) -> list[T]:
-    """Apply `convert` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
+def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[DataRow], T]) -> list[T]:
+    """Apply `convert_row` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
     converted, errors = [], []
     for index, row in enumerate(rows):
         try:
-            converted.append(convert(row))
+            converted.append(convert_row(row))
         except ValueError as error:
             errors.append(f"row {index}: {error}")
     if errors:
@@ -77,13 +77,13 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
 def _read_data_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
     path = Path(path).expanduser()
     if not path.exists():
-        raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
+        raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}). Correct the path.")
     if path.is_dir() or path.suffix not in SUFFIXES:
         kind = "a folder" if path.is_dir() else f"a file with the suffix {path.suffix!r}"
         raise ValueError(f"{path} is {kind}. Use a file with one of the suffixes {', '.join(SUFFIXES)}.")
     rows: Sequence[DataRow | BadRow] = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, strict)
     if not rows:
-        raise ValueError(f"{path}: the file has no rows.")
+        raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     return list(rows)
 
 
@@ -94,14 +94,14 @@ def _read_parquet(path: Path) -> list[DataRow]:
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
-        raise ValueError(f"{path}: the file is not a readable parquet file ({error}).") from error
+        raise ValueError(f"{path}: the file is not a readable parquet file ({error}). Create it again.") from error
 
 
 def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     try:
         text = path.read_text(encoding="utf-8-sig", errors="strict" if strict else "surrogateescape")
     except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}).") from error
+        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)
         return [_parse_json_line(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]

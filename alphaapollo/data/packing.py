@@ -50,8 +50,8 @@ def build_train_batch(
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
-    members, lengths = _group_members(trajectory_ids), [len(row.token_ids) for row in rows]
-    groups = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _group_members(group_ids)
+    members, lengths = _list_group_members(trajectory_ids), [len(row.token_ids) for row in rows]
+    groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
         [trajectory for group in part for trajectory in groups[group]]
@@ -183,7 +183,7 @@ def _bundle_by_prefix(
     return bundles
 
 
-def _group_members(group_ids: Sequence[int]) -> list[list[int]]:
+def _list_group_members(group_ids: Sequence[int]) -> list[list[int]]:
     """Return the indices of the members of each group: `[0, 1, 0]` -> `[[0, 2], [1]]`."""
     members: list[list[int]] = [[] for _ in range(max(group_ids, default=-1) + 1)]
     for index, group in enumerate(group_ids):

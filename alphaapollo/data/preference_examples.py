@@ -230,8 +230,8 @@ def _join_prompt_and_answer(
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
         raise ValueError(
-            f"an answer must start and end with an assistant message, not with {answer_messages[0]['role']} and "
-            f"{answer_messages[-1]['role']}."
+            f"an answer starts with the role {answer_messages[0]['role']} and ends with the role "
+            f"{answer_messages[-1]['role']}; both must be assistant."
         )
     return split_prompt_and_answer(chat, answer_messages, renderer)
 

@@ -32,7 +32,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
             )
         contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
         is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
-        prompts += convert_rows(path, rows, partial(_convert_row, prompt_key=prompt_key, is_chat=is_chat))
+        prompts += convert_rows(path, rows, partial(_convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat))
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
@@ -44,13 +44,9 @@ def read_chat(value: list[Any], label: str) -> list[Message]:
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(
-                f"{label} has a message that is not {{role, content}}: {_shorten_repr(message)}. Fix or remove it."
-            )
+            raise ValueError(f"{label} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
         if not isinstance(message.get("content"), str):
-            raise ValueError(
-                f"{label} has a message whose content is not text: {_shorten_repr(message)}. Convert it to text."
-            )
+            raise ValueError(f"{label} has the message {_shorten_repr(message)}; its content must be text.")
         messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
         raise ValueError(f"{label} is empty. Fill it or remove the row.")
@@ -65,7 +61,7 @@ def _suggest_fix(columns: Sequence[str], path: str) -> str:
     return "Set data.prompt_key to the column with the prompts."
 
 
-def _convert_row(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
+def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
@@ -74,7 +70,7 @@ def _convert_row(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
     truths = (section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs))
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
-        raise ValueError(f"data_source is not text: {_shorten_repr(data_source)}. Convert it to text.")
+        raise ValueError(f"data_source is {_shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
         id=0,
         data_source=data_source or "",
@@ -91,10 +87,10 @@ def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Me
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
-        raise ValueError(f"{label} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
+        raise ValueError(f"{label} is {_shorten_repr(value)}; it must be text or a list of chat messages.")
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
-        raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use one kind for all prompts.")
+        raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
@@ -110,7 +106,7 @@ def _read_struct_column(row: DataRow, column: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{column!r} is a {type(value).__name__}; it must be a struct (dict): {_shorten_repr(value)}.")
+        raise ValueError(f"{column!r} is {_shorten_repr(value)}; it must be a struct (dict).")
     # parquet adds the keys of all rows to each row, with the value None
     return {name: part for name, part in value.items() if part is not None}
 
@@ -132,8 +128,8 @@ def _convert_ground_truth_to_text(truth: Any) -> str | None:
     if truth is None or isinstance(truth, str):
         return truth
     if isinstance(truth, bytes) or truth != truth:
-        kind = "bytes" if isinstance(truth, bytes) else "not a number"
-        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}. Write it as text.")
+        kind = "bytes" if isinstance(truth, bytes) else "NaN"
+        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}; no answer can equal it. Write it as text.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 

@@ -52,7 +52,7 @@ class ToolRenderer(Renderer):
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def check_template(self, in_append_context: bool) -> None:
+    def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.
 
         in_append_context: results are appended to the sampled tokens, instead of shown in a new prompt.

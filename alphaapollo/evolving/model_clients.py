@@ -122,7 +122,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
     ValueError if an engine would reject a model or its settings."""
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
     from alphaapollo.launch.input_checks import check_context_length, check_tensor_parallel_size
-    from alphaapollo.models.folder_check import check_vocabulary, check_weight_files  # imports torch
+    from alphaapollo.models.folder_check import check_vocabulary_size, check_weight_files  # imports torch
 
     check_engine_kwargs(config.rollout, "rollout")
     renderers = {}
@@ -134,7 +134,7 @@ def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
             check_context_length(model, config.rollout, config.data)
             check_tensor_parallel_size(model, config.rollout, "rollout")
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
-            check_vocabulary(model, tokenizer, key)
+            check_vocabulary_size(model, tokenizer, key)
             renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
     return renderers
 
@@ -176,6 +176,6 @@ def report_engine_progress(clients: Mapping[str, EngineClient]) -> None:
             for number, pid in enumerate(client.engine.list_pids())
         }
 
-    HEARTBEAT.watch(
-        lambda: sum(client.engine.count_progress() for client in clients.values()), describe_engine_processes
+    HEARTBEAT.watch_helpers(
+        lambda: sum(client.engine.get_progress_counter() for client in clients.values()), describe_engine_processes
     )

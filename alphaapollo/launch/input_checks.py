@@ -35,7 +35,7 @@ from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.try_environment import try_reward_function
 from alphaapollo.launch.try_template import render_with_time_limit, try_template
-from alphaapollo.rewards.components import check_components
+from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_gradable, is_graded_by_judge
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
@@ -116,11 +116,11 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
     not work with the chat template or the tool-call parser.
     """
-    from alphaapollo.models.folder_check import check_vocabulary  # imports torch
+    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
-    check_vocabulary(model, tokenizer, "model.path")
+    check_vocabulary_size(model, tokenizer, "model.path")
     schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
         renderer = Renderer(tokenizer, template_arguments)
@@ -131,7 +131,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
-    renderer.check_template(in_append_context=env.context == "append")
+    renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
@@ -161,14 +161,14 @@ def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> N
     """Raise ValueError if keys for mixtures of experts are set for another kind of model. section: key of the model
     section, for the message. router_replay: value of rollout.router_replay."""
     if model.router_aux_loss_coef or router_replay:
-        from alphaapollo.models.moe_routing import check_routers  # imports torch
+        from alphaapollo.models.moe_routing import check_routers_supported  # imports torch
 
         keys = []
         if model.router_aux_loss_coef:
             keys.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
         if router_replay:
             keys.append(f"{section.removesuffix('model')}rollout.router_replay=true")
-        check_routers(model, " and ".join(keys), needs_balancing=bool(model.router_aux_loss_coef))
+        check_routers_supported(model, " and ".join(keys), needs_balancing=bool(model.router_aux_loss_coef))
 
 
 def check_context_length(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
@@ -266,7 +266,7 @@ def check_rewards(
     """
     is_custom = bool(custom.path or reward.custom_module)
     if not is_custom:
-        check_components(reward.components, reward.required)
+        check_component_names(reward.components, reward.required)
     elif not needs_grading:
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:

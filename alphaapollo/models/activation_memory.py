@@ -150,9 +150,11 @@ def measure_inference_bytes(model: PreTrainedModel, num_tokens: int) -> int:
         return _measure_decoder_bytes(model, 1, num_tokens, 1)[1]
 
 
-def _measure_decoder_bytes(model: PreTrainedModel, count: int, num_tokens: int, num_layers: int) -> tuple[int, int]:
-    """Run `count` sequences of `num_tokens` tokens through the first layers, with a backward pass if gradients are
-    enabled. Returns the bytes saved for the backward pass, and the peak bytes."""
+def _measure_decoder_bytes(
+    model: PreTrainedModel, num_sequences: int, num_tokens: int, num_layers: int
+) -> tuple[int, int]:
+    """Run sequences of `num_tokens` tokens through the first layers, with a backward pass if gradients are enabled.
+    Returns the bytes saved for the backward pass, and the peak bytes."""
     decoder = model.base_model
     first = find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
@@ -161,7 +163,7 @@ def _measure_decoder_bytes(model: PreTrainedModel, count: int, num_tokens: int, 
     positions = torch.zeros(1, num_tokens, dtype=torch.long, device="meta")
     size, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
     with LiveByteCounter(model) as live:
-        embeddings = torch.empty(count, num_tokens, size, dtype=dtype, device="meta").requires_grad_()
+        embeddings = torch.empty(num_sequences, num_tokens, size, dtype=dtype, device="meta").requires_grad_()
         total = decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
         saved = live.now
         if torch.is_grad_enabled():

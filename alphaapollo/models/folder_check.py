@@ -52,7 +52,7 @@ def check_weight_files(model: Model, path_key: str) -> None:
         )
 
 
-def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
+def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
     """Raise ValueError if the model lacks an embedding for a token of the tokenizer.
 
     Special tokens except the end and padding tokens may lack an embedding, because prompts do not use them.

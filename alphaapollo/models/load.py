@@ -131,8 +131,8 @@ def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
     if not found or config.num_labels != 1:
         raise ValueError(
             f"model.path={model_path} is a {' or '.join(names) or config.model_type} with num_labels="
-            f"{config.num_labels}, not a reward model with a trained head and one label. Choose a model whose "
-            "architecture is ...ForSequenceClassification."
+            f"{config.num_labels}, not a reward model with a trained head. Choose a model with num_labels=1 whose "
+            "architecture in config.json is <family>ForSequenceClassification, e.g. Qwen3ForSequenceClassification."
         )
     return found[0]
 
@@ -201,7 +201,7 @@ def _load_model(
     loaded.eval()
     use_onednn(loaded)
     if model.use_liger is True:  # resolved, on a GPU
-        apply_liger(loaded)
+        use_liger_kernels(loaded)
     if model.use_torch_compile:
         for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
@@ -228,8 +228,8 @@ def _load_pretrained(
         logging.set_verbosity(verbosity)
     if missing := sorted({*info["missing_keys"]} - {*new_weights}):
         raise ValueError(
-            f"model.path={path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}, which "
-            "would be random. Use a complete checkpoint of this architecture."
+            f"model.path={path}: {len(missing)} weights are missing, e.g. {', '.join(missing[:3])}. Use a checkpoint "
+            "that contains all weights of this architecture."
         )
     return loaded
 
@@ -239,7 +239,7 @@ def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "A
     return model.trust_remote_code and auto_class in (getattr(config, "auto_map", None) or {})
 
 
-def apply_liger(loaded: PreTrainedModel) -> None:
+def use_liger_kernels(loaded: PreTrainedModel) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
 
     Rotary embeddings are replaced for all models of this architecture in the process.

@@ -95,7 +95,7 @@ class MicroBatchBuilder:
         HEARTBEAT.tick()
         is_dummy = not len(row_indices)
         chosen = _DUMMY if is_dummy else rows.select(row_indices)
-        layout = _place_rows(chosen, self.padded, self.sequence.size if self.sequence else 1)
+        layout = _lay_out_rows(chosen, self.padded, self.sequence.size if self.sequence else 1)
         width = layout.token_ids.shape[1]
         part = self.sequence.get_token_range(width) if self.sequence else slice(None)
         responses = chosen.response_lengths
@@ -104,7 +104,7 @@ class MicroBatchBuilder:
         predictors = self._select_tokens(layout, token_index - 1)
         targets = self._to_device(chosen.token_ids[token_index])
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
-        experts = None if rows.routed_experts is None else _place_experts(rows.routed_experts, chosen, layout)
+        experts = None if rows.routed_experts is None else _lay_out_routed_experts(rows.routed_experts, chosen, layout)
         return MicroBatch(
             token_ids=self._to_device(layout.token_ids[:, part]),
             position_ids=self._to_device(layout.position_ids[None, part]),
@@ -180,7 +180,7 @@ class _TokenLayout:
     prefix_segments: np.ndarray | None = None  # int64 [s], see SegmentKeys; None: rows share no prompts
 
 
-def _place_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
+def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
     """Place rows in a padded [b, T] or packed [1, T] array, with T rounded up to a multiple of `width_multiple`."""
     if padded and rows.prefixes is None:
         width = -(-int(rows.lengths.max()) // width_multiple) * width_multiple
@@ -190,7 +190,7 @@ def _place_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
         return _TokenLayout(token_ids, np.arange(width), is_real, np.flatnonzero(is_real))
     lengths, prefixes, positions = rows.lengths, None, np.arange(len(rows.token_ids))
     if rows.prefixes is not None:
-        lengths, prefixes, positions = _place_shared_prompts(rows, rows.prefixes)
+        lengths, prefixes, positions = _lay_out_shared_prompts(rows, rows.prefixes)
     needed = int(lengths.sum())
     width = -(-needed // width_multiple) * width_multiple  # rounded up
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
@@ -201,7 +201,7 @@ def _place_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
     return _TokenLayout(token_ids, position_ids, np.arange(width)[None] < needed, positions, lengths, prefixes)
 
 
-def _place_shared_prompts(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lay_out_shared_prompts(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Place each shared prompt once, then the rest of each row. Returns the fields segment_lengths, prefix_segments and
     positions of _TokenLayout."""
     _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
@@ -214,13 +214,13 @@ def _place_shared_prompts(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndar
     return lengths, np.concatenate([np.arange(len(first)), family]), positions
 
 
-def _place_experts(routed_experts: np.ndarray, chosen: Rows, layout: _TokenLayout) -> np.ndarray:
-    """Place the expert indices of the chosen rows like their tokens, with zeros for padding and the dummy row. uint16
+def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, layout: _TokenLayout) -> np.ndarray:
+    """Place the expert indices of the selected rows like their tokens, with zeros for padding and the dummy row. uint16
     becomes int32, because few torch operations support uint16."""
     dtype = np.int32 if routed_experts.dtype == np.uint16 else routed_experts.dtype
     placed = np.zeros((layout.token_ids.size, *routed_experts.shape[1:]), dtype)
-    if chosen.routed_experts is not None:
-        placed[layout.positions] = chosen.routed_experts
+    if selected_rows.routed_experts is not None:
+        placed[layout.positions] = selected_rows.routed_experts
     return placed.reshape(*layout.token_ids.shape, *routed_experts.shape[1:])
 
 

@@ -53,14 +53,14 @@ class RoutingRecord:
     num_changed: Tensor  # float32 []: number of forced choices that the router would not have made
     needs_probabilities: bool  # for load_balancing_loss
     probabilities: Tensor | None = None  # float32 [E]: summed over layers and tokens; has a gradient
-    is_open: bool = True  # false after the forward pass: recomputations by gradient checkpointing are not recorded
+    is_recording: bool = True  # false after the forward pass: recomputations by gradient checkpointing are not recorded
 
-    def record(self, layer_index: int, logits: Tensor, experts: Tensor, router_choice: Tensor) -> None:
+    def record_layer(self, layer_index: int, logits: Tensor, experts: Tensor, router_choice: Tensor) -> None:
         """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
         real = self.is_real.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
         share = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
-        if not self.is_open:
+        if not self.is_recording:
             return
         if share is not None:
             self.probabilities = share if self.probabilities is None else self.probabilities + share
@@ -74,8 +74,8 @@ class RoutingRecord:
 class Routers:
     """Wrapped routers of one model, which record statistics and can be forced to use given experts.
 
-    Call `begin_pass` before a forward pass, and set `is_open` of its result to false after it. Forced experts are used
-    until the next `begin_pass`, because gradient checkpointing recomputes layers in the backward pass.
+    Call `start_recording` before a forward pass, and set `is_recording` of its result to false after it. Forced experts
+    are used until the next `start_recording`, because gradient checkpointing recomputes layers in the backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, sizes: ExpertSizes):
@@ -90,16 +90,16 @@ class Routers:
             found = []
         self.layers = [layer for layer, _ in found]  # indices of the decoder layers with a router
         for layer, router in found:
-            router.forward = self._wrap_forward(router.forward, layer)
+            router.forward = self._wrap_router_forward(router.forward, layer)
 
     @classmethod
-    def wrap(cls, model: PreTrainedModel) -> Routers | None:
+    def wrap_routers(cls, model: PreTrainedModel) -> Routers | None:
         """Wrap the routers of a model in place. Returns None if the model has no routers or unsupported routers."""
         sizes = ExpertSizes.from_config(model.config)
         routers = cls(model, sizes) if sizes else None
         return routers if routers and routers.layers else None
 
-    def begin_pass(self, is_real: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
+    def start_recording(self, is_real: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
         """Start to record a forward pass. `is_real`: false for padding. `forced_experts`: [*is_real.shape, layers,
         experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
         expected = (self.num_layers, self.sizes.experts_per_token)
@@ -118,7 +118,7 @@ class Routers:
         )
         return self.current
 
-    def _wrap_forward(self, forward: Callable[..., Any], layer_index: int) -> Callable[..., Any]:
+    def _wrap_router_forward(self, forward: Callable[..., Any], layer_index: int) -> Callable[..., Any]:
         def route(*arguments: Any, **keywords: Any) -> Any:
             current = self.current
             if current is None:
@@ -127,7 +127,7 @@ class Routers:
             with _TopKOverride(self.sizes, forced) as override:
                 output = forward(*arguments, **keywords)
             assert override.router_choice is not None, "_is_supported_router has checked this"
-            current.record(layer_index, output[0], output[2], override.router_choice)
+            current.record_layer(layer_index, output[0], output[2], override.router_choice)
             return output
 
         return route
@@ -170,17 +170,17 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
     return counts.shape[0] * (counts / tokens * (probabilities / tokens)).sum() * weight
 
 
-def check_routers(model: Model, config_key: str, needs_balancing: bool) -> None:
+def check_routers_supported(model: Model, config_key: str, needs_balancing: bool) -> None:
     """Raise ValueError if a model has no supported routers or, with `needs_balancing`, no load-balancing loss.
     `config_key`: key that needs them, for messages."""
     loaded = load_without_weights(model)
     name = type(loaded).__name__
-    if Routers.wrap(loaded) is None:
+    if Routers.wrap_routers(loaded) is None:
         raise ValueError(
-            f"{config_key}: {name} is not a mixture of experts with supported routers (docs/moe.md). Remove the key."
+            f"{config_key}: {name} is not an MoE model with supported routers (docs/moe.md). Remove {config_key}."
         )
     if needs_balancing and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
-        raise ValueError(f"{config_key}: transformers has no load-balancing loss for {name}. Remove the key.")
+        raise ValueError(f"{config_key}: transformers has no load-balancing loss for {name}. Remove {config_key}.")
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.algorithms import sampling
-from alphaapollo.config.resolve import get_attention
+from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import uses_registered_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
@@ -47,7 +47,7 @@ class PolicyModel(FsdpRoot):
         self.layers = find_decoder_layers(model)
         self.model = model
         self.scale, self.softcap = read_logit_transform(model.config)
-        self.routers = Routers.wrap(model)  # of a mixture of experts
+        self.routers = Routers.wrap_routers(model)  # of a mixture of experts
 
     def forward(
         self,
@@ -74,10 +74,10 @@ class PolicyModel(FsdpRoot):
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
-        routing = self.routers and self.routers.begin_pass(micro.is_real, micro.routed_experts)
+        routing = self.routers and self.routers.start_recording(micro.is_real, micro.routed_experts)
         states = compute_hidden_states(self.model.base_model, micro, micro.predictors)
         if routing:
-            routing.is_open = False
+            routing.is_recording = False
         return HeadInput(states, head)
 
     def compute_transformers_logprobs(self, token_ids: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def load_policy(
     model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
 ) -> PolicyModel:
     """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
-    attention, first = get_attention(model), dist.get_rank() == 0
+    attention, first = get_attention_kernel(model), dist.get_rank() == 0
     if adapter_seed is None:
         policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
     else:
@@ -167,11 +167,11 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
     return mismatch
 
 
-def make_self_check_warnings(mismatch: float) -> list[str]:
-    """Return a warning if `mismatch`, the |difference| that check_logprobs returned, may be more than rounding."""
-    if mismatch <= WARN_ABOVE:
+def make_mismatch_warnings(logprob_mismatch: float) -> list[str]:
+    """Return a warning if `logprob_mismatch`, the result of check_logprobs, may be more than rounding."""
+    if logprob_mismatch <= WARN_ABOVE:
         return []
     return [
-        f"in bfloat16 the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on average. "
-        "This may be rounding. To find out, run one iteration with model.dtype=float32. It fails on a real error."
+        f"in bfloat16 the trainer's log-probs differ from those of transformers by {logprob_mismatch:.2g} nats on "
+        "average. This may be rounding. To find out, run one iteration with model.dtype=float32: a real error stops it."
     ]

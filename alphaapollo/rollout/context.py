@@ -63,11 +63,11 @@ class AppendContext:
         self._render_prompt, self._render_observation = render_prompt, render_observation
         self.prompt_ids: list[int] = []  # the engine's next prompt
 
-    def begin(self, first_observation: list[Message] | str) -> None:
+    def start_episode(self, first_observation: list[Message] | str) -> None:
         """Start the episode: set `prompt_ids` to the tokens of the first prompt."""
         self.prompt_ids = self._render_prompt(first_observation)
 
-    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def add_turn(self, action_ids: Sequence[int], step: Step) -> list[int]:
         """Add an action of the model and the observation that follows. Returns the context of the next turn: the tokens
         of the observation (append context), or the complete new prompt (memory context)."""
         with wrap_environment_errors("rendering the observation"):
@@ -104,13 +104,13 @@ class MemoryContext:
         self._steps: list[Step] = []
         self.prompt_ids: list[int] = []
 
-    def begin(self, first_observation: list[Message] | str) -> None:
+    def start_episode(self, first_observation: list[Message] | str) -> None:
         if isinstance(first_observation, str):
             first_observation = [Message(role="user", content=first_observation)]
         self._first = first_observation
         self.prompt_ids = self._render_prompt(self._first)
 
-    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def add_turn(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
         chosen = select_steps(self._steps, self._history_length, self._memory_type)
         messages = self._recall_messages(chosen)
@@ -136,7 +136,7 @@ class MemoryContext:
 Context = AppendContext | MemoryContext
 
 
-def check_rows(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
+def check_rows_match_turns(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
     """Assert that training rows have exactly the tokens that the engine received and sampled. `engine_prompts` has the
     token ids of the engine's prompt in each turn."""
     for row in rows:

@@ -14,7 +14,7 @@ from typing import Any
 
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.utils.time_limit import TimeLimit, exclude_waiting
+from alphaapollo.utils.time_limit import TimeLimit, exclude_from_time_limit
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class EnvironmentCaller:
             except BaseException as error:  # noqa: BLE001  the caller raises it
                 outcome.set_result((None, error))
 
-        with exclude_waiting():
+        with exclude_from_time_limit():
             await self._slots.acquire()
         try:
             Thread(target=run_method, daemon=True).start()

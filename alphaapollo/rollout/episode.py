@@ -21,7 +21,7 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
-from alphaapollo.rollout.context import Context, build_append_rows, check_rows
+from alphaapollo.rollout.context import Context, build_append_rows, check_rows_match_turns
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.types import (
@@ -77,13 +77,13 @@ class _EpisodeAttempt:
 class EpisodeRunner:
     """Runs episodes on one engine.
 
-    `make_context` builds the token context of an episode (rollout/context.py). If a limit ends an episode before the
-    model's answer, `grade`, the reward function, grades an empty answer.
+    `make_token_context` builds the token context of an episode (rollout/context.py). If a limit ends an episode before
+    the model's answer, `grade`, the reward function, grades an empty answer.
     """
 
     engine: Engine
     decode: Callable[[Sequence[int]], str]
-    make_context: Callable[[Environment], Context]
+    make_token_context: Callable[[Environment], Context]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
@@ -101,7 +101,7 @@ class EpisodeRunner:
                 attempt = _EpisodeAttempt()
                 try:
                     end = await self._run_attempt(task, attempt, time_limit)
-                    score = attempt.score or await self._score_unanswered(task.prompt, end, attempt.turns)
+                    score = attempt.score or await self._score_episode_without_answer(task.prompt, end, attempt.turns)
                     break
                 except TimeoutError:
                     limit = f"env.episode_timeout={self.limits.environment_seconds:g} s"
@@ -115,7 +115,7 @@ class EpisodeRunner:
                     end = EpisodeEnd.ENVIRONMENT_FAILED
                     score = _make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})")
             rows = attempt.build_rows(attempt.turns)
-            check_rows(rows, attempt.turns, attempt.engine_prompts)
+            check_rows_match_turns(rows, attempt.turns, attempt.engine_prompts)
             for turn in attempt.turns:  # the rows contain them
                 turn.completion = replace(turn.completion, routed_experts=None)
             seconds = time.perf_counter() - started
@@ -128,10 +128,10 @@ class EpisodeRunner:
             environment = task.make_environment(attempt.turns)
         try:
             call = partial(self.environment_caller.call, time_limit, environment)
-            context = self.make_context(environment)
+            context = self.make_token_context(environment)
             attempt.build_rows = context.build_rows
             first_observation = check_reset_reply(await call("reset", task.prompt))
-            context.begin(first_observation)
+            context.start_episode(first_observation)
             attempt.first_observation = first_observation
             return await self._run_turns(task, attempt, context, partial(call, "step"))
         finally:
@@ -167,12 +167,12 @@ class EpisodeRunner:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
-            context_ids = context.extend(turn.completion.token_ids, step)
+            context_ids = context.add_turn(turn.completion.token_ids, step)
             if context.count_response_tokens(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= context.count_response_tokens(context_ids)
 
-    async def _score_unanswered(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
+    async def _score_episode_without_answer(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
         """Return the score of an episode without an answer: the grade of an empty answer, or 0 without a grader."""
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")

@@ -30,7 +30,7 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
     that the chat template renders. The message lists the parsers that work.
     """
     parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
-    parse_calls = _wrap_parser(parse, renderer)
+    parse_calls = _make_strict_parser(parse, renderer)
     if mismatch := _describe_mismatch(parse_calls, renderer):
         parser = f"env.tool_parser={parser_name}" if parser_name else "the tokenizer's response_template"
         raise ValueError(
@@ -60,7 +60,7 @@ def _check_parser_in_subprocess(
     make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
 
 
-def _wrap_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
+def _make_strict_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
     """Wrap a parser so that for any text it returns tool calls or raises ToolCallParseError."""
     call_prefix, supports_parallel = renderer.call_prefix, renderer.supports_parallel_calls
 
@@ -119,9 +119,9 @@ def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
             f"env.tool_parser={parser_name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a "
             "tokenizer with a response_template."
         )
-    from alphaapollo.engines.vllm.tool_parser import make_vllm_parser
+    from alphaapollo.engines.vllm.tool_parser import make_vllm_tool_parser
 
-    return make_vllm_parser(parser_name, renderer)
+    return make_vllm_tool_parser(parser_name, renderer)
 
 
 def _suggest_parsers(renderer: ToolRenderer) -> str:
@@ -130,14 +130,14 @@ def _suggest_parsers(renderer: ToolRenderer) -> str:
         return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
     from alphaapollo.engines.vllm.tool_parser import list_tool_parsers
 
-    fitting = [name for name in list_tool_parsers() if _can_parse_template(name, renderer)]
+    fitting = [name for name in list_tool_parsers() if _can_parse_rendered_calls(name, renderer)]
     if not fitting:
         return "No vLLM parser works. Set env.action_format=tags."
     return f"These parsers work: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
 
 
-def _can_parse_template(parser_name: str, renderer: ToolRenderer) -> bool:
+def _can_parse_rendered_calls(parser_name: str, renderer: ToolRenderer) -> bool:
     try:
-        return not _describe_mismatch(_wrap_parser(_make_vllm_parser(parser_name, renderer), renderer), renderer)
+        return not _describe_mismatch(_make_strict_parser(_make_vllm_parser(parser_name, renderer), renderer), renderer)
     except ValueError:
         return False

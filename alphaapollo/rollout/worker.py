@@ -96,10 +96,10 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 
-    async def prepare(self) -> None:
+    async def prepare_start(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
         await asyncio.to_thread(importlib.import_module, "transformers")
-        await self.engine.prepare()
+        await self.engine.prepare_start()
 
     async def start(self) -> None:
         """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
@@ -127,11 +127,11 @@ class RolloutWorker:
         self._runner = EpisodeRunner(
             engine=self.engine,
             decode=renderer.decode,
-            make_context=make_context_factory(env, renderer, data),
+            make_token_context=make_token_context_factory(env, renderer, data),
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        HEARTBEAT.watch(lambda: self.engine.count_progress(), self._list_engine_processes)
+        HEARTBEAT.watch_helpers(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
     def _list_engine_processes(self) -> dict[int, str]:
@@ -174,7 +174,7 @@ class RolloutWorker:
             await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
         return await self.engine.confirm_weights(version)
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         """Return the peak resident memory in GiB of this process and of all engine processes together."""
         worker_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return {
@@ -190,7 +190,9 @@ class RolloutWorker:
         )
 
 
-def make_context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
+def make_token_context_factory(
+    env: Env, renderer: Renderer, data: Data | GenerationData
+) -> Callable[[Environment], Context]:
     """Return a function that builds the token context of an episode. All contexts share a cache of rendered prompts."""
     prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
     if env.context == "append":

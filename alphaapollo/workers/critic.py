@@ -13,7 +13,7 @@ import torch.distributed as dist
 from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
-from alphaapollo.config.resolve import get_attention
+from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.lora import load_trainable_lm
@@ -50,7 +50,7 @@ class CriticWorker(TrainingWorker):
         fsdp = critic.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
-        loaded = load_trainable_lm(model, get_attention(model), self.dtype, dist.get_rank() == 0, seed)
+        loaded = load_trainable_lm(model, get_attention_kernel(model), self.dtype, dist.get_rank() == 0, seed)
         self.model = shard_model(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
@@ -69,7 +69,7 @@ class CriticWorker(TrainingWorker):
         self.sharing.check_batch(self.batch)
         return compute_token_values(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
-    def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
+    def update(self, columns: Columns[np.ndarray], skip_bad_step: bool = False) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
 
         The loss is the mean over the sampled tokens of a mini-batch, weighted by `columns.value_weights`.
@@ -79,9 +79,9 @@ class CriticWorker(TrainingWorker):
         steps: list[OptimizerStep] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self.batch.mini_batches:
-                for row_indices in self.state.accumulate(mini_batch.micro_batches):
+                for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
                     self._accumulate_gradients(row_indices, columns, sums)
-                steps.append(self.state.step(skip_bad))
+                steps.append(self.state.step(skip_bad_step))
         metrics = _normalize_metrics(sums.reduce(self.device), len(steps))
         metrics |= compute_optimizer_metrics(steps, self.critic.grad_clip)
         return {f"critic/{name}": value for name, value in (metrics | self.sharing.pop_metrics()).items()}

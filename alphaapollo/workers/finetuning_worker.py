@@ -17,7 +17,7 @@ from torch import Tensor
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.policy import check_logprobs, load_policy, make_self_check_warnings
+from alphaapollo.models.policy import check_logprobs, load_policy, make_mismatch_warnings
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.metric_sums import MetricSums
@@ -69,22 +69,22 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
         model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
-        self.self_check_warnings = make_self_check_warnings(check_logprobs(model, self.builder, self.dtype))
+        self.self_check_warnings = make_mismatch_warnings(check_logprobs(model, self.builder, self.dtype))
 
-    def step(self, batch: B, skip_bad: bool = False) -> FinetuningStepResult:
-        """Run one optimizer step. A non-finite gradient skips the step (`skip_bad`) or raises FloatingPointError."""
+    def step(self, batch: B, skip_bad_step: bool = False) -> FinetuningStepResult:
+        """Run one optimizer step. A non-finite gradient skips it (`skip_bad_step`) or raises FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums = self._count_on_all_ranks(batch), MetricSums(self.data_group)
+        counts, sums = self._count_loss_terms_on_all_ranks(batch), MetricSums(self.data_group)
         balancer = self.make_expert_load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.row_indices)
-        for row_indices in self.state.accumulate(mini_batch.micro_batches):
+        for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
             loss, reported = self.compute_loss(batch, row_indices, counts)
             sums.add(reported)
             if balancer:
-                loss = loss + balancer.add_forward_pass()
+                loss = loss + balancer.compute_last_pass_loss()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        step = self.state.step(skip_bad)
+        step = self.state.step(skip_bad_step)
         self.state.offload()
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
         metrics |= balancer.compute_metrics() if balancer else {}
@@ -93,14 +93,14 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
         """Compute the counts and metric sums of a validation batch over all ranks, without training on it."""
-        counts, sums = self._count_on_all_ranks(batch), MetricSums(self.data_group)
+        counts, sums = self._count_loss_terms_on_all_ranks(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for row_indices in mini_batch.micro_batches:
                 sums.add(self.compute_loss(batch, row_indices, counts)[1])
         reshard(self.model)
         return counts | sums.reduce(self.device)
 
-    def _count_on_all_ranks(self, batch: B) -> dict[str, float]:
+    def _count_loss_terms_on_all_ranks(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.data_group)
         sums.add(self.count_loss_terms(batch))
         return sums.reduce(self.device)

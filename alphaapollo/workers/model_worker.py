@@ -35,12 +35,12 @@ class ModelWorker:
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
 
-    def free_cache(self) -> None:
+    def free_gpu_cache(self) -> None:
         """Return unused GPU memory from torch's cache to the device, for other processes."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         """Return the memory that this process uses, in GiB, as metrics."""
         return measure_process_memory()
 
@@ -61,7 +61,7 @@ class TrainingWorker(ModelWorker):
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         self.state.offload()
-        self.free_cache()
+        self.free_gpu_cache()
 
     def save(self, folder: str) -> None:
         """Start to write a checkpoint. The result is available from `get_save_future`.
@@ -99,7 +99,7 @@ class TrainingWorker(ModelWorker):
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face model folder. Raises FloatingPointError if the weights are not finite."""
         self.state.reload()
-        self.state.check_finite()
+        self.state.check_weights_finite()
         export_model(folder, self.hf_model, self.config, self.dtype, form)
 
     def make_expert_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:

@@ -26,7 +26,7 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, make_self_check_warnings
+from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, make_mismatch_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
@@ -77,7 +77,7 @@ class PolicyWorker(TrainingWorker):
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
-        self.self_check_warnings = make_self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
+        self.self_check_warnings = make_mismatch_warnings(check_logprobs(self.policy, self.builder, self.dtype))
         logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
@@ -118,7 +118,7 @@ class PolicyWorker(TrainingWorker):
         return self.teacher.compute_log_probs(self.batch)
 
     def update(
-        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
+        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad_step: bool = False
     ) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
 
@@ -128,7 +128,7 @@ class PolicyWorker(TrainingWorker):
         Args:
             columns: advantages etc. of all rows of the batch.
             steps: mini-batches to train on, if some rows are left out; None: all mini-batches of the batch.
-            skip_bad: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
+            skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
@@ -146,16 +146,16 @@ class PolicyWorker(TrainingWorker):
         done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                recorded: TokenParts | None = [] if records_old and epoch == index == 0 else None
+                recorded_logprobs: TokenParts | None = [] if records_old and epoch == index == 0 else None
                 if balancer:
                     balancer.begin_step(batch.rows, mini_batch.row_indices)
-                for row_indices in self.state.accumulate(mini_batch.micro_batches):
+                for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
                     self._accumulate_gradients(
-                        row_indices, replace(columns, old_logprobs=old), recorded, sums, balancer
+                        row_indices, replace(columns, old_logprobs=old), recorded_logprobs, sums, balancer
                     )
-                done.append(self.state.step(skip_bad))
-                if recorded is not None:
-                    old = merge_token_values(batch.rows, recorded, old)
+                done.append(self.state.step(skip_bad_step))
+                if recorded_logprobs is not None:
+                    old = merge_token_values(batch.rows, recorded_logprobs, old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
         metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
@@ -182,7 +182,7 @@ class PolicyWorker(TrainingWorker):
     def release_weights(self) -> None:
         """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""
         if self.sender is not None:
-            self.sender.release()
+            self.sender.release_weights()
         self.offload()
 
     def offload(self) -> None:
@@ -263,27 +263,27 @@ class PolicyWorker(TrainingWorker):
         self,
         row_indices: list[int],
         columns: Columns[np.ndarray],
-        recorded: TokenParts | None,
+        recorded_logprobs: TokenParts | None,
         metric_sums: MetricSums,
         balancer: ExpertLoadBalancer | None,
     ) -> None:
         """Run the forward and backward pass of one micro-batch.
 
-        recorded: not None to use the log-probs of this pass as old log-probs, and to record them.
+        recorded_logprobs: not None to use the log-probs of this pass as old log-probs, and to record them.
         """
         micro = self.builder.build(self.batch.rows, row_indices, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)
         stats = self.policy(micro, self.temperature, needs_entropy=True, divergence_target=target)
         old = None
-        if recorded is not None:
+        if recorded_logprobs is not None:
             old = stats.logprobs.detach()
-            recorded.append((row_indices, micro.drop_dummy_row(old)))
+            recorded_logprobs.append((row_indices, micro.drop_dummy_row(old)))
         matrices = build_policy_matrices(micro, stats, old)
         loss, metrics = compute_policy_objective(
             matrices, self.actor, self.policy_loss, self.correction, self.teacher_config
         )
         if balancer:
-            loss = loss + balancer.add_forward_pass()
+            loss = loss + balancer.compute_last_pass_loss()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
         metric_sums.add(metrics | sum_distillation_metrics(stats, micro.mask))
 

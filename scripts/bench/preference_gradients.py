@@ -177,7 +177,7 @@ def gradients(worker: Any, model: Any, batch: Any) -> dict[str, np.ndarray]:
 
     counts, total = worker._counted(batch), 0.0
     assert counts.get("kl", 1.0) > 0.0, "KTO's KL is clipped to 0, so it is not compared"
-    for positions in worker.state.accumulate(batch.mini_batches[0].micro_batches):
+    for positions in worker.state.iterate_micro_batches(batch.mini_batches[0].micro_batches):
         loss, _ = worker.compute_loss(batch, positions, counts)
         loss.backward()
         total += loss.item()

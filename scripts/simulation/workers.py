@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
-from alphaapollo.controller.ranks import await_if_needed
+from alphaapollo.controller.ranks import await_if_awaitable
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.types import (
@@ -83,7 +83,7 @@ class Network:
     async def answer(self, call: Callable[[], Any]) -> Any:
         """Result of a worker's method after its latency."""
         await asyncio.sleep(self.latencies.hop)
-        value = await await_if_needed(call())
+        value = await await_if_awaitable(call())
         with self.clock.elsewhere():
             packed = pickle.dumps(value, protocol=5)
         self.received += len(packed)
@@ -165,7 +165,7 @@ class FakePolicy:
         self.batch = batch
 
     async def update(
-        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch], skip_bad: bool = False
+        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch], skip_bad_step: bool = False
     ) -> dict[str, float]:
         assert columns.advantages is not None
         await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
@@ -187,7 +187,7 @@ class FakePolicy:
     def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         return {"rss_gib": 1.0}
 
 
@@ -281,7 +281,7 @@ class FakeRollout:
     def release_cache(self) -> None:
         pass
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         return {"memory/rollout_gib": 1.0, "memory/engine_gib": 1.0}
 
 

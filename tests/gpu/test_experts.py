@@ -54,10 +54,10 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
 
 def share_of_others(model: Any, row: Row, device: Device) -> float:
     """Share of the engine's expert choices that transformers would not make. The last token was never computed."""
-    routers = Routers.wrap(model)
+    routers = Routers.wrap_routers(model)
     assert routers is not None and row.routed_experts is not None
     experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
-    now = routers.begin_pass(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
+    now = routers.start_recording(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
     with torch.inference_mode():
         model(torch.tensor([row.token_ids[:-1]], device=device))
     return float(now.num_changed / now.counts.sum())

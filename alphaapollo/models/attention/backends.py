@@ -123,8 +123,8 @@ class AttentionCall:
             )
 
 
-def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """Return an attention function for transformers that calls `compute`. Dropout is not applied."""
+def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    """Return an attention function for transformers that calls `attend`. Dropout is not applied."""
 
     @torch.compiler.disable  # the kernels depend on Python lists of lengths, so there is nothing to fuse
     def forward(
@@ -144,8 +144,8 @@ def make_attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Call
         layer_class = type(module).__name__
         call = AttentionCall(layer_class, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
         if sequence is None:
-            return compute(call), None
-        return exchange_heads_for_tokens(compute(call.exchange_tokens_for_heads(sequence)), sequence), None
+            return attend(call), None
+        return exchange_heads_for_tokens(attend(call.exchange_tokens_for_heads(sequence)), sequence), None
 
     return forward
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 
 @lru_cache
-def prefers_onednn() -> bool:
+def is_onednn_faster() -> bool:
     """Return whether oneDNN is faster than MKL. It depends only on the CPU, so runs on a machine are bit-identical."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
@@ -32,7 +32,7 @@ def prefers_onednn() -> bool:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x W^T with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
+    if x.dtype == torch.float32 and x.device.type == "cpu" and is_onednn_faster():
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)
 
@@ -49,7 +49,7 @@ def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
 
 def use_onednn(model: nn.Module) -> None:
     """Compute the forward and backward passes of the model's linear layers with oneDNN if it is faster than MKL."""
-    if not prefers_onednn():
+    if not is_onednn_faster():
         return
     _limit_onednn_cache()
     for module in model.modules():

@@ -46,25 +46,25 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
 
 
-def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, form: LoraForm) -> None:
+def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, lora_form: LoraForm) -> None:
     """Write a Hugging Face folder with weights, configuration and tokenizer, atomically (a collective; rank 0 writes).
 
     Args:
         source: original model, whose tokenizer and modeling code are copied.
-        form: "adapter" = write only the LoRA adapters, as a peft folder with `source` as base model.
+        lora_form: "adapter" = write only the LoRA adapters, as a peft folder with `source` as base model.
 
     Raises OSError, e.g. if the disk is full.
     """
     final = Path(folder)
     partial = final.with_name(f".writing_{final.name}")
-    with _convert_write_errors(folder):
+    with _convert_write_errors_to_oserror(folder):
         tensors = {}
-        for name, tensor in lora.gather_adapter(model) if form == "adapter" else gather_parameters(model, dtype):
+        for name, tensor in lora.gather_adapter(model) if lora_form == "adapter" else gather_parameters(model, dtype):
             if dist.get_rank() == 0:
                 tensors[name] = tensor.cpu()
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-            if form == "adapter":
+            if lora_form == "adapter":
                 lora.write_adapter(partial, model, tensors, source.path)
             else:
                 persistent = model.state_dict().keys()
@@ -94,7 +94,7 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
             f"cannot export the critic: transformers has no token classifier for {config.model_type!r} models."
         )
     config.num_labels, config.architectures = 1, [kind.__name__]
-    with _convert_write_errors(folder):
+    with _convert_write_errors_to_oserror(folder):
         prefix = kind.base_model_prefix
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
@@ -103,7 +103,7 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
 
 
 @contextmanager
-def _convert_write_errors(folder: str) -> Iterator[None]:
+def _convert_write_errors_to_oserror(folder: str) -> Iterator[None]:
     """Context manager that converts any error while writing into an OSError that names the folder."""
     from safetensors import SafetensorError
 

@@ -58,7 +58,7 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
     allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, but "
-            f"rounding explains only {allowed:.0e}. The export is discarded. Please report this model."
+            f"the outputs of the exported model differ from those of the checkpoint by {difference:.1e} on average, "
+            f"but rounding explains only {allowed:.0e}. The export is discarded. Please report this model as a bug."
         )
     return difference

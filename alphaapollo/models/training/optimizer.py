@@ -19,11 +19,11 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [[p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]]
     optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], lr=config.lr, fused=True)
-    apply_settings(optimizer, config)
+    set_hyperparams(optimizer, config)
     return optimizer
 
 
-def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
+def set_hyperparams(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
     """Set weight decay and betas from `config`. Call it again after a checkpoint restored those of an earlier run."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim >= 2

@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
 from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, reset_optimizer, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
-from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, compute_learning_rate, make_optimizer
+from alphaapollo.models.training.optimizer import clip_gradients, compute_learning_rate, make_optimizer, set_hyperparams
 
 T = TypeVar("T")
 MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
@@ -57,7 +57,7 @@ class TrainState:
         self.num_steps = 0  # steps made so far
         self._num_skipped = 0  # steps skipped in a row
 
-    def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
+    def iterate_micro_batches(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
 
         FSDP reduces gradients after each micro-batch or, with sync_each_micro_batch=false, after the last one. Between
@@ -70,19 +70,19 @@ class TrainState:
             module.set_requires_all_reduce(is_last)
             yield micro_batch
 
-    def step(self, skip_bad: bool = False) -> OptimizerStep:
+    def step(self, skip_bad_step: bool = False) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective).
 
-        With `skip_bad`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
-        after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
+        With `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise,
+        or after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
         """
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
         lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps)
         if not math.isfinite(norm):
             self._num_skipped += 1
-            if not skip_bad or self._num_skipped == MAX_SKIPPED_STEPS:
-                repeated = f", {self._num_skipped} times in a row" if skip_bad else ""
-                skip = "" if skip_bad else " trainer.on_bad_step=skip,"
+            if not skip_bad_step or self._num_skipped == MAX_SKIPPED_STEPS:
+                repeated = f", {self._num_skipped} times in a row" if skip_bad_step else ""
+                skip = "" if skip_bad_step else " trainer.on_bad_step=skip,"
                 raise FloatingPointError(
                     f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
                     "the weights are unchanged. Check the data for damaged examples and huge rewards, or rerun the "
@@ -100,7 +100,7 @@ class TrainState:
         self.num_steps += 1
         return OptimizerStep(norm, lr)
 
-    def check_finite(self) -> None:
+    def check_weights_finite(self) -> None:
         """Raise FloatingPointError on all ranks if a trained weight is not finite (a collective)."""
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         bad = torch.stack([~local_tensor(p.detach()).sum().isfinite() for p in trained.values()]).int()
@@ -108,7 +108,7 @@ class TrainState:
         if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
             raise FloatingPointError(
                 f"{len(names)} of the {self.name}'s {len(trained)} parameters are not finite after optimizer "
-                f"step {self.num_steps} ({names[0]}), so they are not saved. To resume from the last checkpoint, run "
+                f"step {self.num_steps}, e.g. {names[0]}, so no checkpoint is saved. To resume from the last one, run "
                 f"the command again with {self.optim_key}.lr={self.config.optim.lr / 10:g}."
             )
 
@@ -127,16 +127,16 @@ class TrainState:
         self.moments.offload()
 
     def snapshot(self, folder: str) -> CheckpointSnapshot:
-        """Take a snapshot for a checkpoint in `folder` (a collective). Raises FloatingPointError like check_finite."""
+        """Take a snapshot for a checkpoint in `folder` (a collective). Raises like check_weights_finite."""
         self._reload_all_tensors()
-        self.check_finite()
+        self.check_weights_finite()
         return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
         """Load weights, optimizer state and step count of a checkpoint. Weight decay and betas remain as configured."""
         self._reload_all_tensors()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
-        apply_settings(self.optimizer, self.config.optim)
+        set_hyperparams(self.optimizer, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained "weights" and of Adam's moments "exp_avg" and "exp_avg_sq"."""

@@ -65,15 +65,15 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     metrics = credit.metrics | metrics
     with timer("update"):
         run.console.show_phase("update", 0, 1)
-        skip_bad = config.trainer.on_bad_step == "skip"
+        skip_bad_step = config.trainer.on_bad_step == "skip"
         if workers.critic:
-            metrics |= await workers.critic.update(credit.columns, skip_bad)
+            metrics |= await workers.critic.update(credit.columns, skip_bad_step)
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
             trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
             steps = filter_mini_batches(batch.layout, trained, budget, plan.padded)
-            metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
+            metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step)
             metrics["batch/rows_skipped"] = 1 - float(trained.mean())
             metrics |= await measure_logprob_mismatch(run, batch, trained)
             if config.algorithm.use_kl_in_reward:
@@ -91,13 +91,13 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
     may_skip = run.config.trainer.on_bad_step == "skip"
     run.iterations_skipped += 1
     if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
-        earlier = f", like the {run.iterations_skipped - 1} iterations before it" if run.iterations_skipped > 1 else ""
-        fixes = [f"data.seed={1000 + step} (other batches after the checkpoint)"]
+        earlier = f", like the {run.iterations_skipped - 1} batches before it" if run.iterations_skipped > 1 else ""
+        fixes = [f"data.seed={1000 + step} (other batches after resuming)", "actor_rollout_ref.model.dtype=float32"]
         fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
         raise FloatingPointError(
-            f"iteration {step} was not trained on{earlier}: {error}. The same command would resume from the last "
-            f"checkpoint and fail on the same batch again. Add one of: {'; '.join(fixes)}; float32 weights of "
-            "the affected model."
+            f"the batch of iteration {step} cannot be trained on{earlier}: {error}. The same command would resume from "
+            "the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
+            f"{'; '.join(fixes)}."
         )
     run.console.notice(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
@@ -119,7 +119,7 @@ async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup
     ref: np.ndarray | None = None
     if run.reference_prefetcher:
         ref = await run.reference_prefetcher.get_logprobs(groups, batch)
-    elif config.needs_ref_columns:
+    elif config.needs_ref_log_probs:
         ref = layout.to_matrix(await policy.compute_ref_log_probs())
     teacher = await policy.compute_teacher_log_probs() if config.teacher.uses_sampled_tokens else None
     if critic:

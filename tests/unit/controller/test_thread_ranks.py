@@ -24,10 +24,10 @@ class Worker:
         self.saved: Future[float] = Future()
         self.closed = False
 
-    def step(self, batch: int, skip_bad: bool) -> tuple[int, bool]:
+    def step(self, batch: int, skip_bad_step: bool) -> tuple[int, bool]:
         self.threads.add(threading.get_ident())
         assert self.let.wait(10)
-        return batch, skip_bad
+        return batch, skip_bad_step
 
     def get_save_future(self) -> Future[float]:
         return self.saved

@@ -75,7 +75,7 @@ def test_decoding_keeps_special_tokens_of_calls():
 
 def test_a_template_with_special_tokens_and_call_ids():
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
-    renderer.check_template(in_append_context=True)
+    renderer.check_template_shows_tools(in_append_context=True)
     delta = renderer.encode_after_action([FIRST, SECOND], last_token=renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == (
         '[TOOL_RESULTS]{"content": "3", "call_id": "call00000"}[/TOOL_RESULTS]'
@@ -83,7 +83,9 @@ def test_a_template_with_special_tokens_and_call_ids():
     )
     assert renderer.call_prefix == "[TOOL_CALLS]"
     with pytest.raises(ValueError, match="a result without a call"):
-        renderer.check_template(in_append_context=False)  # a fresh prompt shows what the model wrote as plain text
+        renderer.check_template_shows_tools(
+            in_append_context=False
+        )  # a fresh prompt shows what the model wrote as plain text
 
 
 def test_rendered_call(renderer):
@@ -117,11 +119,11 @@ def test_a_template_that_cannot_do_it_is_refused(old, new, says):
     template = HERMES.replace(old, new)
     assert template != HERMES
     with pytest.raises(ValueError, match=says):
-        ToolRenderer(tokenizer_of(template), [ADD]).check_template(in_append_context=True)
+        ToolRenderer(tokenizer_of(template), [ADD]).check_template_shows_tools(in_append_context=True)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     tokenizer = tokenizer_of()
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
-        ToolRenderer(tokenizer, [ADD]).check_template(in_append_context=True)
+        ToolRenderer(tokenizer, [ADD]).check_template_shows_tools(in_append_context=True)

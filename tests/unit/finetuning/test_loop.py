@@ -15,7 +15,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_example_stream
-from alphaapollo.finetuning.task import FinetuningRun, Progress
+from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
@@ -40,7 +40,7 @@ class Trainer:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    async def step(self, batches: list[Any], skip_bad: bool) -> FinetuningStepResult:
+    async def step(self, batches: list[Any], skip_bad_step: bool) -> FinetuningStepResult:
         (batch,) = batches
         self.calls.append(batch.examples)
         sums = {"loss": float(sum(batch.examples)), "tokens": float(len(batch.examples))}
@@ -71,7 +71,7 @@ class Log:
 
 
 def run(
-    folder: Path, progress: Progress, val: dict[str, list[int]], val_prompts: str = "", **trainer: Any
+    folder: Path, progress: FinetuningProgress, val: dict[str, list[int]], val_prompts: str = "", **trainer: Any
 ) -> tuple[Trainer, Log]:
     data = {"train_batch_size": 2, "val_prompts": val_prompts}
     config = SftConfig.model_validate({"data": data, "trainer": trainer})
@@ -86,7 +86,7 @@ def run(
     worker, log = Trainer(), Log()
     settings = config.trainer
     checkpoints = CheckpointFolder(folder, settings.max_ckpt_to_keep, settings.keep_best)
-    saving = BackgroundCheckpointWriter[Progress](checkpoints, {"model": worker}, print)
+    saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": worker}, print)
 
     async def main() -> None:
         async with saving.finish_on_exit():
@@ -97,41 +97,44 @@ def run(
 
 
 def test_batches_follow_the_stream_and_checkpoints_are_saved(tmp_path: Path) -> None:
-    worker, log = run(tmp_path, Progress(), {}, save_freq=3, log_freq=2)
+    worker, log = run(tmp_path, FinetuningProgress(), {}, save_freq=3, log_freq=2)
     assert worker.calls == [[10, 11], [12, 10], [11, 12], "save 3", [10, 11], "save 4"]
     assert [*log.lines] == [2, 4] and log.lines[2]["train/loss"] == 11.0
     assert log.lines[4]["train/epoch"] == 8 / 3
-    assert [Progress.read(tmp_path / f"step_00000{step}") for step in (3, 4)] == [Progress(3, 6), Progress(4, 8)]
+    assert [FinetuningProgress.read(tmp_path / f"step_00000{step}") for step in (3, 4)] == [
+        FinetuningProgress(3, 6),
+        FinetuningProgress(4, 8),
+    ]
 
 
 def test_training_resumes_at_its_progress(tmp_path: Path) -> None:
-    worker, _ = run(tmp_path, Progress(3, 6), {})
+    worker, _ = run(tmp_path, FinetuningProgress(3, 6), {})
     assert worker.calls == [[10, 11]]
 
 
 def test_validation_covers_all_examples_and_each_source(tmp_path: Path) -> None:
     """(1 + 2 + 6) / 3 = 3, of the sources 1.5 and 6; logged where it was, whatever log_freq says."""
-    _, log = run(tmp_path, Progress(), {"maths": [1, 2], "code": [6]}, test_freq=3, log_freq=100)
+    _, log = run(tmp_path, FinetuningProgress(), {"maths": [1, 2], "code": [6]}, test_freq=3, log_freq=100)
     assert [*log.lines] == [3, 4]
     found = {name: value for name, value in log.lines[3].items() if name.startswith("val/")}
     assert found == {"val/loss": 3.0, "val/loss/maths": 1.5, "val/loss/code": 6.0}
-    _, log = run(tmp_path, Progress(), {"maths": [1, 2]}, test_freq=4)
+    _, log = run(tmp_path, FinetuningProgress(), {"maths": [1, 2]}, test_freq=4)
     assert {name for name in log.lines[4] if name.startswith("val/")} == {"val/loss"}
 
 
 def test_validation_of_the_task_runs_with_that_of_the_examples(tmp_path: Path) -> None:
-    _, log = run(tmp_path, Progress(), {}, "prompts", test_freq=3, log_freq=2)
+    _, log = run(tmp_path, FinetuningProgress(), {}, "prompts", test_freq=3, log_freq=2)
     assert {step: line.get("val/accuracy") for step, line in log.lines.items()} == {2: None, 3: 0.3, 4: 0.2}
 
 
 def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> None:
     keys = {"save_freq": 1, "test_freq": 1, "max_ckpt_to_keep": 1}
-    run(tmp_path, Progress(), {}, "prompts", keep_best="val/accuracy", **keys)
+    run(tmp_path, FinetuningProgress(), {}, "prompts", keep_best="val/accuracy", **keys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
     with pytest.raises(ValueError, match=r"keep_best=val/loss is not .* one of val/accuracy"):
-        run(tmp_path, Progress(), {}, "prompts", keep_best="val/loss", **keys)
+        run(tmp_path, FinetuningProgress(), {}, "prompts", keep_best="val/loss", **keys)
     with pytest.raises(ValueError, match="keep_best=val/loss needs validation"):
-        run(tmp_path, Progress(), {}, keep_best="val/loss")
+        run(tmp_path, FinetuningProgress(), {}, keep_best="val/loss")
 
 
 def test_source_weights_define_an_epoch() -> None:

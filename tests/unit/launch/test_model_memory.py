@@ -84,7 +84,7 @@ def test_offload_keys_reduce_the_usage():
 
     assert held() == (12_000, 16_400, 0)
     assert held(offload_optimizer=True) == (4000, 16_400, 8000)
-    assert held(offload_optimizer=True, has_one_step=True) == (4000, 8400, 8000)
+    assert held(offload_optimizer=True, has_one_optimizer_step=True) == (4000, 8400, 8000)
     assert held(offload_optimizer=True, offload_weights=True) == (0, 16_400, 12_000)
     assert held(offload_policy=True) == (0, 400, 12_000)
     assert held(unsharded_gradients=True) == (12_000, 20_400, 0)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.folder_check import INDEX, SINGLE, check_vocabulary, check_weight_files
+from alphaapollo.models.folder_check import INDEX, SINGLE, check_vocabulary_size, check_weight_files
 from tests.unit.tiny import save_model
 
 
@@ -87,12 +87,12 @@ def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
 
 def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
+    check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
-    check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
+    check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_tokens(["one more"])
     with pytest.raises(ValueError, match=r"the model has 48 embeddings, but the tokenizer has ids up to 49"):
-        check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
+        check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
 
 
 def test_an_invalid_configuration(folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_auto_needs_a_gpu_half_precision_and_no_compilation(
 def test_auto_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert resolve_model(Model(), "cuda").use_liger is False
-    with pytest.raises(ValueError, match=f"{KEY}=true, but liger-kernel is not installed. pip install liger-kernel"):
+    with pytest.raises(ValueError, match=f"{KEY}=true, but liger-kernel is not installed. Install it with pip"):
         resolve_model(Model(use_liger=True), "cuda")
 
 
@@ -72,7 +72,7 @@ def test_unsupported_architectures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", [True, False, "auto"])
 def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
     fused: list[str] = []
-    monkeypatch.setattr(load, "apply_liger", lambda model: fused.append(model.config.model_type))
+    monkeypatch.setattr(load, "use_liger_kernels", lambda model: fused.append(model.config.model_type))
     model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=setting)
     load.load_causal_lm(model, "padded", load.torch.float32)
     assert fused == ["qwen3"] * (setting is True)

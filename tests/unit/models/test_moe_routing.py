@@ -9,7 +9,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import ExpertSizes, Routers, check_routers, load_balancing_loss
+from alphaapollo.models.moe_routing import ExpertSizes, Routers, check_routers_supported, load_balancing_loss
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from tests.unit.tiny import build_model, some_rows
 
@@ -22,23 +22,23 @@ def moe() -> torch.nn.Module:
 
 
 def test_routers_are_those_whose_outputs_transformers_records(moe):
-    routers = Routers.wrap(moe)
+    routers = Routers.wrap_routers(moe)
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
-    assert Routers.wrap(build_model("qwen3")) is None
+    assert Routers.wrap_routers(build_model("qwen3")) is None
 
 
 def test_the_loss_is_that_of_transformers(moe):
     """Value and gradient, with padding and probabilities that differ by layer."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-    routers = Routers.wrap(moe)
+    routers = Routers.wrap_routers(moe)
     assert routers is not None
     routers.needs_probabilities = True
     tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
     mask[1, 5:], mask[2, 3:] = 0, 0
-    routing = routers.begin_pass(mask.bool(), None)
+    routing = routers.start_recording(mask.bool(), None)
     output = moe(input_ids=tokens, output_router_logits=True)
-    routing.is_open = False
+    routing.is_recording = False
     expected = load_balancing_loss_func(output.router_logits, 4, 2, mask)
     assert routing.counts.sum() == 2 * 2 * 15 and routing.probabilities is not None
     ours = load_balancing_loss(routing.counts.sum(0), routing.probabilities, mask.sum() * 2)
@@ -177,10 +177,10 @@ def small(name: str, **more: object) -> torch.nn.Module:
 )
 def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, object], layers: list[int]):
     model = small(name, **more)
-    routers = Routers.wrap(model)
+    routers = Routers.wrap_routers(model)
     assert routers is not None and routers.layers == layers
     forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
-    routing = routers.begin_pass(torch.ones(7, dtype=torch.bool), forced)
+    routing = routers.start_recording(torch.ones(7, dtype=torch.bool), forced)
     model(torch.arange(2, 9)[None], use_cache=False)
     for layer in layers:
         assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
@@ -190,13 +190,13 @@ def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, o
 @pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the first samples, the second returns another form
 def test_unsupported_routers_are_not_wrapped(name: str):
     model = small(name, num_local_experts=4)
-    assert Routers.wrap(model) is None
+    assert Routers.wrap_routers(model) is None
     model(torch.arange(2, 9)[None], use_cache=False)
 
 
 def test_expert_keys_need_a_mixture_of_experts(model_folder):
     dense, mixture = (Model(path=str(model_folder(name))) for name in ("qwen3", "qwen3_moe"))
     for balance in (True, False):
-        check_routers(mixture, "the key", balance)
-        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is not a mixture .* Remove the key\.$"):
-            check_routers(dense, "the key", balance)
+        check_routers_supported(mixture, "the key", balance)
+        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is not an MoE model .* Remove the key\.$"):
+            check_routers_supported(dense, "the key", balance)

@@ -11,7 +11,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_logprobs, make_self_check_warnings
+from alphaapollo.models.policy import PolicyModel, check_logprobs, make_mismatch_warnings
 from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -118,8 +118,8 @@ def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_fol
     own = policy.compute_transformers_logprobs
     monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 0.3)
     mismatch = check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
-    assert mismatch == pytest.approx(0.3, abs=1e-4) and make_self_check_warnings(0.05) == []
-    assert "differ from those of transformers by 0.3 nats" in make_self_check_warnings(mismatch)[0]
+    assert mismatch == pytest.approx(0.3, abs=1e-4) and make_mismatch_warnings(0.05) == []
+    assert "differ from those of transformers by 0.3 nats" in make_mismatch_warnings(mismatch)[0]
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
     monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 1.1)

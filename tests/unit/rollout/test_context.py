@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout.context import MemoryContext, build_append_rows, build_memory_rows, check_rows
+from alphaapollo.rollout.context import MemoryContext, build_append_rows, build_memory_rows, check_rows_match_turns
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
@@ -22,10 +22,10 @@ def render(content: list[Message] | str) -> list[int]:
 
 
 def play(engine, environment, history_length: int = 2, longest: int = 100, max_tokens: int = 20):
-    def make_context(environment):
+    def make_token_context(environment):
         return MemoryContext(environment, render, lambda chat: len(render(chat)) <= longest, history_length, "simple")
 
-    runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
+    runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
     sampling = Sampling(max_tokens, stop_token_ids=(STOP,))
     task = EpisodeTask(PROMPT, 0, lambda _: environment, sampling, lambda turn: turn, "t")
     return asyncio.run(runner.run(task))
@@ -73,12 +73,12 @@ def test_a_recall_that_fails_is_an_environment_failure():
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
 def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
-    def make_context(environment):
+    def make_token_context(environment):
         prompts = PromptRenderer(render, 5, truncation)
         return MemoryContext(environment, prompts, prompts.is_within_limit, 2, "simple")
 
     engine, asked = answers([5], [6])
-    runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
+    runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
     environment = Environment(show("3"), show("4 4 4"))  # 1 2 6 4 4 4 is longer than 5, whatever is forgotten
     task = EpisodeTask(PROMPT, 0, lambda _: environment, Sampling(20), lambda turn: turn, "t")
     trajectory = asyncio.run(runner.run(task))
@@ -119,17 +119,17 @@ def test_row_of_two_turns():
 def test_rows_must_equal_the_engine_prompts():
     turns = [turn([1], [2, 3]), turn([4], [5])]
     rows = build_append_rows(turns)
-    check_rows(rows, turns, [[1], [1, 2, 3, 4]])
+    check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
-        check_rows(rows, turns, [[1], [1, 2, 4]])
+        check_rows_match_turns(rows, turns, [[1], [1, 2, 4]])
     rows[0].action_mask[0] = 1
     with pytest.raises(AssertionError, match="does not cover exactly the sampled"):
-        check_rows(rows, turns, [[1], [1, 2, 3, 4]])
+        check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
     fresh = build_memory_rows(turns)
-    check_rows(fresh, turns, [[1], [4]])
+    check_rows_match_turns(fresh, turns, [[1], [4]])
     fresh[1].token_ids[-1] = 9
     with pytest.raises(AssertionError, match="differs from the sampled tokens"):
-        check_rows(fresh, turns, [[1], [4]])
+        check_rows_match_turns(fresh, turns, [[1], [4]])
 
 
 def test_episode_without_answer_at_the_limit_scores_zero():

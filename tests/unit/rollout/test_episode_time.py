@@ -10,7 +10,7 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import StepResult
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score, Trajectory
-from alphaapollo.utils.time_limit import exclude_waiting
+from alphaapollo.utils.time_limit import exclude_from_time_limit
 from tests.unit import virtual_time
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, answers, done, make_runner, play, show
 
@@ -49,7 +49,7 @@ class Waiting(Environment):
 
     async def step(self, action: str) -> object:
         await asyncio.sleep(3)
-        with exclude_waiting():
+        with exclude_from_time_limit():
             await asyncio.sleep(100)
         return await super().step(action)
 

@@ -80,7 +80,7 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
     (turn,) = group.trajectories[0].turns
     assert turn.text == "4" and turn.context_ids == renderer.encode_prompt(CHAT) == asked[0][0]
     assert asked[0][1].stop_token_ids == renderer.eos_token_ids
-    assert worker.memory()["memory/rollout_gib"] > 0.01
+    assert worker.get_memory_metrics()["memory/rollout_gib"] > 0.01
 
 
 def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rollout.context import check_rows
+from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from scripts.simulate_cluster import parse, simulate
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
@@ -58,7 +58,7 @@ def test_what_a_fake_engine_answers_is_what_a_real_one_could() -> None:
     longest = max(one.num_tokens for one in group.trajectories)
     assert clock.skipped == pytest.approx(longest / latencies.tokens_per_second + latencies.grading, rel=0.01)
     for one in group.trajectories:
-        check_rows(one.rows, one.turns, [turn.context_ids for turn in one.turns])
+        check_rows_match_turns(one.rows, one.turns, [turn.context_ids for turn in one.turns])
 
 
 def test_a_small_cluster(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Trainer:
         self.gpu.work(self.role, "scores")
         return np.ones(len(batch.rows), dtype=np.float32)
 
-    def update(self, columns: Any, steps: Any = None, skip_bad: bool = False) -> dict[str, float]:
+    def update(self, columns: Any, steps: Any = None, skip_bad_step: bool = False) -> dict[str, float]:
         self.gpu.work(self.role, "update")
         return {}
 
@@ -116,7 +116,7 @@ class Trainer:
     sharing = SimpleNamespace(unsupported_reason=None)
     self_check_warnings = ("bfloat16 is doubtful",)
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         return {}
 
     def _zeros(self) -> np.ndarray:
@@ -169,7 +169,7 @@ class Engine:
         assert not self.gpu.trainers, f"the cache wakes into memory that {self.gpu.trainers} hold"
         self.gpu.engine.add("cache")
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         return {}
 
 
@@ -239,7 +239,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             CheckpointFolder(folder, 1),
             {"policy": workers.policy} | ({"critic": workers.critic} if critic else {}),
             print,
-            workers.engines.kv_cache_released,
+            workers.engines.release_kv_cache_temporarily,
         ),
         tracker=Log(),
         rollout_log=Log(),

@@ -152,7 +152,7 @@ def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_saved(make, m
     bad = replace(columns, returns=np.full_like(columns.returns, np.inf))
     with pytest.raises(FloatingPointError, match=r"the critic.s gradient norm is .*critic\.optim\.lr=1e-06"):
         worker.update(bad)
-    assert worker.update(bad, skip_bad=True)["critic/steps_skipped"] == 1
+    assert worker.update(bad, skip_bad_step=True)["critic/steps_skipped"] == 1
     assert worker.update(columns)["critic/steps_skipped"] == 0
     worker.save(str(tmp_path / "saved"))
     local_tensor(worker.model.value_head.weight.data)[0, 0] = np.nan

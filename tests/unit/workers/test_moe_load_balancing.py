@@ -97,13 +97,13 @@ def own_loss(case: Case, rows: Any) -> float:
 
     model = build_model("qwen3_moe")
     scale_weights(model, 1.1)  # as gradients() does
-    routers = Routers.wrap(model)
+    routers = Routers.wrap_routers(model)
     assert routers is not None
     routers.needs_probabilities = True
     counts, shares = torch.zeros(4), torch.zeros(4)
     for start, end in zip(rows.token_offsets[:-1], rows.token_offsets[1:], strict=True):
         experts = torch.from_numpy(rows.routed_experts[start:end])
-        routing = routers.begin_pass(torch.ones(end - start, dtype=torch.bool), experts)
+        routing = routers.start_recording(torch.ones(end - start, dtype=torch.bool), experts)
         model(torch.from_numpy(rows.token_ids[start:end])[None])
         assert routing.probabilities is not None
         counts, shares = counts + routing.counts.sum(0), shares + routing.probabilities.detach()

@@ -170,19 +170,19 @@ def test_bad_steps_are_skipped_up_to_a_limit(make, monkeypatch: pytest.MonkeyPat
     worker.load_batch(batch.rank_batches[0])
     columns, before = make_columns(case, batch, 0), parameters(worker)
     bad = np.full_like(columns.advantages, np.nan)
-    metrics = worker.update(replace(columns, advantages=bad), skip_bad=True)
+    metrics = worker.update(replace(columns, advantages=bad), skip_bad_step=True)
     assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] == 1
     assert worker.state.num_steps == 0
     for name, value in parameters(worker).items():
         np.testing.assert_array_equal(value, before[name])
-    metrics = worker.update(columns, skip_bad=True)
+    metrics = worker.update(columns, skip_bad_step=True)
     assert metrics["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
     assert np.isfinite(metrics["actor/grad_norm"]), "nothing is left of the bad gradients"
     monkeypatch.setattr("alphaapollo.models.training.train_state.MAX_SKIPPED_STEPS", 3)
     for _ in range(2):
-        worker.update(replace(columns, advantages=bad), skip_bad=True)
+        worker.update(replace(columns, advantages=bad), skip_bad_step=True)
     with pytest.raises(FloatingPointError, match="at optimizer step 2, 3 times in a row"):
-        worker.update(replace(columns, advantages=bad), skip_bad=True)
+        worker.update(replace(columns, advantages=bad), skip_bad_step=True)
 
 
 def test_the_reference_changes_only_by_a_reset(make, tmp_path: Path):
@@ -391,5 +391,5 @@ def test_errors_name_an_invalid_checkpoint(make, tmp_path: Path):
 
 def test_memory_of_the_process(make):
     worker, _ = make()
-    metrics = worker.memory()
+    metrics = worker.get_memory_metrics()
     assert 0.05 < metrics["rss_gib"] <= metrics["rss_peak_gib"] * 1.1 < 50

@@ -57,9 +57,9 @@ def batches() -> list[list[Row]]:
     return [some_rows(EXAMPLES, seed) for seed in range(NUM_STEPS)]
 
 
-def step_metrics(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
+def step_metrics(worker: SftWorker, batch: RankBatch, skip_bad_step: bool = False) -> dict[str, float]:
     """Metrics of a step."""
-    stepped = worker.step(batch, skip_bad)
+    stepped = worker.step(batch, skip_bad_step)
     return SftTask(SftConfig()).compute_metrics(stepped.sums) | stepped.metrics
 
 
@@ -207,7 +207,7 @@ def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_written(
     keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
     assert keys == ["data.seed=1000", "trainer.on_bad_step=skip", "optim.lr=0.001"]
     assert load_config(SftConfig, "sft", keys).trainer.on_bad_step == "skip"
-    assert step_metrics(worker, batch, skip_bad=True)["steps_skipped"] == 1
+    assert step_metrics(worker, batch, skip_bad_step=True)["steps_skipped"] == 1
     for name, parameter in worker.model.named_parameters():
         assert torch.equal(full_tensor(parameter.detach()), before[name])
     monkeypatch.undo()

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from alphaapollo.models.cpu import linear
-from alphaapollo.models.cpu.linear import compute_weight_grad, prefers_onednn
+from alphaapollo.models.cpu.linear import compute_weight_grad, is_onednn_faster
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
 @pytest.mark.parametrize("bias", [True, False])
 def test_same_values_and_gradients_as_torch(monkeypatch: pytest.MonkeyPatch, bias: bool):
-    monkeypatch.setattr(linear, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(linear, "is_onednn_faster", lambda: True)
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(24, 40, bias=bias), nn.SiLU(), nn.Linear(40, 16, bias=bias))
     plain = copy.deepcopy(ours)
@@ -36,7 +36,7 @@ def test_other_dtypes_stay_with_torch():
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-@pytest.mark.skipif(not prefers_onednn(), reason="MKL's products of few rows depend on the number of threads")
+@pytest.mark.skipif(not is_onednn_faster(), reason="MKL's products of few rows depend on the number of threads")
 def test_up_to_four_threads_compute_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     found: set[bytes] = set()

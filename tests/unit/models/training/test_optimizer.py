@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, compute_learning_rate, make_optimizer
+from alphaapollo.models.training.optimizer import clip_gradients, compute_learning_rate, make_optimizer, set_hyperparams
 from tests.unit.tiny import free_address
 
 
@@ -66,6 +66,6 @@ def test_non_finite_gradients_are_not_changed(one_rank: None):
 def test_settings_of_the_configuration_replace_those_of_a_checkpoint():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     optimizer = make_optimizer(model, Optimizer(weight_decay=0.1))
-    apply_settings(optimizer, Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
+    set_hyperparams(optimizer, Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}

@@ -34,7 +34,7 @@ class Workers:
 
     compute_ref_log_probs = compute_values = get_old_log_probs = compute_log_probs
 
-    async def update(self, columns: Any, steps: Any = None, skip_bad: bool = False) -> dict[str, float]:
+    async def update(self, columns: Any, steps: Any = None, skip_bad_step: bool = False) -> dict[str, float]:
         self.updates += 1
         return {}
 
@@ -87,7 +87,9 @@ def test_the_kl_controller_is_constant_during_critic_warmup(step: int, updates: 
 def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says = r"iteration 3 was not trained on: the log-probs of the reference are NaN .* in 2 of 2 rows.*on_bad_step=skip"
+    says = (
+        r"iteration 3 cannot be trained on: the log-probs of the reference are NaN .* in 2 of 2 rows.*on_bad_step=skip"
+    )
     with pytest.raises(FloatingPointError, match=says):
         asyncio.run(learn(learner(NanReference()), 3, [GROUP], Timer()))
     monkeypatch.setattr("alphaapollo.trainer.step.learn.MAX_SKIPPED_STEPS", 3)
@@ -99,7 +101,7 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     assert "step 4: the log-probs of the reference are NaN" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
         FloatingPointError,
-        match="iteration 5 was not trained on, like the 2 iterations before it: the log-probs of the",
+        match="the batch of iteration 5 cannot be trained on, like the 2 batches before it: the log-probs of the",
     ):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0
