@@ -61,6 +61,6 @@ def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
 
 
-def aggregate_sequences(loss: Tensor, weights: Tensor) -> Tensor:
+def aggregate_sequence_losses(loss: Tensor, weights: Tensor) -> Tensor:
     """Compute the weighted sum of a sequence-level loss; rows of weight 0 are ignored. [B] each -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()

@@ -83,5 +83,5 @@ def has_variance(metric_values: Sequence[float], tolerance: float = 0.0) -> bool
     ValueError if a value is NaN.
     """
     if any(math.isnan(value) for value in metric_values):
-        raise ValueError(f"A group contains NaN metric values: {list(metric_values)}. Drop failed samples first.")
+        raise ValueError(f"A group contains NaN metric values: {list(metric_values)}. Remove failed samples first.")
     return len(metric_values) > 1 and max(metric_values) - min(metric_values) > tolerance

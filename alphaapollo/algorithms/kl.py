@@ -93,10 +93,10 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
                 return coef / 2.0
             return coef * 2.0 if kl > target * 1.5 else coef
         case "dual":
-            return dual_kl_coef(coef, kl, target)
+            return next_kl_coef_by_dual_ascent(coef, kl, target)
 
 
-def dual_kl_coef(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
+def next_kl_coef_by_dual_ascent(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
     """Update the KL coefficient as the Lagrange multiplier of kl <= target: max(0, coef + step_size (kl - target)).
 
     step_size: change of the coefficient per nat. A negative coefficient would reward divergence.

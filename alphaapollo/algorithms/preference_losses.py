@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.algorithms.result_checks import check_floats
+from alphaapollo.algorithms.result_checks import check_float_tensor
 from alphaapollo.config.schema import Preference
 from alphaapollo.utils.registry import Registry
 
@@ -101,7 +101,7 @@ class PreferenceLoss:
         beta = self.beta if config.beta is None else config.beta
         losses = self.fn(answers, beta, config)
         num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
-        check_floats(f"the result of {self}", losses, (num_compared,))
+        check_float_tensor(f"the result of {self}", losses, (num_compared,))
         if config.sft_coef and "sft_coef" in self.reads:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean_logp)
         with torch.no_grad():

@@ -17,13 +17,13 @@ def require(condition: bool, message: str) -> None:
         raise InvalidResultError(message)
 
 
-def check_type(function: str, result: object, expected: type) -> None:
+def check_result_type(function: str, result: object, expected: type) -> None:
     """Raise InvalidResultError unless `result`, which `function` returned, has the type `expected`."""
     actual = type(result).__name__
     require(isinstance(result, expected), f"{function} must return {expected.__name__}, but returned {actual}.")
 
 
-def check_floats(name: str, value: object, shape: Sequence[int]) -> None:
+def check_float_tensor(name: str, value: object, shape: Sequence[int]) -> None:
     """Raise InvalidResultError unless `value`, called `name` in the error, is a float tensor of this shape."""
     require(isinstance(value, Tensor), f"{name} must be a tensor, but is {type(value).__name__}.")
     assert isinstance(value, Tensor)

@@ -19,7 +19,7 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
 from alphaapollo.algorithms.advantages.base import NEEDS, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.algorithms.preference_losses import AnswerBatch, PreferenceLoss
-from alphaapollo.algorithms.result_checks import InvalidResultError, check_floats, require
+from alphaapollo.algorithms.result_checks import InvalidResultError, check_float_tensor, require
 from alphaapollo.config.schema import Actor, Algorithm, Preference
 from alphaapollo.utils.user_module import format_error
 
@@ -51,7 +51,7 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
         result = policy_loss(inputs, config)
         _check_trainable_loss(result.loss[inputs.mask.bool()] if policy_loss.level == "token" else result.loss)
         for name, value in result.metrics.items():
-            check_floats(f"the metric {name!r} of {policy_loss}", value, ())
+            check_float_tensor(f"the metric {name!r} of {policy_loss}", value, ())
 
 
 def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:

@@ -104,30 +104,30 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
-    generation = GenerationPlan(config, device, rollout, prompts, finished, start)
-    _print_plan(generation, [*notices, *more, *start.describe()], terminal)
-    return generation
+    plan = GenerationPlan(config, device, rollout, prompts, finished, start)
+    _print_plan(plan, [*notices, *more, *start.describe()], terminal)
+    return plan
 
 
-async def run(generation: GenerationPlan, terminal: Terminal) -> None:
+async def run(plan: GenerationPlan, terminal: Terminal) -> None:
     """Generate responses to the prompts without results, then report all results.
 
     Raises ValueError if all samples failed.
     """
-    config, trainer = generation.config, generation.config.trainer
+    config, trainer = plan.config, plan.config.trainer
     folder = trainer.folder
-    if moved := generation.start.prepare_folder(config):
+    if moved := plan.start.prepare_folder(config):
         terminal.note(f"the previous run of this name was moved to {moved}")
-    results = [*generation.finished.results]
-    if generation.requests:
-        workers = await launch_engines(config, generation.rollout, generation.device, folder)
+    results = [*plan.finished.results]
+    if plan.requests:
+        workers = await launch_engines(config, plan.rollout, plan.device, folder)
         hint = f"stopped; run the same command to resume from {folder}"
         try:
-            async with StallMonitor(workers.ranks, trainer, generation.device, terminal.note, lambda: hint):
-                results += await _generate_groups(generation, workers, terminal)
+            async with StallMonitor(workers.ranks, trainer, plan.device, terminal.note, lambda: hint):
+                results += await _generate_groups(plan, workers, terminal)
         finally:
             await workers.close()
-    write_report(results, generation.prompts, folder, terminal)
+    write_report(results, plan.prompts, folder, terminal)
 
 
 async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
@@ -161,17 +161,17 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
     return await launch_workers(specs, resolve_controller(config.trainer), timeout, find_local_paths(config))
 
 
-async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
+async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
-    path, done = generation.config.trainer.folder / RESULTS, len(generation.finished.prompt_ids)
+    path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.prompt_ids)
     with (
         SPANS("generate"),
-        open_results(path, generation.finished) as write,
-        ProgressCounter("prompts", len(generation.prompts), done, terminal) as counter,
+        open_results(path, plan.finished) as write,
+        ProgressCounter("prompts", len(plan.prompts), done, terminal) as counter,
     ):
-        async for _, group in workers.engines.generate(generation.requests):
+        async for _, group in workers.engines.generate(plan.requests):
             write(group)
             new = [convert_trajectory(group.prompt, trajectory) for trajectory in group.trajectories]
             results += new
@@ -184,13 +184,13 @@ async def _generate_groups(generation: GenerationPlan, workers: WorkerGroups, te
     return results
 
 
-def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:
-    config, finished = generation.config, generation.finished
-    total = len(generation.prompts)
+def _print_plan(plan: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:
+    config, finished = plan.config, plan.finished
+    total = len(plan.prompts)
     parallel = config.rollout.tensor_model_parallel_size
     dropped = f", {finished.num_dropped} lines of unfinished prompts are removed" if finished.num_dropped else ""
     tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
-    threads = f" of {generation.rollout.cpu_threads} thread(s)" if generation.device == "cpu" else ""
+    threads = f" of {plan.rollout.cpu_threads} thread(s)" if plan.device == "cpu" else ""
     lines = [
         f"{config.trainer.folder}",
         f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
@@ -199,7 +199,7 @@ def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Te
         f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
         f"  lengths    prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        f"  engines    {generation.rollout.num_engines} x {generation.device}{threads}{tensor_parallel}",
+        f"  engines    {plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
         *(f"note: {notice}" for notice in notices),
     ]
     terminal.write("\n".join(lines))

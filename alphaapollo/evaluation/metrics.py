@@ -34,7 +34,7 @@ class SampleResult:
     answer: str | None = None  # normalized answer, for majority votes; None: no vote
     num_tokens: int | None = None  # number of tokens sampled by the model; None if unknown
     end: EpisodeEnd | None = None
-    reason: str = ""  # why the grader or the environment failed
+    failure_reason: str = ""  # why the grader or the environment failed
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Summary:
     figures: dict[str, Estimate]  # metrics: avg@n, pass@1 ... pass@n, maj@n, reward, response_length
 
     @property
-    def failed(self) -> int:
+    def num_failed(self) -> int:
         """Number of samples without a reward. They are excluded from all metrics except the response length."""
         return sum(self.outcomes.get(outcome, 0) for outcome in Outcome if outcome.failed)
 
@@ -98,7 +98,7 @@ def make_sample_result(
         answer=extract_answer(text),
         num_tokens=num_tokens,
         end=end,
-        reason=score.reason,
+        failure_reason=score.reason,
     )
 
 
@@ -140,7 +140,7 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
     ]
 
 
-def count_max_samples(results: Iterable[SampleResult]) -> int:
+def count_max_samples_per_problem(results: Iterable[SampleResult]) -> int:
     """Return the number of samples of the problem with the most samples."""
     return max(Counter(result.problem_id for result in results).values(), default=1)
 
@@ -158,7 +158,7 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 
 
 def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
-    names, values = compute_problem_values(results, count_max_samples(results))
+    names, values = compute_problem_values(results, count_max_samples_per_problem(results))
     means, counts = _compute_column_means(values)
     bounds = bootstrap_interval(values)
     estimates = {}

@@ -35,7 +35,7 @@ def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], fol
     failed = [result for result in results if result.outcome.failed]
     if failed:
         first = min(failed, key=lambda result: (result.problem_id, result.sample_index))
-        reason = f"prompt {first.problem_id}, sample {first.sample_index}: {first.outcome}: {first.reason}"
+        reason = f"prompt {first.problem_id}, sample {first.sample_index}: {first.outcome}: {first.failure_reason}"
         if len(failed) == len(results):
             raise ValueError(f"All {len(failed)} samples failed. First failure: {reason}")
         terminal.note(f"{len(failed)} samples failed. First failure: {reason}")
@@ -74,7 +74,7 @@ def format_outcome_line(summary: Summary) -> str:
     def format_counts(counts: Mapping[str, int]) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
 
-    excluded = f" ({summary.failed} failed, excluded from all metrics)" if summary.failed else ""
+    excluded = f" ({summary.num_failed} failed, excluded from all metrics)" if summary.num_failed else ""
     ended = f"; ended: {format_counts(summary.ends)}" if summary.ends else ""
     head = f"{summary.data_source or '(no data source)'}: {summary.samples} samples of {summary.problems} problems"
     return f"{head}; {format_counts(summary.outcomes)}{excluded}{ended}"
@@ -84,7 +84,7 @@ def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
 
     def to_dict(summary: Summary) -> dict[str, Any]:
-        return asdict(summary) | {"failed": summary.failed}
+        return asdict(summary) | {"failed": summary.num_failed}
 
     record = {"all": to_dict(overall), "by_data_source": {name: to_dict(one) for name, one in sources.items()}}
     table = StringIO(newline="")

@@ -22,7 +22,7 @@ from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import to_finite
+from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
@@ -114,11 +114,11 @@ async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], term
     try:
         with ProgressCounter("responses", count, terminal=terminal) as counter:
 
-            async def grade(prompt: Prompt, sample: int, response: str) -> GradedResponse:
+            async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:
                 async with slots:
                     score = await client.score(prompt, response)
                 counter.advance("")
-                return make_sample_result(prompt, sample, response, score), score
+                return make_sample_result(prompt, sample_index, response, score), score
 
             jobs = [
                 grade(problem.prompt, sample, response)
@@ -141,7 +141,7 @@ def _make_score_record(problems: Sequence[Problem], result: SampleResult, score:
         "ground_truth": problem.prompt.ground_truth,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,
-        "reward": to_finite(score.reward),
+        "reward": finite_or_none(score.reward),
         "components": score.components,
         "outcome": score.outcome,
         "reason": score.reason,

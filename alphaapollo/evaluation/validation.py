@@ -13,7 +13,7 @@ from alphaapollo.evaluation.metrics import (
     SampleResult,
     compute_mean_metrics,
     convert_trajectory,
-    count_max_samples,
+    count_max_samples_per_problem,
     merge_repeated_prompts,
 )
 from alphaapollo.observability.console import Console
@@ -29,7 +29,7 @@ class RewardModelScorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationResult:
     """Result of a validation."""
 
     metrics: dict[str, float]
@@ -45,7 +45,7 @@ async def validate(
     seed: int,
     console: Console,
     reward_model_scorer: RewardModelScorer | None = None,
-) -> Validation:
+) -> ValidationResult:
     """Generate responses to held-out prompts and compute the metrics `val/*`. Without prompts, the result is empty.
 
     With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. The metrics equal those of
@@ -53,7 +53,7 @@ async def validate(
     excluded, and their share is a metric.
     """
     if not prompts:
-        return Validation({}, None, {})
+        return ValidationResult({}, None, {})
     passes = {"": (Sampling(max_tokens, settings.temperature, settings.top_p, settings.top_k, seed), settings.n)}
     if settings.greedy:
         passes["_greedy"] = (Sampling(max_tokens, temperature=0.0, seed=seed), 1)
@@ -68,7 +68,7 @@ async def validate(
             await reward_model_scorer.score_groups(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
         metrics |= compute_group_metrics(groups[suffix], suffix)
-    return Validation(metrics, metrics.get("val/accuracy"), groups)
+    return ValidationResult(metrics, metrics.get("val/accuracy"), groups)
 
 
 async def generate_missing_groups(
@@ -101,7 +101,7 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dic
     suffix: appended to the metric names.
     """
     results = _make_sample_results(groups, needs_answers=False)
-    if count_max_samples(results) > 1:  # answers are only needed for maj@n
+    if count_max_samples_per_problem(results) > 1:  # answers are only needed for maj@n
         results = _make_sample_results(groups, needs_answers=True)
     metrics = compute_val_metrics(results, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
@@ -123,7 +123,7 @@ def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> 
 
     With n > 1, the metrics include pass@k for powers of two, and maj@n. name_template: e.g. "val/{}_greedy".
     """
-    n = count_max_samples(results)
+    n = count_max_samples_per_problem(results)
     means = compute_mean_metrics(results, n)
     metrics = {name_template.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
     if math.isnan(means["reward"]):

@@ -67,26 +67,26 @@ class TrainerEngine(Engine):
     batch_size: int  # completions per batch and rank
     step: int = 0  # optimizer steps so far; the weight version of the completions
     has_weights = False
-    _waiting: list[tuple[SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
-    _sampling: asyncio.Task[None] | None = None
+    _waiting_requests: list[tuple[SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
+    _sampling_task: asyncio.Task[None] | None = None
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((SamplingRequest(token_ids, sampling), completion))
+        self._waiting_requests.append((SamplingRequest(token_ids, sampling), completion))
         while not completion.done():
-            if self._sampling is None or self._sampling.done():
-                self._sampling = asyncio.ensure_future(self._sample_batch())
-            await asyncio.shield(self._sampling)  # if sampling fails, all waiting requests raise the error
+            if self._sampling_task is None or self._sampling_task.done():
+                self._sampling_task = asyncio.ensure_future(self._sample_batch())
+            await asyncio.shield(self._sampling_task)  # if sampling fails, all waiting requests raise the error
         return completion.result()
 
     async def _sample_batch(self) -> None:
         """Sample completions of waiting requests on all ranks, sorted by length to reduce padding."""
         num_waiting, capacity = 0, self.ranks.size * self.batch_size
-        while len(self._waiting) > num_waiting and num_waiting < capacity:
-            num_waiting = len(self._waiting)
+        while len(self._waiting_requests) > num_waiting and num_waiting < capacity:
+            num_waiting = len(self._waiting_requests)
             await asyncio.sleep(BURST)
-        self._waiting.sort(key=lambda waiting: -len(waiting[0].token_ids))
-        batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
+        self._waiting_requests.sort(key=lambda waiting: -len(waiting[0].token_ids))
+        batch, self._waiting_requests = self._waiting_requests[:capacity], self._waiting_requests[capacity:]
         shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
         step, requests = self.step, [[request for request, _ in share] for share in shares]
         results = await self.ranks.call_with_items(lambda worker, share: worker.generate(share, step), requests)

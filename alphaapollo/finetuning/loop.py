@@ -24,7 +24,7 @@ async def train(run: FinetuningRun) -> None:
         is_last = step == plan.total_steps
         indices = plan.stream.prompt_indices(progress.examples_consumed, size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
-        saving.begin_update()
+        saving.mark_update_start()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
         metrics = add_prefix("train", task.compute_metrics(stepped.sums) | stepped.metrics)
@@ -41,7 +41,7 @@ async def train(run: FinetuningRun) -> None:
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             run.tracker.log(step, metrics)
             run.console.show_step(step, metrics)
-        saving.end_update(progress)
+        saving.mark_update_end(progress)
         if is_due(step, trainer.save_freq, is_last):
             await saving.save(progress)
 

@@ -19,7 +19,7 @@ from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.memory.finetuning import fit_finetuning_memory
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unplanned_memory_notice
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
 from alphaapollo.models.folder_check import check_weight_files
 from alphaapollo.models.lora import check_target_modules
@@ -102,8 +102,8 @@ def _read_examples(
     if data.source_weights is not None and 0 in train.file_sizes:
         empty = make_source_names(data.train_files)[train.file_sizes.index(0)]
         raise ValueError(
-            f"data.source_weights has a weight for {empty}, but no examples of this file remain. Increase "
-            "data.train_max_samples or data.max_length, or remove the file."
+            f"data.source_weights has a weight for {empty}, but data.train_max_samples and data.max_length exclude all "
+            "examples of this file. Increase one of these keys, or remove the file and its weight."
         )
     notices = [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[Any]] = {}
@@ -152,7 +152,7 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
     }
     terminal = Terminal(highlight=False, soft_wrap=True)
-    print_plan(trainer.folder, rows, memory if trainer.dry_run else None, plan.notices, terminal)
+    print_plan_table(trainer.folder, rows, memory if trainer.dry_run else None, plan.notices, terminal)
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:

@@ -29,7 +29,7 @@ class RewardModelTask(PairTask):
 
     def check_config(self, num_gpus: int) -> list[str]:
         notices = check_config(self.config, num_gpus)
-        check_reward_model(self.config.model)
+        check_reward_model_support(self.config.model)
         return notices
 
     def load_examples(
@@ -58,7 +58,7 @@ class RewardModelTask(PairTask):
         }
 
 
-def check_reward_model(model: Model) -> None:
+def check_reward_model_support(model: Model) -> None:
     """Raise ValueError if transformers has no sequence-classification class for this model."""
     config = load_config(model)
     if is_causal_lm(config):

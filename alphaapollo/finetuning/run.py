@@ -8,7 +8,7 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import prepare
-from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Progress
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.session import open_session
@@ -18,7 +18,7 @@ from alphaapollo.utils.watchdog import new_run_id
 __all__ = ["prepare", "run"]  # called by launch/command.py
 
 
-async def run(plan: FinetuningPlan, progress: Progress) -> None:
+async def run(plan: FinetuningPlan, progress: FinetuningProgress) -> None:
     """Train from `progress` to the last step, export the model, and end all started processes."""
     config, trainer = plan.config, plan.config.trainer
     build = partial(
@@ -34,7 +34,7 @@ async def run(plan: FinetuningPlan, progress: Progress) -> None:
         async with open_session(config, plan.start, specs, (progress.step, plan.total_steps), Timer()) as session:
             model, console = session.workers.trainer, session.console
             checkpoints = CheckpointFolder(trainer.folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
-            saving = BackgroundCheckpointWriter[Progress](checkpoints, {"model": model}, console.notice)
+            saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notice)
             ready = FinetuningRun(plan, model, progress, saving, session.tracker, console)
             for warning in await model.get_self_check_warnings():
                 console.notice(warning)

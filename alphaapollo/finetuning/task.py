@@ -71,7 +71,7 @@ class FinetuningTask(ABC):
 
 
 @dataclass
-class Progress(RunProgress):
+class FinetuningProgress(RunProgress):
     """Progress of a fine-tuning run after `step` optimizer steps, saved in each checkpoint."""
 
     examples_consumed: int = 0  # position in the stream of examples
@@ -96,9 +96,9 @@ class FinetuningPlan:
     memory: MemoryPlan | None  # memory of a rank's device; None: unknown
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> FinetuningProgress:
         """Progress of the checkpoint that the run resumes from, or of a new run."""
-        return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
+        return FinetuningProgress.read(self.start.checkpoint) if self.start.checkpoint else FinetuningProgress()
 
     @property
     def padded(self) -> bool:
@@ -118,7 +118,7 @@ class FinetuningRun:
 
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]
-    progress: Progress
-    saving: BackgroundCheckpointWriter[Progress]
+    progress: FinetuningProgress
+    saving: BackgroundCheckpointWriter[FinetuningProgress]
     tracker: Tracker
     console: Console

@@ -3,8 +3,8 @@
 generate groups of rollouts -> update the models -> send the weights to the engines
 -> on schedule: validate, reset the reference model, write a checkpoint
 
-`engines.sleep`, `weights.publish` and `engines.kv_cache_released` switch shared GPUs between engines and trainers: one
-of them frees its memory before the other one uses it (docs/architecture.md).
+`engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
+trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from alphaapollo.config.schema import ReferenceReset
-from alphaapollo.evaluation.validation import Validation, validate
+from alphaapollo.evaluation.validation import ValidationResult, validate
 from alphaapollo.observability.memory import measure_resident_gib
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics
@@ -31,7 +31,7 @@ async def train(run: TrainingRun) -> None:
         step = run.progress.step + 1
         await run.profiler.start_step(step, timer)
         collected = await collect_groups(run, step, timer)
-        run.saving.begin_update()
+        run.saving.mark_update_start()
         with timer("generate"):
             await run.workers.engines.sleep()
         timer = await finish_iteration(run, collected, timer.seconds["generate"], timer)
@@ -54,7 +54,7 @@ async def finish_iteration(
     is_last = run.goal.is_reached(progress, step)
     metrics = compute_rollout_metrics(collected.generated, collected.groups, collected.rounds, generation_seconds)
     metrics |= compute_staleness_metrics(collected.groups, step - 1) if in_flight else {}
-    metrics |= collected.recovery
+    metrics |= collected.recovery_metrics
     metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
     metrics |= run.reference_prefetcher.take_metrics() if run.reference_prefetcher else {}
     run.rollout_log.write(step, collected.generated)
@@ -65,13 +65,13 @@ async def finish_iteration(
         metrics |= await run.weights.publish(step)
     if in_flight:
         in_flight.start_groups(step)
-    metrics |= await validate_and_reset_if_due(run, step, is_last, timer)
+    metrics |= await validate_and_reset_reference_if_due(run, step, is_last, timer)
     progress.step = step
     metrics |= in_flight.take_metrics() if in_flight else {}
     metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
     run.console.show_step(step, metrics)
-    run.saving.end_update(progress)
+    run.saving.mark_update_end(progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
     if is_due(step, config.trainer.save_freq, is_last):
         with timer("checkpoint"):
@@ -79,7 +79,9 @@ async def finish_iteration(
     return timer
 
 
-async def validate_and_reset_if_due(run: TrainingRun, step: int, is_last_step: bool, timer: Timer) -> dict[str, float]:
+async def validate_and_reset_reference_if_due(
+    run: TrainingRun, step: int, is_last_step: bool, timer: Timer
+) -> dict[str, float]:
     """Validate if due, then copy the policy to the reference model if due. Returns the validation metrics."""
     config, accuracy, run.progress.validation = run.config, None, {}
     if is_due(step, config.trainer.test_freq, is_last_step):
@@ -87,7 +89,7 @@ async def validate_and_reset_if_due(run: TrainingRun, step: int, is_last_step: b
             validation = await validate_and_log(run, step)
         accuracy, run.progress.validation = validation.accuracy, validation.metrics
     if decide_reference_reset(config.algorithm.reference_reset, run.progress, step, accuracy):
-        async with run.workers.engines.kv_cache_released():
+        async with run.workers.engines.release_kv_cache_temporarily():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
         run.console.notice(
@@ -115,7 +117,7 @@ def decide_reference_reset(config: ReferenceReset, progress: Progress, step: int
     return on_schedule or stagnant
 
 
-async def validate_and_log(run: TrainingRun, step: int) -> Validation:
+async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
     """Validate with the weights that the engines hold, and write all trajectories to the rollout log."""
     validation = await validate(
         run.workers.engines,
@@ -138,7 +140,7 @@ async def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: in
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}
     engines, *trainer_memory = await asyncio.gather(
-        workers.engines.memory(), *(role.memory() for role in roles.values())
+        workers.engines.get_memory_metrics(), *(role.get_memory_metrics() for role in roles.values())
     )
     memory = {
         f"memory/{role}_{name}": value

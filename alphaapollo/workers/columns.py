@@ -18,7 +18,7 @@ TokenParts = list[tuple[list[int], Tensor]]  # for each micro-batch: indices of 
 @torch.no_grad()
 def compute_token_values(
     model: FsdpRoot,
-    compute: Callable[[MicroBatch], Tensor],
+    compute_outputs: Callable[[MicroBatch], Tensor],
     rows: Rows,
     mini_batches: Iterable[MiniBatch],
     builder: MicroBatchBuilder,
@@ -28,28 +28,28 @@ def compute_token_values(
     Returns float32 [response tokens of all rows], and reshards the model afterwards.
 
     Args:
-        compute: forward pass that returns one number per response token of a micro-batch.
+        compute_outputs: forward pass that returns one number per response token of a micro-batch.
     """
     parts: TokenParts = []
     for mini_batch in mini_batches:
         for row_indices in mini_batch.micro_batches:
             micro = builder.build(rows, row_indices)
-            parts.append((row_indices, micro.drop_dummy_row(compute(micro))))
+            parts.append((row_indices, micro.drop_dummy_row(compute_outputs(micro))))
     reshard(model)
     return merge_token_values(rows, parts)
 
 
-def merge_token_values(rows: Rows, parts: TokenParts, initial: np.ndarray | None = None) -> np.ndarray:
+def merge_token_values(rows: Rows, parts: TokenParts, initial_values: np.ndarray | None = None) -> np.ndarray:
     """Merge numbers that were computed in micro-batches into one array [response tokens of `rows`].
 
-    Tokens that are in no micro-batch keep their number in `initial` (None: 0). float32, or float64 if an input is.
+    Tokens in no micro-batch keep their number in `initial_values` (None: 0). float32, or float64 if an input is.
     """
     offsets, done = rows.response_offsets, 0
     values = np.zeros(0, dtype=np.float32)
     if parts:
         computed = torch.cat([part for _, part in parts])
         values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
-    column = np.zeros(offsets[-1], values.dtype) if initial is None else initial
+    column = np.zeros(offsets[-1], values.dtype) if initial_values is None else initial_values
     column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
     for index in (index for row_indices, _ in parts for index in row_indices):
         start, end = offsets[index], offsets[index + 1]

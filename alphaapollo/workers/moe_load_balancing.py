@@ -40,7 +40,7 @@ class ExpertLoadBalancer:
             self.tokens = torch.tensor(tokens, device=self.device)
             dist.all_reduce(self.tokens, group=self.group)
 
-    def add_forward_pass(self) -> Tensor | float:
+    def compute_last_pass_loss(self) -> Tensor | float:
         """Count the expert loads of the last forward pass and return its share of the loss.
 
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.

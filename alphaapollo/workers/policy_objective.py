@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty
@@ -94,7 +94,7 @@ def compute_policy_objective(
     if policy_loss.level == "token":
         loss, prefix = aggregate(losses, mask, weights), ""
     else:
-        loss, prefix = aggregate_sequences(losses, matrices.sequence_weights), "row_"
+        loss, prefix = aggregate_sequence_losses(losses, matrices.sequence_weights), "row_"
         metrics["rows"] = mask.bool().any(dim=1).sum()
     metrics |= {prefix + name: value for name, value in output.metrics.items()}
     ratios = log_ratio(matrices.logp.detach(), matrices.old_logp, mask).masked_fill(~mask.bool(), -math.inf)

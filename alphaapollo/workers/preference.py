@@ -79,7 +79,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
             return counts
-        return counts | {"kl": self._sum_unrelated_log_ratios(batch)}
+        return counts | {"kl": self._sum_log_ratios_of_unrelated_answers(batch)}
 
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
@@ -100,7 +100,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return output.losses.sum() / counts["compared"], metrics
 
     @torch.no_grad()
-    def _sum_unrelated_log_ratios(self, batch: PreferenceBatch) -> Tensor:
+    def _sum_log_ratios_of_unrelated_answers(self, batch: PreferenceBatch) -> Tensor:
         """Sum log(policy / reference) over answers to other prompts on this rank, for KTO's KL. float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated_answers.mini_batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch.distributed as dist
 
-from alphaapollo.config.resolve import get_attention
+from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
@@ -22,7 +22,7 @@ class RewardModelWorker(ModelWorker):
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
-        loaded = load_reward_model(model, get_attention(model), self.dtype, materialize=dist.get_rank() == 0)
+        loaded = load_reward_model(model, get_attention_kernel(model), self.dtype, materialize=dist.get_rank() == 0)
         root = ScoreModel(loaded).requires_grad_(False)
         self.model = shard_model(root, self.mesh, self.dtype, fsdp.offload_policy)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
@@ -37,4 +37,4 @@ class RewardModelWorker(ModelWorker):
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
-        self.free_cache()
+        self.free_gpu_cache()

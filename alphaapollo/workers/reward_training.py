@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import bradley_terry
-from alphaapollo.config.resolve import get_attention
+from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import load_trainable_reward_model
@@ -28,7 +28,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
 
     def load_model(self) -> None:
         """Load and shard the model: a sequence classifier of transformers with one label."""
-        attention, first = get_attention(self.config), dist.get_rank() == 0
+        attention, first = get_attention_kernel(self.config), dist.get_rank() == 0
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
         offload = self.tuning.fsdp_config.offload_policy
         self.model = shard_model(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)

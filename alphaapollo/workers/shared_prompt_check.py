@@ -28,21 +28,21 @@ class SharedPromptCheck:
     """Comparison of a model's results with and without shared prompts, at creation and on the first batch.
 
     Args:
-        compute: forward pass that returns one number per response token of a micro-batch.
+        compute_outputs: forward pass that returns one number per response token of a micro-batch.
         key: config key that enables shared prompts.
     """
 
     def __init__(
         self,
         root: FsdpRoot,
-        compute: Callable[[MicroBatch], Tensor],
+        compute_outputs: Callable[[MicroBatch], Tensor],
         builder: MicroBatchBuilder,
         dtype: torch.dtype,
         key: str = KEY,
     ):
         model: Any = root.model
-        self.root, self.name, self.compute, self.builder, self.key = root, type(model).__name__, compute, builder, key
-        self.limit = LIMIT[dtype]
+        self.root, self.name, self.builder, self.key = root, type(model).__name__, builder, key
+        self.compute_outputs, self.limit = compute_outputs, LIMIT[dtype]
         self.mismatch: float | None = None  # mean |difference| on the first batch, in standard deviations
         self._unreported: dict[str, float] = {}
         self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
@@ -80,7 +80,7 @@ class SharedPromptCheck:
     def _measure_mismatch(self, rows: Rows, row_indices: Sequence[int]) -> float:
         """Compute the mean |difference| of results with and without shared prompts, in their standard deviations."""
         shared, plain = (
-            self.compute(self.builder.build(layout, row_indices)).float()
+            self.compute_outputs(self.builder.build(layout, row_indices)).float()
             for layout in (rows, replace(rows, prefixes=None))
         )
         reshard(self.root)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate_sequences
+from alphaapollo.algorithms.aggregation import aggregate_sequence_losses
 from alphaapollo.algorithms.masked import apply_mask, masked_mean
 from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo, reinforce
 from alphaapollo.algorithms.policy_losses.cispo import cispo as cispo_loss
@@ -41,7 +41,7 @@ def policy_term(
 def row_term(loss: Tensor, mask: Tensor, count: Count, ratio: Tensor, clipped: Tensor | None = None) -> Results:
     lengths = mask.sum(dim=1)
     weights = counted_weights(lengths, torch.zeros_like(lengths), "seq-mean-token-sum", 1.0, count)
-    results = {"loss": aggregate_sequences(loss, weights), "ratio": ratio}
+    results = {"loss": aggregate_sequence_losses(loss, weights), "ratio": ratio}
     if clipped is None:
         return results
     return {**results, "clipfrac": masked_mean(clipped.to(loss.dtype), mask.bool().any(dim=1))}
@@ -225,7 +225,7 @@ def kl_cov(
     logp_sg: Tensor | None = None,
 ) -> Results:
     cov = covariance.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
-    selected = covariance.top_covariance(cov, mask, ratio)
+    selected = covariance.top_covariance_tokens(cov, mask, ratio)
     loss = covariance.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
     return {**policy_term(loss, mask, agg, is_weights, agg_kw), "selected": selected.nonzero().tolist()}
 

@@ -127,7 +127,7 @@ def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
 
 
 def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:
-    return _series(lambda coef, measured: kl.dual_kl_coef(coef, measured, delta, alpha), lam, kls)
+    return _series(lambda coef, measured: kl.next_kl_coef_by_dual_ascent(coef, measured, delta, alpha), lam, kls)
 
 
 def _series(update: Callable[[float, float], float], coef: float, kls: Sequence[float]) -> Results:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.result_checks import check_floats, check_type, require
+from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type, require
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
@@ -95,7 +95,7 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
         result = self.fn(inputs, config)
-        check_type(str(self), result, Advantages)
+        check_result_type(str(self), result, Advantages)
         self._check_result("advantages", result.advantages, inputs.mask)
         if result.returns is not result.advantages:
             self._check_result("returns", result.returns, inputs.mask)
@@ -121,7 +121,7 @@ class Estimator:
 
     def _check_result(self, name: Literal["advantages", "returns"], matrix: Tensor, mask: Tensor) -> None:
         label = f"the {name} of {self}"
-        check_floats(label, matrix, mask.shape)
+        check_float_tensor(label, matrix, mask.shape)
         require(all_finite(matrix), f"{label} must be finite, but have NaN or infinite values.")
         require(
             not has_nonzero_outside_mask(matrix, mask),
@@ -154,8 +154,8 @@ def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn]
     unknown = set(declarations.get("needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(
-            f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The available "
-            f"inputs are {', '.join(NEEDS)}."
+            f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The names "
+            f"allowed in needs are {', '.join(NEEDS)}."
         )
 
     def register(fn: EstimatorFn) -> EstimatorFn:

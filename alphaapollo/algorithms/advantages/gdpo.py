@@ -23,7 +23,7 @@ def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, ep
 def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
     names, weights = config.gdpo_rewards, config.gdpo_weights
     if len(set(names)) < len(names):
-        raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. List each name once.")
+        raise ValueError(f"algorithm.gdpo_rewards=[{', '.join(names)}] repeats a name. List each reward once.")
     if len(weights) not in (0, len(names)):
         raise ValueError(
             f"algorithm.gdpo_weights has {len(weights)} entries, but algorithm.gdpo_rewards has {len(names)}. Set one "
@@ -32,8 +32,8 @@ def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
     unused = [name for name in config.gdpo_conditions if names and name not in names]
     if unused:
         raise ValueError(
-            f"algorithm.gdpo_conditions has {', '.join(unused)}, but algorithm.gdpo_rewards only has "
-            f"{', '.join(names)}. Add the missing names to gdpo_rewards, or remove their conditions."
+            f"algorithm.gdpo_conditions sets conditions for [{', '.join(unused)}], but algorithm.gdpo_rewards is only "
+            f"[{', '.join(names)}]. Add the missing rewards to gdpo_rewards, or remove their conditions."
         )
 
 
@@ -50,13 +50,13 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.components is not None
     trajectories = Trajectories.from_inputs(inputs)
     names, weights = _select_rewards(inputs.components, config)
-    conditioned = apply_conditions(inputs.components, config.gdpo_conditions)
+    conditioned = apply_reward_conditions(inputs.components, config.gdpo_conditions)
     rewards = torch.stack([trajectories.rows.common_value(conditioned[name]) for name in names], dim=1)
     summed = gdpo_sum(rewards, trajectories.groups, rewards.new_tensor(weights))
     return trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False))
 
 
-def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
+def apply_reward_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
     """Set named rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). All [B].
 
     Example: with conditions {"style": ("accuracy", 1.0)} the reward "style" is 0 where "accuracy" is below 1.
@@ -76,14 +76,14 @@ def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[l
     missing = [name for name in required if name not in components]
     if missing or not names:
         raise ValueError(
-            f"gdpo needs named rewards (missing: {', '.join(missing) or 'all'}), but the reward function returns "
-            f"{', '.join(sorted(components)) or 'none'}. Return a dict of rewards, or fix algorithm.gdpo_rewards "
-            "and algorithm.gdpo_conditions."
+            f"For gdpo, the reward function must return {', '.join(missing) or 'named rewards'}, but it only returns "
+            f"[{', '.join(sorted(components))}]. Return a dict with every reward that algorithm.gdpo_rewards and "
+            "algorithm.gdpo_conditions name, or change these keys."
         )
     incomplete = [name for name in required if not components[name].isfinite().all()]
     if incomplete:
         raise ValueError(
-            f"gdpo needs a finite value of every reward, but for some trajectories these rewards are missing or not "
-            f"finite: {', '.join(incomplete)}. Return a finite number for every sample from the reward function."
+            f"gdpo needs finite rewards, but [{', '.join(incomplete)}] are missing or not finite in some samples. "
+            "Return a finite number for every sample from the reward function."
         )
     return names, config.gdpo_weights or [1.0] * len(names)

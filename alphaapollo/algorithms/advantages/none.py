@@ -11,7 +11,7 @@ NO_ESTIMATOR = "none"
 
 
 @register_estimator(NO_ESTIMATOR, reads=())
-def _none(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+def _return_zero_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Return zeros, for training from a teacher alone (docs/algorithms/distill.md)."""
     zeros = torch.zeros_like(inputs.token_rewards)
     return Advantages(zeros, zeros)

@@ -38,15 +38,15 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
 
     Raises ValueError if no group has k samples, or a reward is neither 0 nor 1.
     """
-    if not ((correct == 0) | (correct == 1)).all():
+    bad = correct[(correct != 0) & (correct != 1)]
+    if len(bad):
         raise ValueError(
-            "grpo_passk_analytic needs rewards of 0 or 1, but got other values. Set algorithm.adv_estimator=grpo_passk."
+            f"grpo_passk_analytic needs rewards of 0 or 1, but got {bad[0]:g}. Set algorithm.adv_estimator=grpo_passk."
         )
-    largest = int(groups.sizes.max())
-    if largest < k:
+    if (largest := int(groups.sizes.max())) < k:
         raise ValueError(
-            f"algorithm.passk_k={k} needs a group of at least {k} samples, but without failed samples the largest "
-            f"group has {largest}. Raise env.rollout.n or lower algorithm.passk_k."
+            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest group has {largest} "
+            "samples that did not fail. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [

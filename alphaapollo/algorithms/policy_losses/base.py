@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
-from alphaapollo.algorithms.result_checks import check_floats, check_type
+from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
 
@@ -86,9 +86,9 @@ class PolicyLoss:
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         per_row = self.level == "sequence"
         output = self.fn(inputs, config)
-        check_type(str(self), output, PolicyLossOutput)
+        check_result_type(str(self), output, PolicyLossOutput)
         shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
-        check_floats(f"the loss of {self} (level={self.level})", output.loss, shape)
+        check_float_tensor(f"the loss of {self} (level={self.level})", output.loss, shape)
         return PolicyLossOutput(output.loss, output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 

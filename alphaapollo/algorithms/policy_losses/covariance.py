@@ -40,7 +40,7 @@ def clip_cov_candidates(
     return candidates, min(_count_selected_tokens(ratio, mask), int(candidates.sum()))
 
 
-def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
+def top_covariance_tokens(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """Select the share `ratio` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
     positions = mask.bool().flatten().nonzero().squeeze(1)
     order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(ratio, mask)]
@@ -87,14 +87,14 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(apply_mask(output.loss, ~inputs.chosen), output.metrics | {"clip_cov_fraction": fraction})
 
 
-def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
     """Select the tokens with the largest covariance, on which KL-Cov adds a KL penalty. [n] each -> bool [n]."""
     mask = torch.ones_like(logp)
-    return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
+    return top_covariance_tokens(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
 
 
 @register_policy_loss(
-    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_select_top_covariance
+    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_select_top_covariance_tokens
 )
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.chosen is not None

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
 
 MODES = [
     "token-mean",
@@ -55,7 +55,7 @@ def test_all_masked_is_zero_with_a_gradient_of_zero(mode: str):
 def test_sequence_level_ignores_empty_rows():
     loss = torch.tensor([3.0, float("nan"), 6.0])
     weights = row_weights(torch.tensor([5, 0, 1]), torch.zeros(3), "seq-mean-token-sum", 1)
-    assert aggregate_sequences(loss, weights) == pytest.approx(3.0)
+    assert aggregate_sequence_losses(loss, weights) == pytest.approx(3.0)
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ import torch
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
@@ -80,8 +80,8 @@ def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
     batch = token_inputs([[0.1, 0.2], [0.3, 0.0], [0.0, 0.0]], [[1.0] * 2] * 3, [[1, 1], [1, 0], [0, 0]])
     weights = torch.tensor([0.5, 0.5, 0.0])
     loss = get_policy_loss("gmpo")(batch, Actor()).loss
-    whole = aggregate_sequences(loss, weights)
-    parts = sum(aggregate_sequences(loss[rows], weights[rows]) for rows in ([0], [1, 2]))
+    whole = aggregate_sequence_losses(loss, weights)
+    parts = sum(aggregate_sequence_losses(loss[rows], weights[rows]) for rows in ([0], [1, 2]))
     assert whole.item() == pytest.approx(-(math.exp(0.15) + math.exp(0.3)) / 2)
     assert parts.item() == pytest.approx(whole.item())
 
@@ -194,7 +194,7 @@ def test_d17_an_empty_row_adds_nothing(name: str):
 
     def loss(batch: PolicyLossInputs) -> float:
         output = get_policy_loss(name)(batch, Actor()).loss
-        return aggregate_sequences(output, (batch.mask.sum(1) > 0).double()).item()
+        return aggregate_sequence_losses(output, (batch.mask.sum(1) > 0).double()).item()
 
     assert loss(with_empty) == loss(alone)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
@@ -43,7 +43,7 @@ def loss_and_gradient(
         weights = row_weights(lengths, torch.arange(len(lengths)), "seq-mean-token-mean", 1)
         total = aggregate(output, batch.mask, weights)
     else:
-        total = aggregate_sequences(output, row_weights(lengths, lengths, "seq-mean-token-sum", 1))
+        total = aggregate_sequence_losses(output, row_weights(lengths, lengths, "seq-mean-token-sum", 1))
     (gradient,) = torch.autograd.grad(total, batch.logp)
     return total.detach(), gradient
 
@@ -128,7 +128,7 @@ def test_micro_batches_and_row_order_cannot_change_a_gradient(seed: int, name: s
             one = (
                 aggregate(output, part.mask, weights[rows])
                 if loss.level == "token"
-                else aggregate_sequences(output, weights[rows])
+                else aggregate_sequence_losses(output, weights[rows])
             )
             total += torch.autograd.grad(one, batch.logp)[0]
         return total

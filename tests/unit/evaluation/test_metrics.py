@@ -69,7 +69,7 @@ def test_figures_by_hand() -> None:
             "response_length": (10 + 15) / 2,
         }
     )
-    assert (everything.problems, everything.samples, everything.failed) == (2, 8, 0)
+    assert (everything.problems, everything.samples, everything.num_failed) == (2, 8, 0)
     assert everything.outcomes == {"scored": 8} and everything.ends == {"done": 8}
     low, high = everything.figures["avg@4"].low, everything.figures["avg@4"].high
     assert (low, high) == (0.125, 0.5)  # of the four draws of two problems, one in four is all the first
@@ -86,18 +86,18 @@ def test_failures_are_excluded_and_counted() -> None:
     assert (figures["pass@3"].value, figures["pass@3"].problems) == (0.0, 1)
     assert (figures["pass@3"].low, figures["pass@3"].high) == (None, None)
     assert figures["response_length"].problems == 3
-    assert everything.failed == 3
+    assert everything.num_failed == 3
     assert everything.outcomes == {"scored": 6, "grader_failed": 2, "environment_failed": 1}
 
 
 def test_nothing_scored_has_no_figures() -> None:
     everything, _ = summarize([result(0, 0, None, num_tokens=None), result(1, 0, None, num_tokens=None)])
-    assert everything.figures == {} and everything.failed == 2
+    assert everything.figures == {} and everything.num_failed == 2
 
 
 def test_wrong_format_is_a_zero_and_not_a_failure() -> None:
     everything, _ = summarize([result(0, 0, 0.0, outcome=Outcome.WRONG_FORMAT), result(1, 0, 1.0)])
-    assert everything.figures["avg@1"].value == 0.5 and everything.failed == 0
+    assert everything.figures["avg@1"].value == 0.5 and everything.num_failed == 0
     assert everything.outcomes == {"wrong_format": 1, "scored": 1}
 
 
@@ -155,7 +155,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
     first, second, third = fresh
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
-    assert second.outcome.failed and math.isnan(second.accuracy) and second.reason == "it broke"
+    assert second.outcome.failed and math.isnan(second.accuracy) and second.failure_reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
     assert convert_trajectory(prompt, trajectories[0], needs_answer=False).answer is None
 

@@ -170,7 +170,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ),
         ({}, ["data.prompt_key=question"], "no column 'question'"),
         ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
-        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge. Set reward.judge.model"),
+        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge, but reward.judge.model is empty"),
         ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
         ({"responses": []}, [], "row 0: 'responses' is []. It must be a string or a list of strings"),
         ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),

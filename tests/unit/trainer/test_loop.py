@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.evaluation.validation import Validation
+from alphaapollo.evaluation.validation import ValidationResult
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
@@ -29,7 +29,7 @@ class Role:
     def __init__(self, **figures: float) -> None:
         self.figures = figures
 
-    async def memory(self) -> dict[str, float]:
+    async def get_memory_metrics(self) -> dict[str, float]:
         return self.figures
 
     async def sleep(self) -> None:
@@ -71,9 +71,9 @@ class FakeCheckpoints:
         self.steps: list[int] = []
         self.whole: list[float] = []
 
-    def begin_update(self) -> None: ...
+    def mark_update_start(self) -> None: ...
 
-    def end_update(self, progress: Progress) -> None: ...
+    def mark_update_end(self, progress: Progress) -> None: ...
 
     async def save(self, progress: Progress) -> None:
         self.steps.append(progress.step)
@@ -194,9 +194,9 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
 ) -> None:
     accuracies = iter([0.5, 0.9, 0.7])
 
-    async def validate(*_: Any, **__: Any) -> Validation:
+    async def validate(*_: Any, **__: Any) -> ValidationResult:
         accuracy = next(accuracies)
-        return Validation({"val/accuracy": accuracy}, accuracy, {})
+        return ValidationResult({"val/accuracy": accuracy}, accuracy, {})
 
     async def main() -> None:
         async with run.saving.finish_on_exit():

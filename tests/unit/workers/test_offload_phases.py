@@ -23,7 +23,7 @@ class Sender:
         self.sent = {name: tensor.clone() for name, tensor in tensors}
         return WeightUpdate(version, "", "")
 
-    def release(self) -> None:
+    def release_weights(self) -> None:
         pass
 
 

@@ -148,7 +148,7 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, tmp_path: 
 
 
 def test_a_family_without_a_classifier_is_an_error(model_folder):
-    from alphaapollo.finetuning.reward_model import check_reward_model
+    from alphaapollo.finetuning.reward_model import check_reward_model_support
 
     with pytest.raises(ValueError, match="is a 'granite' model, for which transformers has no reward model"):
-        check_reward_model(Model(path=str(model_folder("granite"))))
+        check_reward_model_support(Model(path=str(model_folder("granite"))))

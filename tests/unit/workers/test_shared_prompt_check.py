@@ -18,7 +18,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.sharding import full_tensor
-from alphaapollo.trainer.lifecycle import can_compute_prompts_once
+from alphaapollo.trainer.lifecycle import can_share_prompt_computation
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.unit.tiny import free_address
@@ -96,7 +96,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
 
     said: list[str] = []
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
-    role = SimpleNamespace(find_prompt_sharing_error=problem)
+    role = SimpleNamespace(get_unsupported_prompt_sharing_reason=problem)
     run: Any = SimpleNamespace(
         config=config,
         workers=SimpleNamespace(policy=role, critic=None),
@@ -104,9 +104,9 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
     )
     if asked is True:
         with pytest.raises(ValueError, match=rf"^{KEY}=true is not possible: Mamba .* Set {KEY} to auto or false\.$"):
-            asyncio.run(can_compute_prompts_once(run))
+            asyncio.run(can_share_prompt_computation(run))
     else:
-        assert asyncio.run(can_compute_prompts_once(run)) is False
+        assert asyncio.run(can_share_prompt_computation(run)) is False
         assert said == [
             f"prompts are computed for each sample separately ({KEY}=auto): Mamba has layers of type mamba."
         ]

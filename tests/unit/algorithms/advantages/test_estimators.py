@@ -231,16 +231,16 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
 @pytest.mark.parametrize(
     ("options", "components", "said"),
     [
-        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "missing: speed.*returns accuracy, format"),
-        ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "missing: speed"),
-        ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "missing: speed"),
+        ({"gdpo_rewards": ["speed"]}, COMPONENTS, r"must return speed, but it only returns \[accuracy, format\]"),
+        ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "must return speed, but"),
+        ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "must return speed, but"),
         (
             {"gdpo_rewards": ["accuracy"], "gdpo_conditions": {"accuracy": ("format", 1.0)}},
             COMPONENTS | {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])},
-            "missing or not finite: format",
+            r"\[format\] are missing or not finite",
         ),
-        ({}, {}, "the reward function returns none"),
-        ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "missing or not finite: format"),
+        ({}, {}, r"must return named rewards, but it only returns \[\]"),
+        ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, r"\[format\] are missing or not finite"),
     ],
 )
 def test_gdpo_bad_components(options: dict, components: dict, said: str):
@@ -258,10 +258,10 @@ def test_passk_analytic_by_hand():
 def test_passk_analytic_bad_inputs():
     estimator = get_estimator("grpo_passk_analytic")
     with pytest.raises(
-        ValueError, match="needs a group of at least 3 samples, but without failed samples the largest group has 2"
+        ValueError, match="a group of at least 3 samples, but the largest group has 2 samples that did not fail"
     ):
         estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
-    with pytest.raises(ValueError, match="rewards of 0 or 1"):
+    with pytest.raises(ValueError, match=r"rewards of 0 or 1, but got 0\.5"):
         estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))
 
 
@@ -379,7 +379,7 @@ def test_unknown_estimators_suggest_similar_names():
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="inputs are values, greedy_rewards, components, turns, mini_batches"):
+    with pytest.raises(ValueError, match="allowed in needs are values, greedy_rewards, components, turns, mini_batches"):
         register_estimator("with_logits", needs=("logits",))
 
 

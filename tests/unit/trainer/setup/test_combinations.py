@@ -135,10 +135,10 @@ def test_passk_k_is_at_most_the_group_size():
     [
         ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries, but algorithm.gdpo_rewards has 2"),
         ({"gdpo_weights": [1.0]}, "has 1 entries, but algorithm.gdpo_rewards has 0"),
-        ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
+        ({"gdpo_rewards": ["a", "a"]}, "algorithm.gdpo_rewards=[a, a] repeats a name"),
         (
             {"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}},
-            "algorithm.gdpo_conditions has b, but algorithm.gdpo_rewards only has a",
+            "algorithm.gdpo_conditions sets conditions for [b], but algorithm.gdpo_rewards is only [a]",
         ),
     ],
 )
@@ -289,7 +289,7 @@ MACHINE = Machine(num_cores=2, num_gpus=0)
 )
 def test_kl_requires_a_reference(needed: dict[str, Any], values: dict[str, Any], reference: bool, columns: bool):
     given = config(needed | values)
-    assert (given.needs_reference, given.needs_ref_columns) == (reference, columns)
+    assert (given.needs_reference, given.needs_ref_log_probs) == (reference, columns)
 
 
 def test_a_plan_has_the_notices_of_its_checks(needed: dict[str, Any]):
