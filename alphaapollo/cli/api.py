@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from alphaapollo.cli.python_objects import PythonObjects
 from alphaapollo.cli.results import Evaluation, EvolvedRun, TrainedRun
-from alphaapollo.cli.run_process import OnIteration, run_to_end
+from alphaapollo.cli.run_process import OnIteration, run_in_child_process
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_value, get_value, list_keys, list_map_keys
+from alphaapollo.config.keys import format_value, get_value, list_keys, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.observability.json_values import to_json_value
@@ -135,9 +135,9 @@ def _run_program(
         folder = config.trainer.folder.absolute()
         object_words = objects.write_files(folder.with_name(f".{folder.name}.objects"))
         with_objects = load_config(schema, config_name, [*words, *object_words])
-        _check_object_keys_unset(config, object_words)
+        _check_no_key_set_twice(config, object_words)
         module = f"alphaapollo.{find_command_module(config_name)}"
-        run_to_end(module, [*words, *object_words], folder, on_iteration, show)
+        run_in_child_process(module, [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
 
 
@@ -153,7 +153,7 @@ def nest_settings(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[
     values: dict[str, Any] = {"defaults": defaults} if presets else {}
     for key, value in settings.items():
         if key not in presets:
-            _set_nested_value(values, key.split("."), value, list_map_keys(schema))
+            _set_nested_value(values, key.split("."), value, list_keys_of_map_type(schema))
     return values
 
 
@@ -173,10 +173,10 @@ def _set_nested_value(values: dict[str, Any], key_parts: Sequence[str], value: A
         inside[last] = value
 
 
-def _check_object_keys_unset(config: BaseModel, object_overrides: Sequence[str]) -> None:
+def _check_no_key_set_twice(config: BaseModel, object_overrides: Sequence[str]) -> None:
     """Raise ConfigError if the call sets a key and also passes a Python object for it, except a preset's estimator."""
     known = list_keys(type(config))
     for key in (override.partition("=")[0] for override in object_overrides):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
             shown = f"{key}={format_value(value)}"
-            raise ConfigError(f"{shown}, but the call also passes a Python object for this key. Remove one of them.")
+            raise ConfigError(f"{shown} is set, but the call also passes a Python object for it. Remove one of them.")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-Answer = Callable[[list[Message]], str | None]
+AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_chat(answer: Answer) -> None:
+def run_chat(answer: AnswerFunction) -> None:
     """Read the user's messages from stdin and answer each, until the user exits."""
     past: list[Message] = []
     while True:
@@ -112,7 +112,7 @@ class EngineChat:
         self._rollout = resolve_inference_rollout(
             config.rollout, config.model, self._device, trainer.num_gpus, machine.num_cores
         )
-        self._config = config.model_copy(update={"env": select_printing_environment(config.env, terminal)})
+        self._config = config.model_copy(update={"env": register_printing_environment(config.env, terminal)})
         self._terminal, self._num_prompts = terminal, 0
 
     def run(self) -> None:
@@ -169,7 +169,7 @@ class EnvironmentPrinter:
         return result
 
 
-def select_printing_environment(env: Env, terminal: Terminal) -> Env:
+def register_printing_environment(env: Env, terminal: Terminal) -> Env:
     """Register the environment, wrapped in an EnvironmentPrinter, and return settings that select the wrapper."""
     known = get_environment_spec(env.env_name)
 

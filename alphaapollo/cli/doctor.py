@@ -43,14 +43,14 @@ class CheckResult:
     fix: str = ""  # suggested fix; empty if ok
 
 
-def grade_size(check: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
+def grade_size(name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
     """Compare a size, e.g. free bytes, with two limits: ok, warn or fail. `found` describes the size for the user."""
     if size >= warns_below:
-        return CheckResult(check, found)
-    return CheckResult(check, found, "fail" if size < fails_below else "warn", fix)
+        return CheckResult(name, found)
+    return CheckResult(name, found, "fail" if size < fails_below else "warn", fix)
 
 
-def check_system() -> Iterator[CheckResult]:
+def check_operating_system() -> Iterator[CheckResult]:
     """Check for Linux and a supported C library."""
     name = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if platform.system() != "Linux":
@@ -182,7 +182,7 @@ def check_disks() -> Iterator[CheckResult]:
             yield CheckResult(name, f"{folder} is not writable", level, f"make it writable or {fix}")
 
 
-def check_limits() -> Iterator[CheckResult]:
+def check_process_limits() -> Iterator[CheckResult]:
     """Check how many files and processes may be open at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
@@ -271,14 +271,14 @@ def _format_size(num_bytes: float) -> str:
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
-    check_system,
+    check_operating_system,
     check_python,
     check_packages,
     check_processors,
     check_gpus,
     check_shared_memory,
     check_disks,
-    check_limits,
+    check_process_limits,
     check_ports,
     check_ray,
     check_sandbox,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
-from alphaapollo.utils.watchdog import exit_with_process, stop_on_signals
+from alphaapollo.utils.watchdog import exit_when_process_ends, stop_on_signals
 
 OnIteration = Callable[[int, dict[str, float]], None]
 """Callback that receives the step and the metrics of an iteration."""
@@ -33,7 +33,7 @@ class RunFailed(RuntimeError):
     """A run failed after its start. The message is the end of the run's output."""
 
 
-def run_to_end(
+def run_in_child_process(
     module: str, arguments: Sequence[str], run_folder: Path, on_iteration: OnIteration | None, show: bool
 ) -> None:
     """Run `python -m module arguments` in a child process and wait for its end; `show` prints its output.
@@ -45,7 +45,7 @@ def run_to_end(
             `on_iteration`.
     """
     command = [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *arguments]
-    metrics_lines = NewLineReader(run_folder / "metrics.jsonl")
+    metrics_lines = AppendedLineReader(run_folder / "metrics.jsonl")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def run_to_end(
 
 
 def _report_iterations(
-    process: subprocess.Popen[str], metrics_lines: NewLineReader, on_iteration: OnIteration | None
+    process: subprocess.Popen[str], metrics_lines: AppendedLineReader, on_iteration: OnIteration | None
 ) -> None:
     """Call `on_iteration` for each new line of metrics.jsonl until the process has ended."""
     while True:
@@ -83,7 +83,7 @@ def _report_iterations(
             ended = process.wait(POLL_SECONDS) is not None
         except subprocess.TimeoutExpired:
             ended = False
-        for line in metrics_lines.read() if on_iteration else ():
+        for line in metrics_lines.read_new_lines() if on_iteration else ():
             record = json.loads(line)
             on_iteration(int(record.pop("step")), record)  # type: ignore[misc]
         if ended:
@@ -114,14 +114,14 @@ def _extract_error(output_lines: Sequence[str]) -> str:
     return "\n".join(lines[starts[-1] :] if starts else lines[-20:]).removeprefix("error: ")
 
 
-class NewLineReader:
+class AppendedLineReader:
     """Reader of the lines that a run adds to its metrics.jsonl. A resume may rewrite it with fewer lines."""
 
     def __init__(self, path: Path):
         self._path, self._size, self._known = path, 0, set[str]()
-        self.read()
+        self.read_new_lines()
 
-    def read(self) -> list[str]:
+    def read_new_lines(self) -> list[str]:
         """Return the complete lines that are new since the last call."""
         size = self._path.stat().st_size if self._path.is_file() else 0
         if size == self._size:
@@ -134,6 +134,6 @@ class NewLineReader:
 
 
 if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
-    exit_with_process(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
+    exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
     with stop_on_signals():
         sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -11,7 +11,7 @@ from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
 from alphaapollo.config.port.translate import port_script
-from alphaapollo.config.verl import find_verl_differences, find_verl_verdict
+from alphaapollo.config.verl import find_differences_from_verl, find_verl_key_status
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +44,7 @@ def explain_key(name: str) -> str:
             for command in other_commands
             if found[command].default != key.default
         )
-        difference = find_verl_differences(COMMANDS[first]).get(name)
+        difference = find_differences_from_verl(COMMANDS[first]).get(name)
         in_verl = f"; difference from verl: {difference}" if difference else ""
         return f"{name}: accepted (default {defaults}, {key.meaning.removesuffix('.')}{in_verl})"
     for schema in COMMANDS.values():
@@ -54,8 +54,8 @@ def explain_key(name: str) -> str:
         if (map_key := find_containing_map(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
-    if (verdict := find_verl_verdict(name, *COMMANDS.values())) is not None:
-        return f"{name}: {verdict}"
+    if (status := find_verl_key_status(name, *COMMANDS.values())) is not None:
+        return f"{name}: {status}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"
 

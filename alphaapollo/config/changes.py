@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.config.effects import resolve_marker_key
-from alphaapollo.config.keys import COMMANDS, Key, find_rule, format_value, get_rule_markers, get_value, list_keys
+from alphaapollo.config.effects import resolve_relative_key
+from alphaapollo.config.keys import COMMANDS, Key, find_rule_for_key, format_value, get_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """Key whose value differs between the start and the resume of a run, with the verdict of its OnResume rule."""
 
     key: str
@@ -28,10 +28,10 @@ class Change:
         return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{reason}"
 
 
-def find_changes(saved_values: Mapping[str, Any], config: Section) -> list[Change]:
+def find_changes(saved_config: Mapping[str, Any], config: Section) -> list[ConfigChange]:
     """Return the keys whose value in `config` differs from the parsed config.yaml of the earlier run.
 
-    A key that is missing in `saved_values` counts as its default. A key that the schema does not have is ignored,
+    A key that is missing in `saved_config` counts as its default. A key that the schema does not have is ignored,
     because another version of this package wrote it.
     """
     now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
@@ -39,27 +39,27 @@ def find_changes(saved_values: Mapping[str, Any], config: Section) -> list[Chang
     for key in list_keys(type(config)).values():
         rule = find_resume_rule(config, key)
         new = _get_nested_value(now, key.name, None)
-        old = _get_nested_value(saved_values, key.name, _get_nested_value(defaults, key.name, None))
+        old = _get_nested_value(saved_config, key.name, _get_nested_value(defaults, key.name, None))
         if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
-            found.append(Change(key.name, old, new, rule.verdict, rule.reason))
+            found.append(ConfigChange(key.name, old, new, rule.verdict, rule.reason))
     return found
 
 
 def find_resume_rule(config: Section, key: Key) -> OnResume:
     """Return the rule that decides what happens if a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_rule_markers(key, OnResume)):
+    if any(rule.verdict == "ignored" for _, rule in get_markers(key, OnResume)):
         return ONLY_AT_START
-    if (command_rule := find_rule(config.on_resume, key)) is not None:
+    if (command_rule := find_rule_for_key(config.resume_rules, key)) is not None:
         return command_rule
-    for section, rule in reversed(get_rule_markers(key, OnResume)):
-        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_marker_key(section, rule.when.key)))
+    for section, rule in reversed(get_markers(key, OnResume)):
+        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_relative_key(section, rule.when.key)))
         return rule if is_met else OnResume("applied")
     return OnResume("applied")
 
 
-def identify_command(saved_values: Mapping[str, Any]) -> str | None:
+def identify_command(saved_config: Mapping[str, Any]) -> str | None:
     """Return the command, e.g. `main_sft`, whose configuration has the same sections as a parsed config.yaml."""
-    return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_values.keys()), None)
+    return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_config.keys()), None)
 
 
 def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
@@ -72,6 +72,6 @@ def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
 
 def _make_paths_absolute(key: Key, value: Any) -> Any:
     """Return the value of a path key as a list of absolute paths, so that `./a.parquet` equals `[a.parquet]`."""
-    if not value or not get_rule_markers(key, FilePath):
+    if not value or not get_markers(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(path)) for path in (value if isinstance(value, list) else [value])]

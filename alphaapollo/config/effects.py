@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alphaapollo.config.keys import Key, find_rule, format_value, get_rule_markers, get_value, list_keys
+from alphaapollo.config.keys import Key, find_rule_for_key, format_value, get_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
@@ -14,7 +14,7 @@ def describe_ineffective_keys(config: Section, keys_with_reasons: Iterable[tuple
     lines = []
     for name, reason in keys_with_reasons:
         value = get_value(config, name)
-        is_silent = any(marker.silent_value == value for _, marker in get_rule_markers(keys[name], ActiveWhen))
+        is_silent = any(marker.silent_value == value for _, marker in get_markers(keys[name], ActiveWhen))
         if value != keys[name].default and not is_silent:
             lines.append(f"{name}={format_value(value)} has no effect: {reason}.")
     return lines
@@ -26,27 +26,27 @@ def find_inactive_keys(config: Section, device: Device | None = None) -> Iterato
     device: Device of the run; None = keys that need a particular device are not reported.
     """
     for key in list_keys(type(config)).values():
-        if reason := find_rule(config.unread, key) or explain_inactive_key(config, key, device):
+        if reason := find_rule_for_key(config.unread_keys, key) or explain_inactive_key(config, key, device):
             yield key.name, reason
 
 
 def explain_inactive_key(config: Section, key: Key, device: Device | None = None) -> str | None:
     """Return why the key has no effect: its first ActiveWhen condition that is not met; None if all are met."""
-    for section, marker in get_rule_markers(key, ActiveWhen):
+    for section, marker in get_markers(key, ActiveWhen):
         try:
-            value = device if marker.key == "@device" else get_value(config, resolve_marker_key(section, marker.key))
+            value = device if marker.key == "@device" else get_value(config, resolve_relative_key(section, marker.key))
         except AttributeError:  # a key that this command does not have
             continue
         if (marker.key == "@device" and device is None) or marker.is_met(value):
             continue
         if marker.reason:
             return marker.reason
-        shown = resolve_marker_key(section, marker.shown_key)
+        shown = resolve_relative_key(section, marker.shown_key)
         shown_value = get_value(config, shown)
         return f"{shown} is {'empty' if shown_value in ('', [], {}) else format_value(shown_value)}"
     return None
 
 
-def resolve_marker_key(section_prefix: str, marker_key: str) -> str:
+def resolve_relative_key(section_prefix: str, relative_key: str) -> str:
     """Return the full dotted key that a marker names: `type` in the section `algorithm.` is `algorithm.type`."""
-    return marker_key[1:] if marker_key.startswith("/") else section_prefix + marker_key
+    return relative_key[1:] if relative_key.startswith("/") else section_prefix + relative_key

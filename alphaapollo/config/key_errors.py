@@ -11,19 +11,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import find_containing_map, format_value, list_keys, list_sections
-from alphaapollo.config.verl import find_verl_verdict
+from alphaapollo.config.verl import find_verl_key_status
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 
 def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
     """Return the error message for a key that is not in the schema, with similar keys or what replaces verl's key."""
     shown = f"{name} (got {format_value(value)})"
-    if verdict := find_verl_verdict(name, schema):
-        return f"{shown}: a key of verl, {verdict}."
-    hint = (
-        format_suggestion(find_similar_keys(name, list_keys(schema))) or " docs/config.md lists the pages of all keys."
-    )
-    return f"{shown}: unknown key.{hint}"
+    if status := find_verl_key_status(name, schema):
+        return f"{shown}: a key of verl, {status}."
+    suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))
+    return f"{shown}: unknown key.{suggestion or ' docs/config.md lists the pages of all keys.'}"
 
 
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:

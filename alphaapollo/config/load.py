@@ -33,7 +33,7 @@ from alphaapollo.config.keys import (
     format_value,
     list_keys,
     list_sections,
-    move_verl_group_size,
+    rename_verl_group_size_key,
 )
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.redaction import find_secret_keys
@@ -69,11 +69,11 @@ NO_USER_SETTINGS = UserSettings()
 
 
 def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
-    """Load a configuration from command-line arguments; see load_with_user_settings."""
-    return load_with_user_settings(schema, config_name, argv)[0]
+    """Load a configuration from command-line arguments; see load_config_and_user_settings."""
+    return load_config_and_user_settings(schema, config_name, argv)[0]
 
 
-def load_with_user_settings(
+def load_config_and_user_settings(
     schema: type[SchemaT], config_name: str, argv: Sequence[str]
 ) -> tuple[SchemaT, UserSettings]:
     """Load a configuration from command-line arguments, and return which presets and keys the user set.
@@ -123,7 +123,7 @@ def read_user_yaml(file: str) -> dict[str, Any]:
 def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
     if schema is Config:
-        move_verl_group_size(values)
+        rename_verl_group_size_key(values)
     for key in list_keys(schema).values():
         if key.type.startswith("text"):
             _convert_number_to_text(values, key.name.split("."))
@@ -253,7 +253,7 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
             raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
         if override.is_sweep_override():
             key, _, value = word.partition("=")
-            raise ConfigError(f"{word}: there are several values for one key. Write a list as '{key}=[{value}]'.")
+            raise ConfigError(f"{word} sets several values. Set one, or write a list: '{key}=[{value}]'.")
         overrides.append(override)
     return overrides
 

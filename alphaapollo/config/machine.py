@@ -43,8 +43,8 @@ def find_machine_warnings(config: Section, device: Device, num_cores: int) -> It
     if config.actor_rollout_ref.rollout.router_replay:
         yield f"{ROLLOUT}.router_replay=true makes engines on a CPU many times slower. Set it to false, or use GPUs."
     if config.trainer.n_gpus_per_node > num_cores:
-        ranks = f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
-        yield f"{ranks} training ranks share {num_cores} CPU cores, which is slow. Set {num_cores} or less."
+        key = f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
+        yield f"{key} is slow, because a node has only {num_cores} CPU cores. Set {num_cores} or less."
 
 
 def _find_cpu_engine_errors(section: str, rollout: Rollout, device: Device, num_cores: int) -> Iterator[str]:
@@ -109,5 +109,5 @@ def _find_engine_count_errors(config: GenerationConfig, device: Device) -> Itera
 def _find_shared_gpu_errors(config: EvolvingConfig) -> Iterator[str]:
     own, share = [name for name, model in config.models.items() if model.path], config.rollout.gpu_memory_utilization
     if config.rollout.name == "vllm" and share * len(own) > 1:
-        fix = f"Set {1 / len(own):.2f} or less."
-        yield f"rollout.gpu_memory_utilization={share:g}: {len(own)} engines ({', '.join(own)}) share the GPU. {fix}"
+        key, fix = "rollout.gpu_memory_utilization", f"Set {1 / len(own):.2f} or less."
+        yield f"{key}={share:g} is too much for {len(own)} engines ({', '.join(own)}) on one GPU. {fix}"

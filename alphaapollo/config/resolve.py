@@ -69,7 +69,7 @@ def resolve_inference_rollout(
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
 
 
-def get_attention(model: Model) -> Attention:
+def get_attention_kernel(model: Model) -> Attention:
     """Return the attention kernel; the section must be resolved (resolve_model)."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
@@ -102,14 +102,14 @@ def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def explain_dtype(requested: str, device: Device, bfloat16_instructions: str) -> str:
+def explain_dtype(requested_dtype: str, device: Device, bfloat16_instructions: str) -> str:
     """Return a remark for the printed plan about the dtype on a CPU. bfloat16_instructions: e.g. amx_bf16."""
     if device == "cuda":
         return ""
-    if requested == "auto":
+    if requested_dtype == "auto":
         hint = f"; model.dtype=bfloat16 would use its {bfloat16_instructions}" if bfloat16_instructions else ""
         return f" (auto on a CPU{hint})"
-    if requested == "float32":
+    if requested_dtype == "float32":
         return ""
     slow = "slow: this processor has neither amx_bf16 nor avx512_bf16"
     return f" (with {bfloat16_instructions})" if bfloat16_instructions else f" ({slow})"
@@ -143,7 +143,7 @@ def _should_use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
     if device == "cpu":
         raise ValueError(f"{key}=true needs a GPU, because Liger's kernels do not run on a CPU. Set {key}=auto.")
     if not has_liger:
-        raise ValueError(f"{key}=true, but liger-kernel is not installed. pip install liger-kernel, or set {key}=auto.")
+        raise ValueError(f"{key}=true, but liger-kernel is not installed. Install it with pip, or set {key}=auto.")
     if model.use_torch_compile:
         raise ValueError(f"{key}=true and model.use_torch_compile=true fuse the same layers. Set one of them to false.")
     return True

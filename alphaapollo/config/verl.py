@@ -20,7 +20,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 @cache
-def load_verl_tables() -> dict[str, Tables]:
+def load_verl_key_tables() -> dict[str, Tables]:
     """Load verl_keys.yaml: {command: {table: entries}}. A comment at the start of the file describes the tables."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
     found: dict[str, Tables] = yaml.safe_load(text)
@@ -28,18 +28,18 @@ def load_verl_tables() -> dict[str, Tables]:
 
 
 @cache
-def list_verl_keys() -> dict[str, dict[str, str]]:
+def list_verl_key_statuses() -> dict[str, dict[str, str]]:
     """Return what became of verl's keys: {command: {key or pattern with `*`: "renamed to env.max_steps", ...}}."""
-    verdicts = {}
-    for command, tables in load_verl_tables().items():
+    statuses = {}
+    for command, tables in load_verl_key_tables().items():
         renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
         dropped = {key: f"dropped because {reason}" for reason, keys in tables["dropped"].items() for key in keys}
         missing = {key: f"not supported ({reason})" for reason, keys in tables["not_supported"].items() for key in keys}
-        verdicts[command] = renamed | dropped | missing
-    return verdicts
+        statuses[command] = renamed | dropped | missing
+    return statuses
 
 
-def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
+def find_verl_key_status(name: str, *schemas: type[BaseModel]) -> str | None:
     """Return what became of a verl key, e.g. `renamed to env.max_steps`; None if verl does not have the key.
 
     If several patterns match, the longest applies. Schemas that have the key's section take precedence.
@@ -47,9 +47,9 @@ def find_verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
         has_section = name.split(".")[0] in list_sections(schema)
-        for pattern, verdict in list_verl_keys()[_get_command_name(schema)].items():
+        for pattern, status in list_verl_key_statuses()[_get_command_name(schema)].items():
             if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
-                found.append(("*" not in pattern, has_section, len(pattern), verdict))
+                found.append(("*" not in pattern, has_section, len(pattern), status))
     return max(found)[3] if found else None
 
 
@@ -57,9 +57,9 @@ def _get_command_name(schema: type[BaseModel]) -> str:
     return next(command for command, known in COMMANDS.items() if known is schema)
 
 
-def find_verl_differences(schema: type[BaseModel]) -> dict[str, str]:
+def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
     """Return the accepted keys with another meaning or default in verl: {key: difference}."""
-    tables = load_verl_tables()[_get_command_name(schema)]
+    tables = load_verl_key_tables()[_get_command_name(schema)]
     meanings = tables.get("meaning", {})
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in tables.get("default", {}).items()}
     return {

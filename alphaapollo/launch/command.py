@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error
-from alphaapollo.config.load import load_config, load_with_user_settings
+from alphaapollo.config.load import load_config, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.observability.terminal import Terminal
 
@@ -27,9 +27,9 @@ def run_inference(
     with exit_on_config_error():
         config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(module_name)
-    from alphaapollo.launch.run_command import run_in_folder, run_until_signal
+    from alphaapollo.launch.run_command import run_in_locked_folder, run_until_signal
 
-    return run_in_folder(
+    return run_in_locked_folder(
         config.trainer,
         lambda: module.prepare(config, terminal),
         lambda prepared: run_until_signal(module.run(prepared, terminal)),
@@ -45,21 +45,22 @@ def run_training(
     module_name: module with `prepare(config, user_settings)` and `run(prepared, progress)` (restarts.py).
     """
     with exit_on_config_error():
-        config, user_settings = load_with_user_settings(schema, config_name, sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        config, user_settings = load_config_and_user_settings(schema, config_name, words)
     module = importlib.import_module(module_name)
     from alphaapollo.launch.restarts import run_with_restarts
-    from alphaapollo.launch.resume import completed_message, resume_hint
-    from alphaapollo.launch.run_command import run_in_folder
+    from alphaapollo.launch.resume import format_completed_message, resume_hint
+    from alphaapollo.launch.run_command import run_in_locked_folder
 
     folder = config.trainer.folder
 
     def train(prepared: Any) -> None:
         if prepared.is_complete:
-            print(completed_message(folder, prepared.start.step))
+            print(format_completed_message(folder, prepared.start.step))
         else:
             run_with_restarts(prepared, module.run)
 
-    return run_in_folder(
+    return run_in_locked_folder(
         config.trainer,
         lambda: module.prepare(config, user_settings),
         train,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import Change, find_changes, identify_command
+from alphaapollo.config.changes import ConfigChange, find_changes, identify_command
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
@@ -46,7 +46,7 @@ class StartPoint:
     folder: Path
     checkpoint: Path | None = None
     step: int = 0  # number of completed iterations in the checkpoint
-    changes: tuple[Change, ...] = ()  # configuration changes since the earlier start
+    changes: tuple[ConfigChange, ...] = ()  # configuration changes since the earlier start
     damaged: tuple[str, ...] = ()  # messages about damaged newer checkpoints
     last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
     lost_metrics: str = ""  # message about missing lines in metrics.jsonl
@@ -83,7 +83,7 @@ class StartPoint:
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
         checkpoints.remove_incomplete()
         if self.checkpoint:
-            checkpoints.move_later_aside(self.step)
+            checkpoints.move_later_checkpoints_aside(self.step)
         newest, number = _find_saved_config(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
@@ -92,7 +92,7 @@ class StartPoint:
         return moved
 
 
-def completed_message(folder: Path, total_steps: int) -> str:
+def format_completed_message(folder: Path, total_steps: int) -> str:
     """Return the message of a command whose run is already complete."""
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
@@ -144,16 +144,16 @@ def find_start_by_results(config: GenerationConfig | EvolvingConfig, results_nam
     return StartPoint(folder, changes=tuple(find_config_changes(config)) if (folder / results_name).exists() else ())
 
 
-def _describe_lost_metrics(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
+def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step: int, log_interval: int) -> str:
     """Return a message if metrics.jsonl has no lines of the last iterations before the checkpoint of `step`, else "".
 
-    every: configured interval between lines, in iterations; an earlier start may have used a longer one.
+    log_interval: configured interval between lines, in iterations; an earlier start may have used a longer one.
     """
-    steps = [iteration for iteration in logged if iteration <= step]
+    steps = [iteration for iteration in logged_steps if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
-    if step - last < max(every, widest):
+    if step - last < max(log_interval, widest):
         return ""
-    return f"{metrics} has no lines of iterations {last + 1} to {step}; they are lost."
+    return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
 def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
     return None, ()
 
 
-def find_config_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
+def find_config_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[ConfigChange]:
     """Return the configuration changes since the last start of the run. Raises ValueError if a key has changed that
     identifies a run, if the folder belongs to another command, or if its configuration cannot be read."""
     folder = config.trainer.folder
@@ -212,7 +212,7 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
         _read_config_of_command(folder, type(config))
 
 
-def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[Change]:
+def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[ConfigChange]:
     """Return the configuration changes since the run in `folder`, to which trainer.resume_from_path belongs. No change
     is refused, because any run may be selected."""
     if _find_saved_config(folder)[0] is None:
@@ -225,7 +225,7 @@ def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list
     ]
 
 
-def _format_refused_changes(folder: Path, refused: Sequence[Change]) -> str:
+def _format_refused_changes(folder: Path, refused: Sequence[ConfigChange]) -> str:
     differences = ", ".join(
         f"{change.key}={format_value(change.old)} (now {format_value(change.new)})" for change in refused
     )

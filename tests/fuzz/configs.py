@@ -15,7 +15,7 @@ import yaml
 from hypothesis import strategies as st
 
 from alphaapollo.config.keys import Key, list_keys, list_sections
-from alphaapollo.config.load import load_with_user_settings, save_config
+from alphaapollo.config.load import load_config_and_user_settings, save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.trainer.lifecycle import prepare
 from tests.fuzz.values import anything, numbers, texts
@@ -130,7 +130,7 @@ def from_words(task: Task, words: Sequence[str]) -> str:
 def up_to_the_workers(argv: list[str]) -> str:
     """A configuration is accepted if it is equal after loading the run's config.yaml."""
     with contextlib.redirect_stdout(io.StringIO()):
-        config, user_settings = load_with_user_settings(Config, "ppo", argv)
+        config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
         prepared = prepare(config, user_settings)
     path = Path(prepared.config.trainer.output_dir) / "saved.yaml"
     save_config(config, path)

@@ -24,7 +24,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 }
 
 
-def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
+def record_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
     """Return the commands that the script `source` would run with only `variables` set, and bash's error messages.
 
     A value that depends on the machine is kept as text between two control characters: `\\2${HOME}\\3/data`.
@@ -38,16 +38,16 @@ def record_commands(source: str, path: str, variables: dict[str, str]) -> tuple[
         source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)(\s*){name}(\+?=)", r"\1\2_\3", source)
     known, unset = dict(variables), {""}
     while unset:
-        commands, errors = _run_in_sandbox(source, path, known)
+        commands, errors = _run_script_in_sandbox(source, path, known)
         unset = set(re.findall(r"line \d+: \$?(\w+)(?:\[.*\])?: unbound variable", errors)) - known.keys()
         known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
-    if broken := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:
-        raise ValueError(f"{path}: {broken[0]}. Correct the script.")
+    if syntax_errors := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:
+        raise ValueError(f"{path}: {syntax_errors[0]}. Correct the script.")
     return commands, list(dict.fromkeys(UNKNOWN.sub(r"\1", note) for note in notes))
 
 
-def _run_in_sandbox(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], str]:
+def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], str]:
     """Run the script with bash in the sandbox. Returns the recorded commands and bash's error messages."""
     stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
     stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())

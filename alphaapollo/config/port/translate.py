@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
 from alphaapollo.config.load import check_override, flatten_maps
-from alphaapollo.config.port.script import UNKNOWN, Command, record_commands
-from alphaapollo.config.verl import find_verl_verdict, load_verl_tables
+from alphaapollo.config.port.script import UNKNOWN, Command, record_script_commands
+from alphaapollo.config.verl import find_verl_key_status, load_verl_key_tables
 
-Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
-Values = Mapping[str, str]  # keys and values of verl's command
-Converted = tuple[dict[str, str], str]  # alphaapollo's keys with values, and a remark for the comment
+ArgumentLines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
+VerlValues = Mapping[str, str]  # keys and values of verl's command
+ConvertedKeys = tuple[dict[str, str], str]  # alphaapollo's keys with values, and a remark for the comment
 
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
@@ -37,13 +37,13 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     arguments: `KEY=VALUE` adds a key to verl's command, `NAME=VALUE` sets a variable that the script reads.
     """
     pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
-    commands, notes = record_commands(source, path, {name: value for name, value in pairs.items() if "." not in name})
+    commands, notes = record_script_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     ported = "".join(line + "\n" for command in commands for line in _port_command(command, new_keys, Path(path)))
     if not ported:
         raise ValueError(
-            f"{path}: found no command that starts a program of verl, such as python3 -m verl.trainer.main_ppo. "
-            "If a condition of the script skips it, set its variable: port SCRIPT NAME=VALUE."
+            f"{path}: the script runs no verl program, such as python3 -m verl.trainer.main_ppo. If the command is "
+            "inside an `if`, set the variables of its condition: port SCRIPT NAME=VALUE."
         )
     header = HEADER.format(Path(path).name) + "".join(f"# {note}\n" for note in notes)
     return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
@@ -86,9 +86,9 @@ def _read_yaml_keys(config_path: str, file_name: str, script: Path) -> dict[str,
     return {key: format_value(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
 
 
-def translate_keys(values: Values, program: str) -> Lines:
+def translate_keys(values: VerlValues, program: str) -> ArgumentLines:
     """Translate verl's keys to keys of a program, e.g. main_ppo, with comments; add verl's defaults if ours differ."""
-    schema, lines = COMMANDS[program], Lines()
+    schema, lines = COMMANDS[program], ArgumentLines()
     for key, value in values.items():
         words, remark = _convert_key(key, value, values, program)
         if remark and not words:
@@ -96,7 +96,7 @@ def translate_keys(values: Values, program: str) -> Lines:
         for ours, text in words.items():
             lines[ours] = _format_argument(ours, text, remark, schema)
             remark = ""
-    tables = load_verl_tables()["main_ppo"]
+    tables = load_verl_key_tables()["main_ppo"]
     for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
         other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
         words, _ = _convert_key(key, format_value(value), {**values, key: format_value(value)}, program)
@@ -106,8 +106,8 @@ def translate_keys(values: Values, program: str) -> Lines:
     return lines
 
 
-def _convert_key(key: str, value: str, values: Values, program: str) -> Converted:
-    schema, renamed_values = COMMANDS[program], load_verl_tables()["main_ppo"]["values"]
+def _convert_key(key: str, value: str, values: VerlValues, program: str) -> ConvertedKeys:
+    schema, renamed_values = COMMANDS[program], load_verl_key_tables()["main_ppo"]["values"]
     if key in RULES and (program == "main_ppo" or key.startswith("trainer.")):
         return RULES[key](value, values)
     known = list_keys(schema).get(key)
@@ -116,10 +116,10 @@ def _convert_key(key: str, value: str, values: Values, program: str) -> Converte
     if known or key in list_sections(schema) or find_containing_map(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
-    verdict = find_verl_verdict(key, schema) or "not a known key of verl"
-    if not verdict.startswith("renamed to "):
-        return {}, verdict
-    ours, _, remark = verdict.removeprefix("renamed to ").partition(" ")
+    status = find_verl_key_status(key, schema) or "not a known key of verl"
+    if not status.startswith("renamed to "):
+        return {}, status
+    ours, _, remark = status.removeprefix("renamed to ").partition(" ")
     return ({}, f"{ours} keeps its default") if value == "null" else ({ours: value}, f"was {key} {remark}".rstrip())
 
 
@@ -145,58 +145,58 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
 
 
-def _read_number(values: Values, key: str, default: int) -> int:
+def _read_number(values: VerlValues, key: str, default: int) -> int:
     return int(values[key]) if values.get(key, "").isdigit() else default
 
 
-def _convert_mini_batch_size(value: str, values: Values) -> Converted:
+def _convert_mini_batch_size(value: str, values: VerlValues) -> ConvertedKeys:
     key, n = f"{ACTOR}.ppo_mini_batch_size", _read_number(values, f"{ROLLOUT}.n", 1)
     if not value.isdigit():
         return {key: value}, f"counts trajectories here, prompts in verl: multiply it by rollout.n={n}"
     return {key: str(int(value) * n)}, f"{value} prompts x rollout.n={n}: here it counts trajectories" if n > 1 else ""
 
 
-def _convert_truncation(value: str, values: Values) -> Converted:
+def _convert_truncation(value: str, values: VerlValues) -> ConvertedKeys:
     if values.get("data.filter_overlong_prompts", "").lower() == "true":
         return {"data.truncation": "drop"}, "was data.filter_overlong_prompts=True"
     return {"data.truncation": values.get("data.truncation", "error").replace("middle", "left")}, ""
 
 
-def _convert_validation_temperature(value: str, values: Values) -> Converted:
+def _convert_validation_temperature(value: str, values: VerlValues) -> ConvertedKeys:
     is_greedy = values.get(f"{VALIDATION}.do_sample", "").lower() == "false"
     temperature = "0" if is_greedy else values.get(f"{VALIDATION}.temperature", "1.0")
     return {f"{VALIDATION}.temperature": temperature}, "was val_kwargs.do_sample=False: greedy" if is_greedy else ""
 
 
-def _convert_tensor_parallel_size(value: str, values: Values) -> Converted:
+def _convert_tensor_parallel_size(value: str, values: VerlValues) -> ConvertedKeys:
     gpus = _read_number(values, "trainer.n_gpus_per_node", 8) * _read_number(values, "trainer.nnodes", 1)
     size = str(min(int(value), gpus)) if value.isdigit() else value
     remark = f"was {value}, but there are {gpus} GPUs" if size != value else ""
     return {f"{ROLLOUT}.tensor_model_parallel_size": size}, remark
 
 
-def _convert_logger(value: str, values: Values) -> Converted:
+def _convert_logger(value: str, values: VerlValues) -> ConvertedKeys:
     names = re.findall(r"\w+", value)
     kept = [name for name in names if name in ("console", "tensorboard", "wandb")]
     others = ", ".join(name for name in names if name not in kept)
     return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"not supported: {others}" if others else ""
 
 
-def _convert_target_kl(value: str, values: Values) -> Converted:
+def _convert_target_kl(value: str, values: VerlValues) -> ConvertedKeys:
     length, is_number = _read_number(values, "data.max_response_length", 512), re.fullmatch(r"[\d.]+", value)
     remark = f"per sequence here, {value} per token in verl: multiplied by {length}; better use the mean length"
     return {"algorithm.kl_ctrl.target_kl": f"{float(value) * length:g}" if is_number else value}, remark
 
 
-def _convert_output_dir(value: str, values: Values) -> Converted:
+def _convert_output_dir(value: str, values: VerlValues) -> ConvertedKeys:
     run = "/".join(values.get(f"trainer.{name}", "") for name in ("project_name", "experiment_name"))
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _convert_rollout_is(value: str, values: Values) -> Converted:
+def _convert_rollout_is(value: str, values: VerlValues) -> ConvertedKeys:
     weights, mask = (values.get(f"{CORRECTION}.rollout_{name}", "null") for name in ("is", "rs"))
     threshold = values.get(f"{CORRECTION}.rollout_{'rs' if weights == 'null' else 'is'}_threshold", "null")
-    levels = load_verl_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
+    levels = load_verl_key_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
     cap = values.get(f"{ACTOR}.tis_imp_ratio_cap", "-1")
     if weights != "null":
         words = {"method": "tis", "level": weights, "high": threshold}
@@ -211,7 +211,7 @@ def _convert_rollout_is(value: str, values: Values) -> Converted:
     return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
 
 
-def _convert_multi_turn(value: str, values: Values) -> Converted:
+def _convert_multi_turn(value: str, values: VerlValues) -> ConvertedKeys:
     if values.get(f"{TURNS}.enable", "").lower() != "true":
         return {}, "episodes have one turn"
     limits = (values.get(f"{TURNS}.max_{limit}turns", "null") for limit in ("assistant_", "user_", ""))
@@ -221,7 +221,7 @@ def _convert_multi_turn(value: str, values: Values) -> Converted:
     return {f"env.{name}": text for name, text in words.items()}, remark
 
 
-RULES: dict[str, Callable[[str, Values], Converted]] = {
+RULES: dict[str, Callable[[str, VerlValues], ConvertedKeys]] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
     f"{ACTOR}.tis_imp_ratio_cap": _convert_rollout_is,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,

@@ -56,7 +56,7 @@ class Actor(Section):
     """Maximum gradient norm."""
     clip_ratio: Annotated[
         PositiveFloat | None,
-        ActiveWhen("has_open_clip_bound", reason="clip_ratio_low and clip_ratio_high are both set"),
+        ActiveWhen("uses_clip_ratio", reason="clip_ratio_low and clip_ratio_high are both set"),
     ] = None
     """Clip range on both sides; null = the default of the loss (ppo 0.2)."""
     clip_ratio_low: PositiveFloat | None = None
@@ -99,7 +99,7 @@ class Actor(Section):
     fsdp_config: RoleFsdp = RoleFsdp()
 
     @property
-    def has_open_clip_bound(self) -> bool:
+    def uses_clip_ratio(self) -> bool:
         """Whether clip_ratio_low or clip_ratio_high is null, so that clip_ratio is used."""
         return self.clip_ratio_low is None or self.clip_ratio_high is None
 
@@ -124,7 +124,7 @@ class Reference(Section):
     log_probs_ahead: Annotated[
         bool | Literal["auto"],
         ROUNDING,
-        ActiveWhen("/needs_ref_columns", reason="no KL term uses the reference's log-probs"),
+        ActiveWhen("/needs_ref_log_probs", reason="no KL term uses the reference's log-probs"),
     ] = "auto"
     """In the synchronous loop, compute the reference's log-probs of finished groups while other groups are generated,
     each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused

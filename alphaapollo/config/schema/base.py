@@ -140,10 +140,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
-    unread: ClassVar[Mapping[str, str]] = {}
+    unread_keys: ClassVar[Mapping[str, str]] = {}
     """{key or section that the command does not read: reason}; set in the configuration class of a command."""
-    on_resume: ClassVar[Mapping[str, OnResume]] = {}
-    """{key or section: rule that replaces the OnResume markers of its fields}; "" = all other keys. Set as `unread`."""
+    resume_rules: ClassVar[Mapping[str, OnResume]] = {}
+    """{key or section: rule that replaces the OnResume markers of its fields}; "" = all other keys. Set likewise."""
 
     def find_problems(self) -> Iterator[str]:
         """Yield an error for each invalid combination of fields, with keys relative to this section."""

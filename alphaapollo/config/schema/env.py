@@ -24,7 +24,7 @@ WHEN_MEMORY = ActiveWhen("context", "memory")
 
 def _make_environment_condition(env_name: str) -> ActiveWhen:
     """Return the marker for the settings of a built-in environment: with another one they have no effect."""
-    return ActiveWhen("section_read", env_name, None, shown_key="env_name")
+    return ActiveWhen("active_env_section", env_name, None, shown_key="env_name")
 
 
 class EnvRollout(Section):
@@ -107,7 +107,7 @@ class Env(Section):
     """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""
-    prompt: Annotated[str, ActiveWhen("section_read", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
+    prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
     guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
     `{observation}`."""
@@ -148,7 +148,7 @@ class Env(Section):
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
 
     @property
-    def section_read(self) -> str | None:
+    def active_env_section(self) -> str | None:
         """Section of settings that the environment reads, e.g. `grid_world`; None = any (env.custom_module is set)."""
         return None if self.custom_module else self.env_name
 

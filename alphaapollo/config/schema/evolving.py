@@ -63,7 +63,7 @@ class ServedModel(Section):
 
     def find_problems(self) -> Iterator[str]:
         if bool(self.path) == bool(self.base_url or self.name):
-            yield "path or base_url: set either path (served by this run) or base_url and name (an existing server)."
+            yield "path or base_url must be set, not both. Set path, or base_url and name of an existing server."
         elif self.base_url and not self.name:
             yield "name is required with base_url. Set the name of the model on the server."
 
@@ -152,7 +152,7 @@ class EvolvingEnv(Env):
 
 
 class EvolvingConfig(Section):
-    unread = {
+    unread_keys = {
         **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
         **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
         "env.rollout.n": "data.n_samples is the number of solutions",
@@ -160,7 +160,7 @@ class EvolvingConfig(Section):
         **{f"env.{name}": "evolving.memory_* sets the memory" for name in ("history_length", "memory_type")},
         "env.max_tokens_per_turn": "roles.proposer.max_tokens sets the limit",
     }
-    on_resume = {
+    resume_rules = {
         "": REQUEST_IDENTITY,
         **dict.fromkeys(("budget", "rollout", "trainer"), OnResume("applied")),
         **dict.fromkeys(

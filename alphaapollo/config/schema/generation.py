@@ -21,7 +21,7 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
-from alphaapollo.config.schema.sizes import find_engine_step_errors
+from alphaapollo.config.schema.sizes import find_batch_token_errors
 from alphaapollo.config.schema.trainer import WatchedRun
 
 UNREAD_ROLLOUT_KEYS = dict.fromkeys(
@@ -75,12 +75,12 @@ class GenerationTrainer(WatchedRun):
 
 
 class GenerationConfig(Section):
-    unread = {
+    unread_keys = {
         **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
         **{f"model.{name}": why for name, why in UNREAD_MODEL_KEYS.items()},
         "env.rollout.n": "data.n_samples is the number of samples",
     }
-    on_resume = {  # prompts are compared one by one, so data.path may change
+    resume_rules = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
         **dict.fromkeys(
             ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), OnResume("applied")
@@ -101,4 +101,4 @@ class GenerationConfig(Section):
 
     def find_problems(self) -> Iterator[str]:
         longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from find_engine_step_errors("rollout", self.rollout, longest)
+        yield from find_batch_token_errors("rollout", self.rollout, longest)

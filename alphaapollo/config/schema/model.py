@@ -85,7 +85,7 @@ class Model(Lora):
         yield from super().find_problems()
         if self.router_aux_loss_coef and self.lora_rank:
             coef = f"router_aux_loss_coef={self.router_aux_loss_coef:g}"
-            yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of them to 0."
+            yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of the keys to 0."
 
 
 class Optimizer(Section):

@@ -14,7 +14,7 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
 from alphaapollo.config.schema.rollout import MAX_LORA_RANK, Rollout
-from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_engine_step_errors, find_rank_group_errors
+from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_batch_token_errors, find_rank_group_errors
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
@@ -70,7 +70,7 @@ class Config(Section):
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
 
     @property
-    def needs_ref_columns(self) -> bool:
+    def needs_ref_log_probs(self) -> bool:
         """Whether a KL term needs the reference model's log-probs of the sampled tokens."""
         actor = self.actor_rollout_ref.actor
         return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.uses_full_kl)
@@ -94,7 +94,7 @@ class Config(Section):
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
         if self.trajectories > MAX_TRAJECTORIES:
             sizes = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
-            yield f"{sizes}: an iteration has at most {MAX_TRAJECTORIES} trajectories. Lower one of them."
+            yield f"{sizes} exceeds the limit of {MAX_TRAJECTORIES} trajectories per iteration. Lower one of them."
         elif size < self.trajectories and self.trajectories % size:
             divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
             yield (
@@ -126,7 +126,7 @@ class Config(Section):
     def _find_model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank
         longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from find_engine_step_errors(ROLLOUT, self.actor_rollout_ref.rollout, longest)
+        yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, longest)
         yield from find_adapter_export_errors(MODEL, self.actor_rollout_ref.model, self.trainer)
         if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
             yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."

@@ -47,8 +47,8 @@ class SftRollout(Section):
 
 
 class SftConfig(TuningConfig):
-    unread = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
-    on_resume = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
+    unread_keys = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
+    resume_rules = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
 
     data: SftData = SftData()
     rollout: Annotated[SftRollout, WHEN_VAL_PROMPTS] = SftRollout()

@@ -17,7 +17,7 @@ def find_rank_group_errors(group_sizes: Mapping[str, int], trainer: Training) ->
         if size == -1 or size in fits:
             continue
         all_ranks = f"the {ranks} training ranks (trainer.n_gpus_per_node={per_node} x trainer.nnodes={trainer.nnodes})"
-        fault = f"does not divide {all_ranks}" if size == 0 or ranks % size else f"crosses nodes of {per_node} ranks"
+        fault = f"does not divide {all_ranks}" if size == 0 or ranks % size else f"does not fit {per_node}-rank nodes"
         other = ", or -1 for all" if key.endswith("fsdp_size") else ""
         yield f"{key}={size} {fault}. Set one of {', '.join(map(str, fits))}{other}."
 
@@ -28,7 +28,7 @@ def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> I
         yield f"trainer.export_lora=adapter needs adapters, but {section}.lora_rank=0. Set trainer.export_lora=merged."
 
 
-def find_engine_step_errors(section: str, rollout: Rollout, max_sequence_length: int) -> Iterator[str]:
+def find_batch_token_errors(section: str, rollout: Rollout, max_sequence_length: int) -> Iterator[str]:
     """Yield an error if max_num_batched_tokens is smaller than max_num_seqs, which vLLM refuses."""
     tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
     if rollout.name == "vllm" and max(tokens, max_sequence_length) < sequences:

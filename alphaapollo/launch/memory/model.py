@@ -1,4 +1,4 @@
-"""Calculate the memory of one model from its configuration: bytes by kind at each moment of an update.
+"""Calculate the memory of one model from its configuration: bytes by kind in each phase of an update.
 
     config.json on the meta device -> sizes (models/activation_memory.py) -> MemoryUsage of one training rank or engine
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from alphaapollo.algorithms.divergence import Divergence
-from alphaapollo.config.resolve import Attention, get_attention
+from alphaapollo.config.resolve import Attention, get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activation_memory import (
@@ -54,17 +54,17 @@ class MemoryUsage:
 
     @property
     def total(self) -> int:
-        return sum(self.by_kind().values())
+        return sum(self.to_dict().values())
 
-    def by_kind(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         """Return {field name: bytes}, e.g. {"weights": 4096, "gradients": 4096, ...}."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __add__(self, other: MemoryUsage) -> MemoryUsage:
-        return MemoryUsage(**{kind: size + getattr(other, kind) for kind, size in self.by_kind().items()})
+        return MemoryUsage(**{kind: size + getattr(other, kind) for kind, size in self.to_dict().items()})
 
     def __mul__(self, count: int) -> MemoryUsage:
-        return MemoryUsage(**{kind: size * count for kind, size in self.by_kind().items()})
+        return MemoryUsage(**{kind: size * count for kind, size in self.to_dict().items()})
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class TrainedModelMemory:
     unsharded_gradients: bool = False  # float32 gradients stay unsharded until the optimizer step
     offload_weights: bool = False  # shards are in host memory while another model uses the GPU
     offload_optimizer: bool = False  # optimizer state is in host memory except during steps
-    has_one_step: bool = False  # whether an update has only one optimizer step
-    adapters: int = 0  # number of LoRA parameters; 0: all parameters are trained
+    has_one_optimizer_step: bool = False  # whether an update has only one optimizer step
+    num_lora_parameters: int = 0  # 0: all parameters are trained
     offload_policy: bool = False  # shards and optimizer state stay in host memory
 
     @property
     def num_trained_parameters(self) -> int:
         """Number of trained parameters whose shards this rank owns."""
-        return -(-(self.adapters or self.sizes.parameters) // self.shards)
+        return -(-(self.num_lora_parameters or self.sizes.parameters) // self.shards)
 
     @property
     def frozen_base_bytes(self) -> int:
         """With LoRA: bytes of this rank's shards of the frozen base weights; else 0."""
-        return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.adapters else 0
+        return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.num_lora_parameters else 0
 
     def usage_after_step(self) -> MemoryUsage:
         """Return the memory while the model is on the device, after an optimizer step."""
@@ -119,15 +119,15 @@ class TrainedModelMemory:
         return (FLOAT32 + ADAM) * self.num_trained_parameters
 
     def plan_update(self) -> dict[str, MemoryUsage]:
-        """Return the memory at each moment of an update: when the `head`, a `layer` and the `root` compute, and in the
+        """Return the memory in each phase of an update: when the `head`, a `layer` and the `root` compute, and in the
         optimizer's `step`."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
         root, unit = sizes.root_parameters, sizes.layer_parameters
         step, reduction = self.usage_after_step(), FLOAT32
         if not self.offload_policy:
             step += MemoryUsage(gradients=FLOAT32 * self.num_trained_parameters)
-        own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_step else step
-        if self.adapters:
+        own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_optimizer_step else step
+        if self.num_lora_parameters:
             own += MemoryUsage(gathered_layers=width * (root + 2 * unit), activations=share.saved)
             head, layer = MemoryUsage(logits=share.head_peak), MemoryUsage(activations=share.layer_peak)
             return {"head": own + head, "layer": own + layer, "step": step}
@@ -171,8 +171,8 @@ def plan_trained_model(
     checkpointing = model.enable_gradient_checkpointing is True
     return TrainedModelMemory(
         sizes=load_model_sizes(model),
-        activations=_measure_cached(
-            _make_cache_key(model),
+        activations=_measure_on_meta_model(
+            _make_model_key(model),
             measure_activation_bytes,
             TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts),
         ),
@@ -180,7 +180,7 @@ def plan_trained_model(
         dtype_bytes=get_dtype_bytes(model.dtype),
         unsharded_gradients=not fsdp.sync_each_micro_batch,
         offload_optimizer=fsdp.optimizer_offload and on_gpu,
-        adapters=count_adapter_parameters(_load_meta_model(_make_cache_key(model)), model) if adapts else 0,
+        num_lora_parameters=count_adapter_parameters(_load_meta_model(_make_model_key(model)), model) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
 
@@ -231,20 +231,20 @@ def get_dtype_bytes(dtype: str) -> int:
 
 
 def load_model_sizes(model: Model) -> ModelSizes:
-    sizes: ModelSizes = _measure_cached(_make_cache_key(model), read_model_sizes)
+    sizes: ModelSizes = _measure_on_meta_model(_make_model_key(model), read_model_sizes)
     return sizes
 
 
 def measure_forward_bytes(model: Model, num_tokens: int) -> int:
     """Return the bytes of activations in a forward pass without gradients over `num_tokens` tokens."""
-    return int(_measure_cached(_make_cache_key(model), measure_inference_bytes, num_tokens))
+    return int(_measure_on_meta_model(_make_model_key(model), measure_inference_bytes, num_tokens))
 
 
 ModelKey = tuple[str, bool, str, Attention]  # path, trust_remote_code, dtype, attention
 
 
-def _make_cache_key(model: Model) -> ModelKey:
-    return model.path, model.trust_remote_code, model.dtype, get_attention(model)
+def _make_model_key(model: Model) -> ModelKey:
+    return model.path, model.trust_remote_code, model.dtype, get_attention_kernel(model)
 
 
 @lru_cache(maxsize=4)
@@ -254,7 +254,7 @@ def _load_meta_model(key: ModelKey) -> Any:
 
 
 @lru_cache(maxsize=128)
-def _measure_cached(key: ModelKey, measure: Callable[..., Any], *arguments: Any) -> Any:
+def _measure_on_meta_model(key: ModelKey, measure: Callable[..., Any], *arguments: Any) -> Any:
     """Return measure(model, *arguments) for the model on the meta device. Results are cached, because `measure` runs
     the model."""
     return measure(_load_meta_model(key), *arguments)

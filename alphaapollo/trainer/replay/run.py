@@ -23,7 +23,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.replay.record import collect_outcome, describe_machine
+from alphaapollo.trainer.replay.record import collect_learning_outcome, describe_machine
 from alphaapollo.trainer.replay.recording import LearningOutcome, Recording, RecordingInfo
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.setup.plan import Plan, resolve_plan
@@ -53,13 +53,13 @@ class PreparedReplay:
     config: Config  # reduced to one rank
     plan: Plan
     float64: bool
-    changing_overrides: list[str]  # KEY=VALUE arguments that change the computation
-    rounding_reasons: list[str]  # why rounding may differ even without such arguments
+    result_changing_overrides: list[str]  # KEY=VALUE arguments that change the computation
+    rounding_difference_causes: list[str]  # why rounding may differ even without such arguments
 
     @property
     def expects_exact_result(self) -> bool:
         """Whether the replayed result must equal the recorded result bit for bit."""
-        return not (self.float64 or self.changing_overrides or self.rounding_reasons)
+        return not (self.float64 or self.result_changing_overrides or self.rounding_difference_causes)
 
 
 def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
@@ -77,19 +77,18 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
-    plan = replace(plan, reference_ahead=config.needs_ref_columns and info.reference_ahead)
+    plan = replace(plan, prefetches_reference_logprobs=config.needs_ref_log_probs and info.reference_ahead)
     load_config(plan.model)
     plan = replace(plan, model=choose_liger_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
     if float64:
         plan = replace(plan, model=plan.model.model_copy(update=FLOAT64))
     changes = [word for word, key in zip(overrides, override_keys, strict=True) if key not in LOCATION_KEYS]
-    return PreparedReplay(recording, config, plan, float64, changes, list(_list_rounding_reasons(info, plan)))
+    return PreparedReplay(recording, config, plan, float64, changes, list(_list_rounding_difference_causes(info, plan)))
 
 
 async def replay(prepared: PreparedReplay) -> LearningOutcome:
     """Compute the recorded iteration again. If the update raises, the outcome contains the error."""
-    recording, config, plan = prepared.recording, prepared.config, prepared.plan
-    info = recording.info
+    recording, info, config, plan = prepared.recording, prepared.recording.info, prepared.config, prepared.plan
     with Float64Mode() if prepared.float64 else nullcontext():
         specs = make_worker_specs(config, plan, f"replay-{os.getpid()}", info.iterations, has_reward_function=True)
         trained = {role: build for role, build in specs.rank_builders.items() if role != "reward model"}
@@ -112,7 +111,7 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 learned = await learn(run, info.step, recording.groups, Timer())
             except FAILURES as error:
                 return LearningOutcome({}, {}, {}, str(error))
-            return await collect_outcome(run, info.step, learned)
+            return await collect_learning_outcome(run, info.step, learned)
         finally:
             await workers.close()
 
@@ -121,10 +120,11 @@ def _check_overrides_have_effect(keys: Iterable[str]) -> None:
     """Raise ValueError for a config key that a replay does not read, e.g. a key of generation or parallelism."""
     for key in keys:
         if not key.startswith(EFFECTIVE_KEYS) or key.startswith(INEFFECTIVE_KEYS) or key.endswith(".fsdp_size"):
-            names = [name.rstrip(".") for name in EFFECTIVE_KEYS if name not in LOCATION_KEYS]
+            keys_with_effect = [f"{name}*" if name.endswith(".") else name for name in EFFECTIVE_KEYS]
+            exceptions = ", ".join(f"{prefix}*" for prefix in INEFFECTIVE_KEYS)
             raise ValueError(
-                f"{key} has no effect on a replay, which computes one update on one rank. Use keys of "
-                f"{', '.join(names)}; or {', '.join(LOCATION_KEYS)}."
+                f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. The keys with "
+                f"an effect are {', '.join(keys_with_effect)}, except {exceptions} and *.fsdp_size."
             )
 
 
@@ -156,7 +156,7 @@ def _make_one_rank_config(
     return config
 
 
-def _list_rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
+def _list_rounding_difference_causes(info: RecordingInfo, plan: Plan) -> Iterable[str]:
     placement = plan.placement
     if info.ranks > 1:
         yield f"the run had {info.ranks} training ranks and sums in another order"

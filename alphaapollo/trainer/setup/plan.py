@@ -38,12 +38,12 @@ class Plan:
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
-    reference_ahead: bool  # reference log-probs are computed per group during generation
+    prefetches_reference_logprobs: bool  # reference log-probs are computed per group during generation
     sampling: Sampling  # sampling parameters of training rollouts
     presets: tuple[str, ...]  # presets chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # memory of one device; None until the model's configuration has been read
     notices: list[str]
-    dtype_reason: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
+    dtype_explanation: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
@@ -103,14 +103,14 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_decide_prompt_sharing(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
-        reference_ahead=config.needs_ref_columns and ahead,
+        prefetches_reference_logprobs=config.needs_ref_log_probs and ahead,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
         presets=presets,
         memory=None,
         notices=notices,
-        dtype_reason=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instructions),
+        dtype_explanation=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instructions),
     )
 
 

@@ -26,7 +26,7 @@ def score(prompt: object, completion: str) -> float:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Configuration with which a run would start."""
     calls: list[Any] = []
-    monkeypatch.setattr(api, "run_to_end", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(api, "run_in_child_process", lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -86,7 +86,7 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
     assert beside.is_file()
     with pytest.raises(
         ConfigError,
-        match=r"custom_reward_function\.path=mine\.py, but the call also passes a Python object for this key",
+        match=r"custom_reward_function\.path=mine\.py is set, but the call also passes a Python object for it",
     ):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
@@ -110,7 +110,7 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
     assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
     assert run.config.models["policy"].path == "m"
     with pytest.raises(
-        ConfigError, match=r"roles\.verifier\.plugin=mine, but the call also passes a Python object for this key"
+        ConfigError, match=r"roles\.verifier\.plugin=mine is set, but the call also passes a Python object for it"
     ):
         api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
     with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean 'roles\.verifier"):

@@ -57,11 +57,11 @@ def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_open_files_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "CGROUP", tmp_path)
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (256, 1024))
-    (found,) = doctor.check_limits()
+    (found,) = doctor.check_process_limits()
     assert (found.level, found.fix.split(" before")[0]) == ("fail", "ulimit -n 1024")
     (tmp_path / "pids.max").write_text("512\n")
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (-1, -1))
-    assert [one.level for one in doctor.check_limits()] == ["ok", "warn"]
+    assert [one.level for one in doctor.check_process_limits()] == ["ok", "warn"]
 
 
 def test_a_container_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.cli import run_process
-from alphaapollo.cli.run_process import NewLineReader, RunFailed, run_to_end
+from alphaapollo.cli.run_process import AppendedLineReader, RunFailed, run_in_child_process
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -57,7 +57,7 @@ def hears_ctrl_c() -> Iterator[None]:
 
 
 def run(what: str, folder: Path, on_iteration: run_process.OnIteration | None = None) -> None:
-    run_to_end("program_of_test_follow", [what, str(folder)], folder, on_iteration, show=True)
+    run_in_child_process("program_of_test_follow", [what, str(folder)], folder, on_iteration, show=True)
 
 
 def is_gone(folder: Path) -> bool:
@@ -129,14 +129,14 @@ def test_run_dies_with_its_parent_program(tmp_path: Path) -> None:
 def test_new_lines_of_a_file_that_a_resume_replaces(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("one\ntwo\n")
-    lines = NewLineReader(file)
+    lines = AppendedLineReader(file)
     part = tmp_path / "part"
     part.write_text("one\n")
     part.replace(file)
-    assert lines.read() == []
+    assert lines.read_new_lines() == []
     with file.open("a") as more:
         more.write("two, again\nhal")
-    assert lines.read() == ["two, again"]
+    assert lines.read_new_lines() == ["two, again"]
     with file.open("a") as more:
         more.write("f\n")
-    assert lines.read() == ["half"]
+    assert lines.read_new_lines() == ["half"]

@@ -94,7 +94,7 @@ def test_turns_are_printed_as_they_happen() -> None:
 
 
 def test_chat_environment_is_not_graded() -> None:
-    env = chat.select_printing_environment(Env(env_name="informal_math"), Terminal(file=io.StringIO()))
+    env = chat.register_printing_environment(Env(env_name="informal_math"), Terminal(file=io.StringIO()))
     registered = get_environment_spec(env.env_name)
     assert not registered.graded
 

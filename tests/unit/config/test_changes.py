@@ -74,7 +74,7 @@ def test_tables_of_whole_configurations_name_keys_that_exist() -> None:
     for schema in COMMANDS.values():
         assert issubclass(schema, Section)
         known = list_keys(schema)
-        for name in (*schema.unread, *schema.on_resume):
+        for name in (*schema.unread_keys, *schema.resume_rules):
             assert not name or name in known or any(key.startswith(f"{name}.") for key in known), name
 
 

@@ -106,12 +106,12 @@ def test_the_run_folder_can_be_written(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_machine_without_gpus():
-    assert "there are 8. Lower it" in problem(f"{ROLLOUT}.tensor_model_parallel_size=9")
+    assert "a node has 8. Lower it" in problem(f"{ROLLOUT}.tensor_model_parallel_size=9")
     for command in SCHEMAS:
         error = problem("trainer.device=cuda", command=command)
         assert error.startswith("trainer.device=cuda, but this machine has no GPU")
     assert outcome("trainer.n_gpus_per_node=9") == [
-        "trainer.n_gpus_per_node=9 training ranks share 8 CPU cores, which is slow. Set 8 or less."
+        "trainer.n_gpus_per_node=9 is slow, because a node has only 8 CPU cores. Set 8 or less."
     ]
     assert "many times slower" in outcome(f"{ROLLOUT}.router_replay=true")[0]
 
@@ -148,7 +148,7 @@ def test_engines_of_a_generation_fit_into_nodes():
 
 def test_own_engines_of_an_evolution_share_the_gpu():
     two = "models={judge: {path: some/b}}"
-    assert "2 engines (policy, judge) share the GPU. Set 0.50 or less" in problem(two, command="evolving", num_gpus=1)
+    assert "2 engines (policy, judge) on one GPU. Set 0.50 or less" in problem(two, command="evolving", num_gpus=1)
     assert outcome(two, "rollout.gpu_memory_utilization=0.5", command="evolving", num_gpus=1) == []
 
 

@@ -54,7 +54,7 @@ def test_what_works(needed: list[str], overrides: tuple[str, ...], gpus: int, co
             (SEPARATE, CORRECTED),
             0,
             1,
-            "1 cores for engines and 1 for training per node, but there are 1. .*async_mode=carry",
+            "1 cores for engines and 1 for training per node, but a node has 1. .*async_mode=carry",
         ),
         (
             (SEPARATE, CORRECTED, "trainer.cpu_threads=2"),
@@ -130,4 +130,4 @@ def test_where_the_reference_is_ahead(needed: list[str], overrides: tuple[str, .
     """Where training GPUs would be idle while engines generate on others."""
     argv = [*needed, "algorithm.adv_estimator=grpo", "env.rollout.n=4", REFERENCE[0], *overrides]
     plan = make_plan(load_config(Config, "ppo", argv), Machine(num_cores=8, num_gpus=gpus))
-    assert plan.reference_ahead is ahead
+    assert plan.prefetches_reference_logprobs is ahead

@@ -13,7 +13,7 @@ from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import list_verl_keys
+from alphaapollo.config.verl import list_verl_key_statuses
 from scripts.config_pages import render_pages
 
 PACKAGE = Path(alphaapollo.__file__).parent
@@ -28,7 +28,9 @@ def test_every_field_has_a_meaning(command: str):
 def test_renamed_keys_lead_to_accepted_ones(command: str):
     accepted = list_keys(COMMANDS[command])
     renamed = {
-        key: text.split()[2] for key, text in list_verl_keys()[command].items() if text.startswith("renamed to ")
+        key: text.split()[2]
+        for key, text in list_verl_key_statuses()[command].items()
+        if text.startswith("renamed to ")
     }
     assert renamed
     schema = COMMANDS[command]
@@ -40,7 +42,7 @@ def test_renamed_keys_lead_to_accepted_ones(command: str):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_accepted_key_is_reported_as_missing(command: str):
     schema = COMMANDS[command]
-    entries = [entry for entry in list_verl_keys()[command] if "*" not in entry.removesuffix(".*")]
+    entries = [entry for entry in list_verl_key_statuses()[command] if "*" not in entry.removesuffix(".*")]
     assert [entry for entry in entries if entry in list_keys(schema)] == []
     assert [entry for entry in entries if entry.removesuffix(".*") in list_sections(schema)] == []
 

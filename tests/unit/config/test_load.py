@@ -13,7 +13,7 @@ from alphaapollo.config.load import (
     build_config,
     find_shipped_config_folder,
     load_config,
-    load_with_user_settings,
+    load_config_and_user_settings,
     save_config,
 )
 from alphaapollo.config.schema import Config, SftConfig
@@ -174,7 +174,7 @@ def test_keys_of_verl_are_answered():
         ("actor_rollout_ref.actor.kl_loss_type=k4", "Did you mean 'kl' or 'k3'"),
         ("trainer.seed", "trainer.seed: not of the form KEY=VALUE (there is no =)."),
         ("data.train_files=a=b", "data.train_files=a=b: not of the form KEY=VALUE"),
-        ("data.train_files=a,b", "Write a list as 'data.train_files=[a,b]'."),
+        ("data.train_files=a,b", "or write a list: 'data.train_files=[a,b]'."),
         ("data.train_files=${nothing}", "'nothing' not found"),
         ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=bypass"),
         ("--config-name=nothing", "--config-name nothing: there is no nothing.yaml in"),
@@ -198,7 +198,7 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
     (tmp_path / "data" / "notes.yaml").write_text("a: [\n")
     file = tmp_path / "my first run.yml"
     file.write_text("defaults:\n  - algorithm: dapo\n  - _self_\ntrainer: {seed: 5, nnodes: 2}\n")
-    config, user_settings = load_with_user_settings(
+    config, user_settings = load_config_and_user_settings(
         Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"]
     )
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 3, True)
@@ -274,11 +274,11 @@ def test_config_imports_nothing_heavy():
 def test_origin_is_the_user_value(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\ndata:\n  seed: 3\n")
     argv = ["--config-dir", str(tmp_path), "--config-name", "mine", "algorithm=dapo", "trainer.seed=1"]
-    config, user_settings = load_with_user_settings(Config, "ppo", argv)
+    config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
     assert config.algorithm.filter_groups.enable
     assert user_settings == UserSettings(("algorithm=dapo",), frozenset({"trainer.seed", "data.seed"}))
-    assert load_with_user_settings(Config, "ppo", ["algorithm=dapo"])[1] == UserSettings(("algorithm=dapo",))
-    assert load_with_user_settings(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
+    assert load_config_and_user_settings(Config, "ppo", ["algorithm=dapo"])[1] == UserSettings(("algorithm=dapo",))
+    assert load_config_and_user_settings(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
         "reward.components",
         "reward.components.format",
     }

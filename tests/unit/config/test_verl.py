@@ -6,7 +6,12 @@ import pytest
 from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import find_verl_differences, find_verl_verdict, list_verl_keys, load_verl_tables
+from alphaapollo.config.verl import (
+    find_differences_from_verl,
+    find_verl_key_status,
+    list_verl_key_statuses,
+    load_verl_key_tables,
+)
 
 SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_keys.py
 
@@ -32,7 +37,7 @@ def test_every_key_of_verls_scripts_is_answered():
     unanswered = [
         f"{command} {key}"
         for command, key in seen
-        if not exists(key, command) and find_verl_verdict(key, COMMANDS[command]) is None
+        if not exists(key, command) and find_verl_key_status(key, COMMANDS[command]) is None
     ]
     assert unanswered == []
 
@@ -41,7 +46,7 @@ def test_every_key_of_verls_scripts_is_answered():
 def test_hints_name_only_keys_that_exist(command: str):
     wrong = {
         pattern: missing
-        for pattern, verdict in list_verl_keys()[command].items()
+        for pattern, verdict in list_verl_key_statuses()[command].items()
         if (
             missing := [key for key in named_keys(verdict, command) if not exists(key, program_meant(verdict, command))]
         )
@@ -58,12 +63,16 @@ def test_named_keys_are_found():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_only_accepted_keys_are_listed_as_differences(command: str):
-    assert [key for key in find_verl_differences(COMMANDS[command]) if key not in list_keys(COMMANDS[command])] == []
+    assert [
+        key for key in find_differences_from_verl(COMMANDS[command]) if key not in list_keys(COMMANDS[command])
+    ] == []
 
 
 def test_default_of_this_project_is_not_a_difference():
     keys = list_keys(Config)
-    assert [key for key, value in load_verl_tables()["main_ppo"]["default"].items() if keys[key].default == value] == []
+    assert [
+        key for key, value in load_verl_key_tables()["main_ppo"]["default"].items() if keys[key].default == value
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -91,13 +100,13 @@ def test_default_of_this_project_is_not_a_difference():
     ],
 )
 def test_families(key: str, verdict: str):
-    found = find_verl_verdict(key, Config)
+    found = find_verl_key_status(key, Config)
     assert found is not None and found.startswith(verdict)
 
 
 def test_section_is_answered_with_its_replacement():
-    assert find_verl_verdict("ray_kwargs", Config) == find_verl_verdict("ray_kwargs.x", Config)
-    assert find_verl_verdict("nothing.of.verls", Config) is None
+    assert find_verl_key_status("ray_kwargs", Config) == find_verl_key_status("ray_kwargs.x", Config)
+    assert find_verl_key_status("nothing.of.verls", Config) is None
 
 
 def test_explain_lists_the_differences():

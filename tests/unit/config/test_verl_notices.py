@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.config.load import load_with_user_settings
+from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import find_verl_warnings
 
@@ -14,7 +14,7 @@ RECIPES = [file for file in FILES if "actor_rollout_ref" in yaml.safe_load(file.
 
 
 def notices(*argv: str) -> list[str]:
-    config, user_settings = load_with_user_settings(Config, "ppo", argv)
+    config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
     return list(find_verl_warnings(config, user_settings.keys))
 
 

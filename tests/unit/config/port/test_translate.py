@@ -190,7 +190,7 @@ def test_a_script_without_a_command_is_refused(tmp_path: Path, capsys: pytest.Ca
     script = tmp_path / "install.sh"
     script.write_text("pip install verl")
     assert main(["port", str(script)]) == 2
-    assert "found no command that starts a program of verl" in capsys.readouterr().err
+    assert "the script runs no verl program" in capsys.readouterr().err
     assert main(["port", str(tmp_path / "none.sh")]) == 2
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.load import load_with_user_settings
+from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.setup.inputs import Inputs
+from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.trainer.setup.plan_table import print_run_plan
 
@@ -23,10 +23,12 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def rows(*argv: str, has_reward_function: bool = True) -> dict[str, str]:
         needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
-        config, user_settings = load_with_user_settings(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
+        config, user_settings = load_config_and_user_settings(
+            Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv]
+        )
         plan = make_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
         goal = TrainingGoal.from_schedule(2, 1, 64, 32)
-        inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_reward_function, [])  # type: ignore[list-item]
+        inputs = TrainingInputs([None] * 64, [None] * 8, goal, [], None, has_reward_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, describe=list)
         print_run_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
