@@ -35,8 +35,5 @@ def exit_on_config_error() -> Iterator[None]:
     except ConfigError as error:
         count = len(error.errors)
         head = "error in the configuration:" if count == 1 else f"{count} errors in the configuration:"
-        print(
-            redact("\n".join([head, *(f"  {line}" for line in error.errors)])),
-            file=sys.stderr,
-        )
+        print(redact("\n".join([head, *(f"  {line}" for line in error.errors)])), file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
