@@ -228,8 +228,8 @@ def _load_pretrained(
         logging.set_verbosity(verbosity)
     if missing := sorted({*info["missing_keys"]} - {*new_weights}):
         raise ValueError(
-            f"model.path={path}: {len(missing)} weights are missing, e.g. {', '.join(missing[:3])}. Use a checkpoint "
-            "that contains all weights of this architecture."
+            f"model.path={path}: weights are missing ({len(missing)} in total), e.g. {', '.join(missing[:3])}. Use a "
+            "checkpoint that contains all weights of this architecture."
         )
     return loaded
 
