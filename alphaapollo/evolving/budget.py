@@ -53,7 +53,7 @@ class Budget:
         """Remaining time in seconds; None without a time limit."""
         return None if self._limits.seconds is None else self._limits.seconds * self._share - self.seconds
 
-    def release_reserve(self) -> None:
+    def release_selection_reserve(self) -> None:
         """Make budget.reserve available to the final selection, and remove the stop file."""
         self._share = 1.0
         self._stop_file.unlink(missing_ok=True)

@@ -88,7 +88,7 @@ def _describe_source(candidate: Candidate) -> Row:
     }
 
 
-def export(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
+def export_training_rows(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
     """Write the parquet files of a run, and return the number of rows of each file. Raises ValueError if the run has no
     pool, or no solution is known to be right or wrong."""
     if not (run_folder / FILE).is_file():
@@ -96,7 +96,7 @@ def export(run_folder: Path, output_folder: Path, criterion: Criterion, max_pair
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)
     if not any(rows.values()):
         other = "votes" if criterion == "truth" else "truth"
-        raise ValueError(f"{run_folder}: --by {criterion} finds no right and no wrong solution. Use --by {other}.")
+        raise ValueError(f"--by {criterion} finds no right or wrong solution in {run_folder}. Use --by {other}.")
     output_folder.mkdir(parents=True, exist_ok=True)
     counts = {name: len(file_rows) for name, file_rows in rows.items() if file_rows}
     for name in counts:
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max_pairs", type=int, default=4, help="per problem")
     args = parser.parse_args(argv)
     try:
-        counts = export(args.run, args.out, args.by, args.max_pairs)
+        counts = export_training_rows(args.run, args.out, args.by, args.max_pairs)
     except (ValueError, OSError) as error:
         return report_error(error, 2)
     for name, count in counts.items():

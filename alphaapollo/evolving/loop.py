@@ -48,7 +48,7 @@ class EvolutionLoop:
             self.on_round(number)
             if stopped:
                 break
-        self.budget.release_reserve()
+        self.budget.release_selection_reserve()
         reasons = await gather_all([self._choose_answer(prompt) for prompt in prompts])
         return stopped or next(filter(None, reasons), "")
 

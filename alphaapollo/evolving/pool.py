@@ -267,7 +267,7 @@ class Pool:
                 record = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise ValueError(
-                    f"{self.path}, line {number} is not a valid record: {error}. Restore the file, or set another "
+                    f"line {number} of {self.path} is not a valid record: {error}. Restore the file, or set another "
                     "trainer.experiment_name."
                 ) from error
             self._complete_bytes += len(line)

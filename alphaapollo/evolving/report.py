@@ -353,7 +353,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _format_calibration(calibration: dict[str, Any]) -> list[str]:
-    def format_values(values: dict[int, float]) -> str:
+    def format_values_by_n(values: dict[int, float]) -> str:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 
     single = calibration["single"]
@@ -363,9 +363,9 @@ def _format_calibration(calibration: dict[str, Any]) -> list[str]:
         f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
         f"{single.false_positive_rate:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-        f"best of n by votes    {format_values(best_of)}",
-        f"oracle of n           {format_values(oracle)}",
-        f"majority of k votes   {format_values(calibration['votes'])}",
+        f"best of n by votes    {format_values_by_n(best_of)}",
+        f"oracle of n           {format_values_by_n(oracle)}",
+        f"majority of k votes   {format_values_by_n(calibration['votes'])}",
     ]
 
 

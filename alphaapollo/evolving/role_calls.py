@@ -167,7 +167,7 @@ class RoleCaller:
         """Return (reply, None), or (empty reply, error) if the call failed."""
         client = self.clients[model]
         try:
-            with HEARTBEAT.call("a reply", f"models.{model}", client.time_limit):
+            with HEARTBEAT.record_call("a reply", f"models.{model}", client.time_limit):
                 async with asyncio.timeout(self._budget.seconds_left):
                     return await client.generate(messages, sampling, call_key), None
         except ModelCallError as error:

@@ -148,7 +148,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
         async with _start_loop(prepared, pool, log_round) as loop, stall_monitor:
-            with HEARTBEAT.call("the rounds"):
+            with HEARTBEAT.record_call("the rounds"):
                 stopped = await loop.run(prepared.prompts)
     if stopped:
         note(f"the run ended early: {stopped}. Run the same command to resume.")

@@ -22,7 +22,7 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import StartPoint, find_start_point
-from alphaapollo.launch.session import Session, open_session
+from alphaapollo.launch.session import TrainingSession, open_session
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
@@ -35,7 +35,7 @@ from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, check_steps_exist
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
+from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import print_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
@@ -50,7 +50,7 @@ class PreparedRun:
 
     config: Config
     plan: Plan
-    inputs: Inputs
+    inputs: TrainingInputs
     start: StartPoint
 
     @property
@@ -84,7 +84,7 @@ def prepare(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> P
     if trainer.keep_best and not config.data.val_files:
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     start = find_start_point(config)
-    inputs = read_inputs(config)
+    inputs = read_training_inputs(config)
     check_steps_exist("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)
     check_steps_exist("trainer.record_steps", trainer.record_steps or [], inputs.goal.max_steps)
     plan = add_memory_plan(plan, config, machine)
@@ -102,7 +102,7 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
         async with open_session(config, start, specs, (progress.step, inputs.goal.max_steps), timer) as session:
             ready = make_training_run(prepared, session, progress)
             try:
-                with tune_process_memory():
+                with tune_gc_and_huge_pages():
                     await initialize_run(ready, start.checkpoint, timer)
                     await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
                     await finish_run(ready, session)
@@ -110,10 +110,10 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
                 close_all(ready.rollout_log.close)
             session.console.show_time_summary()
     finally:
-        SPANS.take()  # drop the spans of a profiled iteration that did not end
+        SPANS.take_spans()  # drop the spans of a profiled iteration that did not end
 
 
-def make_training_run(prepared: PreparedRun, session: Session, progress: Progress) -> TrainingRun:
+def make_training_run(prepared: PreparedRun, session: TrainingSession, progress: Progress) -> TrainingRun:
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
@@ -146,7 +146,7 @@ def make_training_run(prepared: PreparedRun, session: Session, progress: Progres
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         progress=progress,
         saving=BackgroundCheckpointWriter(
-            checkpoints, trainers, session.console.notice, workers.engines.kv_cache_released
+            checkpoints, trainers, session.console.notice, workers.engines.release_kv_cache_temporarily
         ),
         tracker=session.tracker,
         rollout_log=RolloutLog(folder / "rollouts"),
@@ -164,7 +164,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     """
     for warning in await run.workers.policy.get_self_check_warnings():
         run.console.notice(warning)
-    run.shares_prompts = run.plan.shares_prompts and await can_compute_prompts_once(run)
+    run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
     run.create_reference_prefetcher()
     await run.workers.engines.sleep()
     if checkpoint:
@@ -188,27 +188,27 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
         run.console.show_step(0, metrics)
 
 
-async def can_compute_prompts_once(run: TrainingRun) -> bool:
+async def can_share_prompt_computation(run: TrainingRun) -> bool:
     """Whether each prompt may be computed once for all its samples: policy and critic must pass a self-check. Raises
     ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.find_prompt_sharing_error())]
+    problems = [problem for role in roles if (problem := await role.get_unsupported_prompt_sharing_reason())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
     return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 
 
-async def finish_run(run: TrainingRun, session: Session) -> None:
+async def finish_run(run: TrainingRun, session: TrainingSession) -> None:
     """Export the final model, or print the command that exports it."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.max_steps:
-        run.console.notice(f"the run ended after {step} iterations (trainer.total_epochs={trainer.total_epochs})")
+        run.console.notice(f"the run ended after {step} iterations: all data of {trainer.total_epochs=} is used up")
     if trainer.export_hf:
         await run.workers.engines.sleep()
     await session.export(run.workers.policy, run.saving)
 
 
 @contextmanager
-def tune_process_memory() -> Iterator[None]:
+def tune_gc_and_huge_pages() -> Iterator[None]:
     """Context manager: run Python's cyclic garbage collector rarely, and let torch use huge pages for large matrices.
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the

@@ -52,7 +52,7 @@ def compute_rollout_metrics(
     )
 
 
-def _select_not_failed(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+def _exclude_failed(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [one for one in trajectories if not one.score.outcome.failed]
 
 
@@ -65,7 +65,7 @@ def _compute_length_metrics(trajectories: Sequence[Trajectory], response_lengths
         "response_length/clip_ratio": sum(one.truncated for one in trajectories) / len(trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
-    scored = _select_not_failed(trajectories)
+    scored = _exclude_failed(trajectories)
     for name, is_right in (("right", True), ("wrong", False)):
         lengths = [one.num_tokens for one in scored if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
@@ -105,7 +105,7 @@ def _compute_group_metrics(
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
-        scored = _select_not_failed(group.trajectories)
+        scored = _exclude_failed(group.trajectories)
         right = [one.accuracy >= CORRECT_ACCURACY for one in scored]
         rewards = [one.reward for one in scored]
         counts["all_right"] += bool(right) and all(right)
@@ -120,7 +120,7 @@ def _compute_reward_metrics(
     trajectories: Iterable[Trajectory], reward_prefix: str, accuracy_prefix: str
 ) -> dict[str, float]:
     """Compute statistics of the reward, the accuracy and each reward component. Failed trajectories are ignored."""
-    scored = _select_not_failed(trajectories)
+    scored = _exclude_failed(trajectories)
     if not scored:
         return {}
     rewards = np.array([one.reward for one in scored])
@@ -145,7 +145,7 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
     metrics: dict[str, float] = {}
     for source, trajectories in sorted(by_source.items()) if len(by_source) > 1 else ():
         metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in trajectories]))
-        if scored := _select_not_failed(trajectories):
+        if scored := _exclude_failed(trajectories):
             metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
             metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
     return metrics

@@ -35,7 +35,7 @@ class StepProfiler:
         roles = [role for role in (workers.policy, workers.critic, workers.engines) if role]
         with timer("profile"):
             if ended is not None:
-                spans = SPANS.take()
+                spans = SPANS.take_spans()
                 for worker_spans in await asyncio.gather(*(role.stop_profile() for role in roles)):
                     spans += worker_spans
                 path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"

@@ -22,7 +22,7 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.lifecycle import tune_process_memory
+from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
@@ -137,7 +137,7 @@ class Cluster:
         try:
             if profile:
                 profile.enable()
-            with tune_process_memory():
+            with tune_gc_and_huge_pages():
                 self.loop.run_until_complete(train(self._run))
         finally:
             for module, timer in zip(modules, own, strict=True):

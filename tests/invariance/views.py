@@ -18,7 +18,7 @@ from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable
+from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
 RUN_SEED, STEP = 5, 3
@@ -82,7 +82,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
     with mock.patch.object(training_batch, "MIN_SHARING_RATIO", 0.0):  # even if it saves nothing
         batch = build_batch(
-            [group for group in groups if is_usable(group)],
+            [group for group in groups if is_usable_for_training(group)],
             actor,
             algorithm,
             BatchSettings(

@@ -42,7 +42,7 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
         run.console.notice(f"The inputs of iteration {step} are saved to {folder}. {hint}")
         raise
     with timer("record"), explain_write_errors("the recording", folder):
-        write_outcome(folder, await collect_outcome(run, step, learned))
+        write_outcome(folder, await collect_learning_outcome(run, step, learned))
     run.console.notice(f"Iteration {step} is recorded. {hint}")
     return replace(learned, batch=None, credit=None)
 
@@ -70,7 +70,7 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-async def collect_outcome(run: LearnerState, step: int, learned: UpdateResult) -> LearningOutcome:
+async def collect_learning_outcome(run: LearnerState, step: int, learned: UpdateResult) -> LearningOutcome:
     """Collect metrics, log-probs, values, advantages and weight digests of an update. Offloads policy and critic."""
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}

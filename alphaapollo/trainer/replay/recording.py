@@ -97,12 +97,12 @@ def read_recording(folder: Path) -> Recording:
     has_outcome = (outcome / MANIFEST).is_file()
     problems = find_damage(folder) + ([f"{OUTCOME}/{line}" for line in find_damage(outcome)] if has_outcome else [])
     if problems:
-        raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or record it again.")
+        raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or a new recording.")
     info = json.loads((folder / INFO).read_text())
     if (written := info.pop("format", None)) != FORMAT:
         raise ValueError(
-            f"{folder} has recording format {written}, but this version reads format {FORMAT}. Replay it with the "
-            "version that recorded it."
+            f"{folder} has recording format {written}, but this version reads format {FORMAT}. Replay it with "
+            "the AlphaApollo version that recorded it."
         )
     groups = msgspec.msgpack.decode(
         (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_msgpack_array(data)

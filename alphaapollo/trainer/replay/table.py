@@ -30,12 +30,12 @@ class ComparedValue:
     difference: float  # relative difference
 
 
-def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, with_layout: bool) -> list[ComparedValue]:
+def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, compare_layout: bool) -> list[ComparedValue]:
     """Compare all values of two results, in the order of their computation.
 
-    with_layout: also compare metrics of micro-batches and padding, which depend on the number of ranks.
+    compare_layout: also compare metrics of micro-batches and padding, which depend on the number of ranks.
     """
-    excluded, values = {*NOT_COMPARED, *(() if with_layout else LAYOUT)}, []
+    excluded, values = {*NOT_COMPARED, *(() if compare_layout else LAYOUT)}, []
     for part in ("columns", "metrics", "fingerprints"):
         left, right = getattr(recorded, part), getattr(replayed, part)
         for name in left | right:
@@ -69,26 +69,26 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
     if largest is None:
         return True, f"bit for bit equal: {len(values)} of {len(values)}"
     largest_difference = f"the largest difference is {largest.difference:.1e}, in {largest.name}"
-    if prepared.float64 or prepared.changing_overrides:
-        words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.changing_overrides]
+    if prepared.float64 or prepared.result_changing_overrides:
+        words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.result_changing_overrides]
         return True, f"{', '.join(words)}: {largest_difference}"
     if prepared.expects_exact_result:
         return False, f"not equal: the first difference is in {differing[0].name}; {largest_difference}"
     tolerance = TOLERANCE[prepared.plan.model.dtype]
     equal = largest.difference <= tolerance
     verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {largest_difference}"
-    return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_reasons)}"
+    return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_difference_causes)}"
 
 
 def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
     """Print the errors that ended the recorded or the replayed update. Returns whether they are as expected."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
-    for value in compare_outcomes(replayed, replayed, with_layout=False):
+    for value in compare_outcomes(replayed, replayed, compare_layout=False):
         print(f"{value.name:34}{'':15}{_format_number(value.replayed):>15}")
     if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
         return replayed.error in recorded.error
-    expects_change = prepared.float64 or bool(prepared.changing_overrides) or prepared.recording.outcome is None
+    expects_change = prepared.float64 or bool(prepared.result_changing_overrides) or prepared.recording.outcome is None
     return expects_change and not replayed.error
 
 

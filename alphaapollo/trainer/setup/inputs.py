@@ -44,7 +44,7 @@ TEACHER = "teacher.model.path"
 
 
 @dataclass(frozen=True)
-class Inputs:
+class TrainingInputs:
     """Checked inputs of a training run."""
 
     prompts: list[Prompt]
@@ -56,7 +56,7 @@ class Inputs:
     notices: list[str]
 
 
-def read_inputs(config: Config) -> Inputs:
+def read_training_inputs(config: Config) -> TrainingInputs:
     """Read the tokenizers and the data, then try the reward function and one environment reset.
 
     Raises ValueError if one of them cannot be used.
@@ -83,7 +83,7 @@ def read_inputs(config: Config) -> Inputs:
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
     everything = [*prompts, *val_prompts]
-    has_reward_function, more = _check_rewards(config, everything)
+    has_reward_function, more = _try_reward_function(config, everything)
     notices += more
     notices += asyncio.run(try_environment_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
     goal = TrainingGoal.from_schedule(
@@ -91,7 +91,7 @@ def read_inputs(config: Config) -> Inputs:
     )
     notices += _list_data_size_notices(config, goal, len(prompts))
     uses_reward_model = config.reward_model.enable
-    return Inputs(
+    return TrainingInputs(
         prompts,
         val_prompts,
         goal=goal,
@@ -142,7 +142,7 @@ def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int
         )
 
 
-def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
+def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
     """Try the reward function on some rows. Returns whether there is a reward function, and notices."""
     graded = get_environment_spec(config.env.env_name).graded
     has_function = uses_reward_function(config, graded, prompts)
@@ -154,17 +154,17 @@ def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, lis
             "with a built-in grader and its ground truth, or set custom_reward_function.path.",
         ]
     if graded and has_function:
-        asyncio.run(check_named_components(config, prompts[0], tried))
+        asyncio.run(check_reward_components_exist(config, prompts[0], tried))
     return has_function, notices
 
 
-async def check_named_components(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:
+async def check_reward_components_exist(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:
     """Raise ValueError if a config key names a reward component that the reward function does not return.
 
     Components of a user's environment are not known before the run, so they are not checked.
     scores: scores of trial answers to the prompt; if empty, this function computes some.
     """
-    named = dict(_list_named_components(config))
+    named = dict(_list_reward_components_in_config(config))
     if not named or config.env.custom_module:
         return
     scores = scores or await grade_trial_answers(prompt, config.reward, config.custom_reward_function)
@@ -178,12 +178,12 @@ async def check_named_components(config: Config, prompt: Prompt, scores: Sequenc
         if name not in returned:
             raise ValueError(
                 f"{key} names {name!r}, but the reward function, tried on row {prompt.id}, returns "
-                f"{', '.join(sorted(returned)) or 'one number without components'}. Return the component in the "
-                "function's dict, or change the key."
+                f"{', '.join(sorted(returned)) or 'one number without components'}. Add {name!r} to the dict that the "
+                f"function returns, or change {key}."
             )
 
 
-def _list_named_components(config: Config) -> Iterator[tuple[str, str]]:
+def _list_reward_components_in_config(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (component name, config key) for each reward component that a config key names."""
     algorithm = config.algorithm
     if "components" in get_estimator(algorithm.adv_estimator).needs:
@@ -210,14 +210,14 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, policy_renderer: Rende
             "teacher's texts (docs/expert_iteration.md)."
         )
     if teacher.uses_full_vocabulary:
-        compares = f"teacher.divergence={teacher.divergence} compares full distributions, but {path}"
+        cause = f"teacher.divergence={teacher.divergence} compares full distributions"
         fix = "Set teacher.divergence=sampled, which needs only the policy's tokens, or use another teacher."
         if more := [token for token in known if token not in written]:
-            raise ValueError(f"{compares} has tokens that the policy lacks: {_format_tokens(more)}. {fix}")
+            raise ValueError(f"{cause}, but {path} has tokens that the policy lacks: {_format_tokens(more)}. {fix}")
         reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
         rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
         if rows < needed:
-            raise ValueError(f"{compares} computes {rows} logits, fewer than the {needed} of the policy. {fix}")
+            raise ValueError(f"{cause}, but {path} computes {rows} logits and the policy {needed}. {fix}")
     if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
         return []
     return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]

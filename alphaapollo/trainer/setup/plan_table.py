@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.trainer.setup.inputs import Inputs
+from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import Plan
 
 
-def print_run_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
+def print_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
     """Print a table of model, data, sizes and schedules of a run, then all notices."""
     rows = (
-        _describe_task(plan, inputs, config)
-        | _describe_sizes(plan, inputs, start, config)
+        _describe_algorithm_and_data(plan, inputs, config)
+        | _describe_iterations(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
     shown = plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem) else None
-    print_plan(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.describe()], terminal)
+    print_plan_table(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.describe()], terminal)
 
 
-def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
+def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Config) -> dict[str, str]:
     """Return the table rows (label -> text) about algorithm, model, data and reward."""
     actor, algorithm, teacher = config.actor_rollout_ref.actor, config.algorithm, config.teacher
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
-    dtypes = f"{plan.model.dtype}{plan.dtype_reason}" + ", Liger's kernels" * (plan.model.use_liger is True)
+    dtypes = f"{plan.model.dtype}{plan.dtype_explanation}" + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     rows = {
         "preset": ", ".join(plan.presets) or "none",
@@ -46,7 +46,7 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
     return rows
 
 
-def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:
+def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config) -> dict[str, str]:
     """Return the table rows (label -> text) about batch sizes, lengths and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples = config.data.train_batch_size, config.group_size
@@ -54,7 +54,7 @@ def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Confi
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
     rows = {"ahead of an iteration": _describe_async_mode(config)} if trainer.async_mode else {}
-    if plan.reference_ahead:
+    if plan.prefetches_reference_logprobs:
         rows |= {"the reference's log-probs": "per group, during generation"}
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
     return rows | {

@@ -18,7 +18,7 @@ from alphaapollo.evaluation.validation import generate_missing_groups
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.training_batch import is_trainable, is_usable
+from alphaapollo.trainer.step.training_batch import is_trainable, is_usable_for_training
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 
@@ -29,7 +29,7 @@ class CollectedGroups:
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
-    recovery: dict[str, float] = field(default_factory=dict)  # metrics of engine restarts; empty if no engine died
+    recovery_metrics: dict[str, float] = field(default_factory=dict)  # empty if no engine was restarted
 
 
 async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
@@ -38,18 +38,18 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
     selected: list[TrajectoryGroup] = []
-    recovery: Counter[str] = Counter()
+    recovery_counts: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
         requests = [make_group_request(run, position) for position in take_stream_positions(run.progress, size)]
         with timer("generate"):
-            groups = await generate_groups(run, requests, recovery)
+            groups = await generate_groups(run, requests, recovery_counts)
         if run.reward_model_scorer:
             with timer("reward_model"):
                 await run.reward_model_scorer.score_groups(groups)
         check_not_all_failed(groups)
         generated += groups
-        groups = [group for group in groups if is_usable(group)]
+        groups = [group for group in groups if is_usable_for_training(group)]
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and len(selected) < size:
@@ -57,7 +57,7 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
             f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
-    return CollectedGroups(selected[:size], generated, rounds, dict(recovery))
+    return CollectedGroups(selected[:size], generated, rounds, dict(recovery_counts))
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -82,19 +82,19 @@ def make_group_request(run: TrainingRun, stream_position: int) -> GroupRequest:
 
 
 async def generate_groups(
-    run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
+    run: TrainingRun, requests: Sequence[GroupRequest], recovery_counts: Counter[str]
 ) -> list[TrajectoryGroup]:
     """Generate the requested groups. If planned, compute reference log-probs of finished groups at the same time."""
-    generating = _generate_with_recovery(run, requests, recovery)
+    generating = _generate_with_recovery(run, requests, recovery_counts)
     return await (run.reference_prefetcher.prefetch_during(generating) if run.reference_prefetcher else generating)
 
 
 async def _generate_with_recovery(
-    run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
+    run: TrainingRun, requests: Sequence[GroupRequest], recovery_counts: Counter[str]
 ) -> list[TrajectoryGroup]:
     """Generate groups. If engines die, replace them and generate their groups again with the same random seeds.
 
-    Raises WorkerDied if an engine cannot be replaced or dies again. recovery: counts replaced engines and their groups.
+    Raises WorkerDied if an engine cannot be replaced or dies again. Adds numbers of restarts to `recovery_counts`.
     """
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_prefetch_reference_logprobs, run) if run.reference_prefetcher else None
@@ -103,7 +103,7 @@ async def _generate_with_recovery(
     except WorkerDied as death:
         if run.reference_prefetcher:
             await run.reference_prefetcher.wait_until_idle()  # the weight sync also calls the policy's workers
-        recovery.update(await _replace_dead_engines(run, death, len(requests) - len(groups)))
+        recovery_counts.update(await _replace_dead_engines(run, death, len(requests) - len(groups)))
         await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     return [groups[index] for index in range(len(requests))]
 
@@ -137,7 +137,7 @@ def _prefetch_reference_logprobs(run: TrainingRun, group: TrajectoryGroup) -> No
     With a reward model, the final rewards are not known yet, so every usable group is queued.
     """
     assert run.reference_prefetcher is not None
-    if is_usable(group) and (run.reward_model_scorer or passes_dynamic_sampling(run, group)):
+    if is_usable_for_training(group) and (run.reward_model_scorer or passes_dynamic_sampling(run, group)):
         run.reference_prefetcher.add_group(group)
 
 

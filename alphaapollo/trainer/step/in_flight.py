@@ -25,7 +25,7 @@ from alphaapollo.trainer.step.collect import (
     make_group_request,
     passes_dynamic_sampling,
 )
-from alphaapollo.trainer.step.training_batch import is_usable
+from alphaapollo.trainer.step.training_batch import is_usable_for_training
 from alphaapollo.types import TrajectoryGroup
 
 COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal", "dropped_stale")
@@ -77,7 +77,8 @@ class InFlightGroups:
         if not self._staleness:
             num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect_groups(self._run, step, timer)
-            return self._count_collected_groups(collected, num_unfinished - len(self._run.progress.unfinished))
+            self._count_collected_groups(collected, num_unfinished - len(self._run.progress.unfinished))
+            return collected
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
         with timer("generate"):
@@ -90,9 +91,9 @@ class InFlightGroups:
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
                 if pending := [task for task in self._generating.values() if not task.done()]:
                     await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                dropped |= await self._process_finished_groups(dropped)
+                dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
-        chosen = self._choose_oldest_ready()
+        chosen = self._choose_oldest_ready_positions()
         groups = [self._ready[position] for position in chosen]
         self._counts["trained"] += len(chosen)
         for position in chosen:
@@ -116,12 +117,12 @@ class InFlightGroups:
             task.cancel()
         await asyncio.gather(*self._generating.values(), return_exceptions=True)
 
-    def _choose_oldest_ready(self) -> list[int]:
+    def _choose_oldest_ready_positions(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
         """Whether the batch is full or dynamic sampling gives up, and no remaining group would become too old."""
-        filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready()
+        filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready_positions()
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
         if len(chosen) < self._size and not gives_up:
             return False
@@ -131,7 +132,7 @@ class InFlightGroups:
             for order, position in enumerate(remaining)
         )
 
-    async def _process_finished_groups(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
+    async def _accept_or_drop_finished_groups(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
         """Mark each finished group as ready, or drop it. Returns the dropped groups, by stream position.
 
         dropped: groups of this iteration that were dropped earlier. Raises the errors of engines, and ValueError if all
@@ -148,11 +149,11 @@ class InFlightGroups:
             await scorer.score_groups(finished.values())
         unusable = {}
         for position, group in finished.items():
-            if is_usable(group) and passes_dynamic_sampling(self._run, group):
+            if is_usable_for_training(group) and passes_dynamic_sampling(self._run, group):
                 self._ready[position] = group
                 continue
             unusable[position] = group
-            self._counts["dropped_no_signal" if is_usable(group) else "dropped_failed"] += 1
+            self._counts["dropped_no_signal" if is_usable_for_training(group) else "dropped_failed"] += 1
             self._remove_group(position)
         if len(dropped) + len(unusable) >= self._size and not self._ready:
             check_not_all_failed([*dropped.values(), *unusable.values()])
@@ -163,22 +164,21 @@ class InFlightGroups:
         del self._version[position]
         self._run.progress.unfinished.remove(position)
 
-    def _count_collected_groups(self, collected: CollectedGroups, num_started_before: int) -> CollectedGroups:
+    def _count_collected_groups(self, collected: CollectedGroups, num_started_before_resume: int) -> None:
         """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
 
-        num_started_before: number of returned groups that were already started before the run resumed.
+        num_started_before_resume: number of returned groups that were already started before the run resumed.
         """
-        usable = [group for group in collected.generated if is_usable(group)]
+        usable = [group for group in collected.generated if is_usable_for_training(group)]
         num_passed = sum(passes_dynamic_sampling(self._run, group) for group in usable)
         self._counts.update(
-            started=len(collected.generated) - num_started_before,
+            started=len(collected.generated) - num_started_before_resume,
             finished=len(collected.generated),
             trained=len(collected.groups),
             dropped_failed=len(collected.generated) - len(usable),
             dropped_no_signal=len(usable) - num_passed,
             dropped_stale=num_passed - len(collected.groups),
         )
-        return collected
 
 
 def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version: int) -> dict[str, float]:

@@ -40,9 +40,7 @@ class ReferencePrefetcher:
         self._policy, self._num_ranks, self._max_tokens = policy, num_ranks, max_tokens
         self._padded, self._shares_prompts = padded, shares_prompts
         self._queue: asyncio.Queue[TrajectoryGroup] = asyncio.Queue()
-        self._columns: dict[
-            int, tuple[Row, np.ndarray]
-        ] = {}  # by id of the row; the reference to the row keeps its id unique
+        self._columns: dict[int, tuple[Row, np.ndarray]] = {}  # by id(row); the reference to the row keeps it unique
         self._added = self._computed = self._late = 0  # numbers of groups since the last take_metrics
 
     def add_group(self, group: TrajectoryGroup) -> None:
@@ -61,7 +59,7 @@ class ReferencePrefetcher:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                prefetching = tasks.create_task(self._compute_queued_groups())
+                prefetching = tasks.create_task(self._compute_logprobs_of_queued_groups())
                 generated = await generating
                 self._late += self._added - self._computed
                 await self.wait_until_idle()
@@ -88,7 +86,7 @@ class ReferencePrefetcher:
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
-    async def _compute_queued_groups(self) -> NoReturn:
+    async def _compute_logprobs_of_queued_groups(self) -> NoReturn:
         """Compute queued groups until this task is cancelled."""
         while True:
             groups = [await self._queue.get()]

@@ -77,8 +77,8 @@ class RewardModelScorer:
     weight: float
     required_components: Sequence[str]  # if one of these reward components is not above 0, the reward is 0
     is_only_reward: bool  # no reward function and no environment gives a reward
-    _scored: int = field(default=0, init=False)
-    _truncated: int = field(default=0, init=False)
+    _num_scored: int = field(default=0, init=False)
+    _num_truncated: int = field(default=0, init=False)
 
     async def score_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Add scores, in place, to all trajectories that have not failed, including greedy baselines."""
@@ -92,8 +92,8 @@ class RewardModelScorer:
             else:
                 limit = self.tokenizer.max_length
                 readable[index] = token_ids if limit is None else token_ids[-limit:]
-                self._truncated += len(readable[index]) < len(token_ids)
-        self._scored += len(readable)
+                self._num_truncated += len(readable[index]) < len(token_ids)
+        self._num_scored += len(readable)
         values = await self._compute_scores(list(readable.values()))
         for index, value in zip(readable, values, strict=True):
             trajectory = members[index]
@@ -105,8 +105,8 @@ class RewardModelScorer:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the share of trajectories, since the last call, that were truncated to reward_model.max_length."""
-        share = self._truncated / self._scored if self._scored else 0.0
-        self._scored = self._truncated = 0
+        share = self._num_truncated / self._num_scored if self._num_scored else 0.0
+        self._num_scored = self._num_truncated = 0
         return {"reward_model/truncated": share}
 
     async def _compute_scores(self, sequences: list[list[int]]) -> list[float]:
@@ -117,7 +117,7 @@ class RewardModelScorer:
         batch = build_train_batch(
             rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded, seed=0, shuffle=False
         )
-        async with self.engines.kv_cache_released():
+        async with self.engines.release_kv_cache_temporarily():
             columns = await self.workers.compute_scores(batch.rank_batches)
             await self.workers.offload()
         return [float(value) for value in batch.to_matrix(columns)[:, 0]]
@@ -159,10 +159,10 @@ def uses_reward_function(config: Config, environment_uses_grader: bool, prompts:
     if config.custom_reward_function.path or not environment_uses_grader or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
-        key = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
+        setting = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
         raise ValueError(
-            f"{key}, but the reward model is the only reward: no row has a data_source with a built-in grader and its "
-            "ground truth. Add both to the rows, set custom_reward_function.path, or change the key."
+            f"{setting}, but the reward model is the only reward, because no row has both a data_source with a "
+            "built-in grader and a ground truth. Add both, set custom_reward_function.path, or change that setting."
         )
     return False
 
@@ -189,12 +189,12 @@ def make_reward_model_tokenizer(
     highest = max(renderer.tokenizer.get_vocab().values())
     if highest >= text.vocab_size:
         raise ValueError(
-            f"reward_model.model.path={model.path}: its tokenizer has token id {highest}, but the model has only "
+            f"the tokenizer of reward_model.model.path={model.path} has token id {highest}, but the model has only "
             f"{text.vocab_size} tokens. Use the tokenizer that the model was trained with."
         )
     shares = can_share_tokens(policy_renderer, renderer)
     if not shares:
-        _check_chats_render(config, renderer, prompts)
+        _check_chats_can_be_rendered(config, renderer, prompts)
     limit, positions = config.reward_model.max_length, getattr(text, "max_position_embeddings", None)
     if limit is not None and positions is not None and limit > positions:
         raise ValueError(
@@ -211,19 +211,19 @@ def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
 
 
-def _check_chats_render(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
+def _check_chats_can_be_rendered(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if the prompts' chats cannot be rendered with the reward model's chat template."""
     path = config.reward_model.model.path
-    reason = f"reward_model.model.path={path} has another tokenizer or chat template than the policy. "
+    mismatch = f"reward_model.model.path={path} has another tokenizer or chat template than the policy"
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{reason}It can therefore score only chats of one turn, but env.max_steps={config.env.max_steps}. Set "
+            f"{mismatch}, so it can score only chats of one turn, but env.max_steps={config.env.max_steps}. Set "
             "env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}
     if chats and not renderer.tokenizer.chat_template:
-        raise ValueError(f"{reason}Its tokenizer has no chat template for the prompts. Save one in the model folder.")
+        raise ValueError(f"{mismatch}, but no chat template for the prompts. Save one in {path}.")
     for content in chats.values():  # one chat per sequence of roles, because templates may reject some sequences
         renderer.render_chat(_append_answer(content, "!"), add_generation_prompt=False)
 

@@ -89,7 +89,7 @@ def is_trainable(trajectory: Trajectory) -> bool:
     return not trajectory.score.outcome.failed and bool(trajectory.rows)
 
 
-def is_usable(group: TrajectoryGroup) -> bool:
+def is_usable_for_training(group: TrajectoryGroup) -> bool:
     """Whether at least one sample of the group can be trained on, and its greedy baseline (if any) did not fail."""
     compared = group.baseline is None or not group.baseline.score.outcome.failed
     return compared and any(is_trainable(trajectory) for trajectory in group.trajectories)
@@ -99,7 +99,7 @@ def build_batch(
     groups: Sequence[TrajectoryGroup], actor: Actor, algorithm: Algorithm, settings: BatchSettings
 ) -> Batch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights."""
-    assert all(is_usable(group) for group in groups), "collect_groups() must drop unusable groups"
+    assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
     trajectories = [trajectory for _, trajectory in members]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
@@ -115,7 +115,7 @@ def build_batch(
         padded=settings.padded,
         seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
         shuffle=actor.shuffle,
-        group_ids=_list_mini_batch_groups(group_of, actor, algorithm),
+        group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
         needs_full_trajectories=policy_loss.needs_full_trajectories
         or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
@@ -144,7 +144,7 @@ def build_batch(
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_expand_reward_components(trajectories, owners),
+        components=_get_reward_components_per_row(trajectories, owners),
         greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
         loss_weights=loss_weights,
@@ -220,7 +220,7 @@ def sum_rewards_per_trajectory(rewards: Tensor, trajectory_ids: Tensor) -> Tenso
     return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
 
 
-def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
+def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Return the group index 0 .. G-1 of each trajectory if a group must stay in one mini-batch, else None.
 
     Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this.
@@ -228,7 +228,7 @@ def _list_mini_batch_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
         return None
-    numbers: list[int] = torch.unique(group_of, return_inverse=True)[1].tolist()
+    numbers: list[int] = torch.unique(trajectory_group_ids, return_inverse=True)[1].tolist()
     return numbers
 
 
@@ -256,7 +256,7 @@ def _compute_greedy_rewards(
     return rewards[group_ids]
 
 
-def _expand_reward_components(trajectories: Sequence[Trajectory], trajectory_ids: Tensor) -> dict[str, Tensor]:
+def _get_reward_components_per_row(trajectories: Sequence[Trajectory], trajectory_ids: Tensor) -> dict[str, Tensor]:
     """Return the value of each reward component per row, [B]; NaN if the row's trajectory does not have it."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}

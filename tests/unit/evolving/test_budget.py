@@ -30,7 +30,7 @@ def test_maximum_of_a_call_is_blocked_until_it_is_settled(tmp_path: Path) -> Non
         await own.settle_call(Usage(1, 20), Usage(1, 20))
         with pytest.raises(EvolutionStopped, match=r"budget.tokens=100 is spent; 10% of it is reserved"):
             await own.admit_call(Usage(1, 16))
-        own.release_reserve()
+        own.release_selection_reserve()
         await own.admit_call(Usage(1, 16))
 
     asyncio.run(script())
@@ -46,7 +46,7 @@ def test_calls_money_and_seconds(tmp_path: Path) -> None:
         assert 91.0 <= late.seconds < 100.0 and late.seconds_left == pytest.approx(-1.0, abs=9.0)
         with pytest.raises(EvolutionStopped, match=r"budget.seconds=100 is spent"):
             await late.admit_call(Usage(1))
-        late.release_reserve()
+        late.release_selection_reserve()
         await late.admit_call(Usage(1))
 
     asyncio.run(script())
@@ -57,5 +57,5 @@ def test_stop_file(tmp_path: Path) -> None:
     (tmp_path / "STOP").touch()
     with pytest.raises(EvolutionStopped, match="STOP exists"):
         asyncio.run(own.admit_call(Usage(1)))
-    own.release_reserve()
+    own.release_selection_reserve()
     assert not (tmp_path / "STOP").exists()

@@ -217,7 +217,7 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("models.policy.path=here/model", "set either path"),
+        ("models.policy.path=here/model", "must be set, not both"),
         ("roles.verifier.model=polcy", "polcy is not in models. Set one of policy"),
         ("roles.verifier.plugin=''", "evolving.votes=3 needs roles.verifier.plugin"),
         ("budget.money=3", "budget.money=3 needs prices"),

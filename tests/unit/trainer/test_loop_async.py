@@ -66,7 +66,7 @@ class Engines:
     async def sleep(self) -> None:
         self.calls.append("sleep")
 
-    async def memory(self) -> dict[str, float]:
+    async def get_memory_metrics(self) -> dict[str, float]:
         return {}
 
 
@@ -115,7 +115,7 @@ def make_run(
     async def save(progress: Progress) -> None:
         saved[progress.step] = asdict(progress)
 
-    async def memory() -> dict[str, float]:
+    async def get_memory_metrics() -> dict[str, float]:
         return {}
 
     async def start_step(step: int | None, timer: Any) -> None: ...
@@ -124,7 +124,12 @@ def make_run(
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
-        workers=SimpleNamespace(policy=SimpleNamespace(memory=memory), critic=None, reward_model=None, engines=engines),
+        workers=SimpleNamespace(
+            policy=SimpleNamespace(get_memory_metrics=get_memory_metrics),
+            critic=None,
+            reward_model=None,
+            engines=engines,
+        ),
         weights=SimpleNamespace(publish=publish),
         prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
@@ -137,7 +142,9 @@ def make_run(
         reward_model_scorer=None,
         reference_prefetcher=None,
         trained={},
-        saving=SimpleNamespace(save=save, metrics=memory, begin_update=lambda: None, end_update=lambda progress: None),
+        saving=SimpleNamespace(
+            save=save, metrics=get_memory_metrics, mark_update_start=lambda: None, mark_update_end=lambda progress: None
+        ),
         saved=saved,
     )
 

@@ -62,7 +62,7 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [make_group()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
-    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, with_layout=True))
+    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, compare_layout=True))
     (found,), (one,) = read.groups[0].trajectories, make_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end
@@ -103,7 +103,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def prepared(outcome: LearningOutcome | None = OUTCOME, **values: Any) -> Any:
-    given = {"float64": False, "changing_overrides": [], "rounding_reasons": []} | values
+    given = {"float64": False, "result_changing_overrides": [], "rounding_difference_causes": []} | values
     exact = not any(given.values())
     plan = SimpleNamespace(model=SimpleNamespace(dtype="float32"))
     return SimpleNamespace(
@@ -131,7 +131,7 @@ def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_inexact_replay_has_a_tolerance() -> None:
-    two = prepared(rounding_reasons=["the run had 2 training ranks"])
+    two = prepared(rounding_difference_causes=["the run had 2 training ranks"])
     equal, said = judge_replay(two, compare_outcomes(OUTCOME, with_loss(1e-6), two.expects_exact_result))
     assert (
         equal
@@ -144,7 +144,7 @@ def test_an_inexact_replay_has_a_tolerance() -> None:
         True,
         "bit for bit equal: 5 of 5",
     )
-    asked = prepared(float64=True, changing_overrides=["algorithm.gamma=0.9"])
+    asked = prepared(float64=True, result_changing_overrides=["algorithm.gamma=0.9"])
     assert judge_replay(asked, compare_outcomes(OUTCOME, with_loss(1.0), asked.expects_exact_result)) == (
         True,
         "in float64, with algorithm.gamma=0.9: the largest difference is 5.0e-01, in actor/loss",

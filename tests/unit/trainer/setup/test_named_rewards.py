@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.launch.memory.plan import replace_keys
-from alphaapollo.trainer.setup.inputs import check_named_components
+from alphaapollo.trainer.setup.inputs import check_reward_components_exist
 from alphaapollo.types import Outcome, Prompt, Score
 
 METRIC = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "format"}
@@ -18,7 +18,7 @@ def attempt(tmp_path: Path):
     def run(returns: str, keys: dict[str, object]) -> None:
         (tmp_path / "reward.py").write_text(f"def compute_score(prompt, completion):\n    return {returns}\n")
         config = replace_keys(Config(), {"custom_reward_function.path": str(tmp_path / "reward.py"), **keys})
-        asyncio.run(check_named_components(config, Prompt(3, "text", "?", ground_truth="4"), []))
+        asyncio.run(check_reward_components_exist(config, Prompt(3, "text", "?", ground_truth="4"), []))
 
     return run
 
@@ -34,9 +34,9 @@ def test_returned_components_are_accepted(attempt):
 def test_given_scores_are_used():
     config = replace_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
     tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
-    asyncio.run(check_named_components(config, Prompt(3, "text", "?"), tried))
+    asyncio.run(check_reward_components_exist(config, Prompt(3, "text", "?"), tried))
     with pytest.raises(ValueError, match="returns one number without components"):
-        asyncio.run(check_named_components(config, Prompt(3, "text", "?"), [Score(1.0)]))
+        asyncio.run(check_reward_components_exist(config, Prompt(3, "text", "?"), [Score(1.0)]))
 
 
 def test_missing_components_are_refused(attempt):

@@ -8,7 +8,7 @@ import torch
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.step.credit import WorkerColumns
-from alphaapollo.trainer.step.training_batch import Batch, check_length_budgets, is_usable
+from alphaapollo.trainer.step.training_batch import Batch, check_length_budgets, is_usable_for_training
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -237,9 +237,9 @@ def test_remax_baseline_is_shaped_like_the_samples() -> None:
 
 def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
-    assert not is_usable(group(failed, failed))
-    assert not is_usable(group(trajectory(0, 1.0, 2), baseline=failed))
-    assert is_usable(group(trajectory(0, 1.0, 2)))
+    assert not is_usable_for_training(group(failed, failed))
+    assert not is_usable_for_training(group(trajectory(0, 1.0, 2), baseline=failed))
+    assert is_usable_for_training(group(trajectory(0, 1.0, 2)))
 
 
 def test_filtration_weights_within_each_group() -> None:
