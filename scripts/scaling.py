@@ -20,7 +20,7 @@ from alphaapollo.config.schema import Config  # noqa: E402
 from alphaapollo.launch.memory.plan import (  # noqa: E402
     GIB,
     MemoryPlan,
-    find_cheapest_settings,
+    find_cheapest_memory_settings,
     plan_memory,
     replace_keys,
 )
@@ -79,7 +79,7 @@ def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan]
     room = 8 * (1024 + 7168)
     for tensor_parallel in (1, 2, 4, 8):
         config = setting(model, machine, tensor_parallel)
-        keys = find_cheapest_settings(
+        keys = find_cheapest_memory_settings(
             config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_cache_tokens >= room
         )
         if keys is not None:

@@ -80,15 +80,15 @@ class Ranks(ABC, Generic[W]):
 
     # Methods for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
 
-    def request_reports(self) -> None:
+    def request_heartbeat_reports(self) -> None:
         """Ask every worker for a heartbeat report, unless its last request is still pending. Returns at once."""
 
-    def have_reported(self) -> bool:
-        """Return whether every worker has answered `request_reports` or has died."""
+    def have_all_workers_reported(self) -> bool:
+        """Return whether every worker has answered `request_heartbeat_reports` or has died."""
         return True
 
     def take_snapshots(self) -> list[WorkerSnapshot]:
-        """Return the state of each worker, with the answer to the last `request_reports` if there is one."""
+        """Return the state of each worker, with the answer to the last `request_heartbeat_reports` if there is one."""
         return []
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ def get_enclosing_method_name(function: Callable[..., Any]) -> str:
     return name.partition(".<locals>")[0].rpartition(".")[2]
 
 
-async def await_if_needed(value: Any) -> Any:
+async def await_if_awaitable(value: Any) -> Any:
     """Return the value, or await it if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
@@ -119,22 +119,22 @@ class LocalRanks(Ranks[W]):
         return [await self.call_rank(0, function)]
 
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        return [await self._call_and_record(function, items[0])]
+        return [await self._call_with_heartbeat(function, items[0])]
 
     async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
-        return await self._call_and_record(function)
+        return await self._call_with_heartbeat(function)
 
-    async def _call_and_record(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call_with_heartbeat(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call function(worker, *arguments), and record the call for stall detection. EngineDied becomes WorkerDied."""
         try:
-            with HEARTBEAT.call(get_enclosing_method_name(function), f"{self.role} 0"):
+            with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
                 return await self._call_worker(function, *arguments)
         except EngineDied as error:
             raise WorkerDied(str(error), self.role) from None
 
     async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await await_if_needed(function(self.worker, *arguments))
+        return await await_if_awaitable(function(self.worker, *arguments))
 
     async def close(self) -> None:
         await self._call_worker(lambda worker: worker.close())
@@ -154,7 +154,9 @@ class ThreadRanks(LocalRanks[W]):
         self.role = role
 
     async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await await_if_needed(await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments)))
+        return await await_if_awaitable(
+            await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))
+        )
 
     async def close(self) -> None:
         await super().close()

@@ -16,12 +16,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_needed, get_enclosing_method_name
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessReport, read_process
 from alphaapollo.utils.network import reserve_port
 from alphaapollo.utils.stack_dumps import dump_stacks
-from alphaapollo.utils.watchdog import exit_with_process
+from alphaapollo.utils.watchdog import exit_when_process_ends
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -93,16 +93,16 @@ class WorkerActor(Generic[W]):
         if os.path.isdir(working_folder):
             os.chdir(working_folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
-            exit_with_process(driver.pid, cleanup_folders)
-        self.worker = await await_if_needed(build())
+            exit_when_process_ends(driver.pid, cleanup_folders)
+        self.worker = await await_if_awaitable(build())
 
     async def call(self, function: bytes, *item: Any) -> Any:
         """Call function(worker, *item) and return the result. The function is pickled by `pickle_function`."""
-        return await await_if_needed(ray.cloudpickle.loads(function)(self.worker, *item))
+        return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *item))
 
     @ray.method(concurrency_group=HEALTH)
     def report(self) -> ProcessReport:
-        return HEARTBEAT.report()
+        return HEARTBEAT.make_process_report()
 
     @ray.method(concurrency_group=HEALTH)
     def collect_stacks(self, pids: Sequence[int]) -> str:
@@ -139,14 +139,14 @@ class RayRanks(Ranks[W]):
 
     async def locate(self) -> list[ActorLocation]:
         """Wait until the processes of all actors run, and return their locations."""
-        self._locations = await self._wait_for_all([actor.location.remote() for actor in self.actors])
+        self._locations = await self._wait_for_all_calls([actor.location.remote() for actor in self.actors])
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
         self.process_names = [self._describe_process(location) for location in self._locations]
         return self._locations
 
     async def reserve_address(self) -> str:
         """Reserve a port on the node of rank 0 and return its address, the rendezvous of torch.distributed."""
-        return str(await self._wait_for_one(0, self.actors[0].reserve_address.remote()))
+        return str(await self._wait_for_call(0, self.actors[0].reserve_address.remote()))
 
     async def start(
         self, builders: Sequence[Callable[[], Awaitable[W] | W]], environments: Sequence[dict[str, str]]
@@ -155,16 +155,16 @@ class RayRanks(Ranks[W]):
         environments: environment variables to set in each process."""
         each = enumerate(zip(builders, environments, strict=True))
         calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
-        await self._wait_for_all(calls, "start")
+        await self._wait_for_all_calls(calls, "start")
 
     async def replace(self, rank: int, make_builder: Callable[[str], Callable[[], Awaitable[W] | W]]) -> None:
         """Start a new process and worker in place of the dead worker of a rank. make_builder(node): returns the
         function that builds the worker."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
-        self._locations[rank] = location = await self._wait_for_one(rank, actor.location.remote())
+        self._locations[rank] = location = await self._wait_for_call(rank, actor.location.remote())
         self.process_names[rank] = self._describe_process(location)
-        await self._wait_for_one(rank, self._start_worker(rank, make_builder(location.node), {}), "start")
+        await self._wait_for_call(rank, self._start_worker(rank, make_builder(location.node), {}), "start")
 
     def _start_worker(self, rank: int, build: Callable[[], Any], environment: dict[str, str]) -> Any:
         driver, folder = get_process_location(), os.getcwd()
@@ -175,33 +175,33 @@ class RayRanks(Ranks[W]):
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        return await self._wait_for_all([actor.call.remote(code) for actor in self.actors], name)
+        return await self._wait_for_all_calls([actor.call.remote(code) for actor in self.actors], name)
 
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks with the same rows share one object
         sent = {key: self._put_in_object_store(item) for key, item in distinct.items()}
         code, name = pickle_function(function), get_enclosing_method_name(function)
         each = zip(self.actors, items, strict=True)
-        return await self._wait_for_all([actor.call.remote(code, sent[id(item)]) for actor, item in each], name)
+        return await self._wait_for_all_calls([actor.call.remote(code, sent[id(item)]) for actor, item in each], name)
 
     def _put_in_object_store(self, item: Any) -> Any:
         return ray.put(item)
 
     async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        return await self._wait_for_one(rank, self.actors[rank].call.remote(code), name)
+        return await self._wait_for_call(rank, self.actors[rank].call.remote(code), name)
 
     async def close(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
 
-    def request_reports(self) -> None:
+    def request_heartbeat_reports(self) -> None:
         self._reports.clear()
         for rank, actor in enumerate(self.actors):
             if rank not in self._pending_reports:
                 self._pending_reports[rank] = actor.report.remote()
 
-    def have_reported(self) -> bool:
+    def have_all_workers_reported(self) -> bool:
         if self._pending_reports:
             ready, _ = ray.wait(list(self._pending_reports.values()), num_returns=len(self._pending_reports), timeout=0)
             for rank in [rank for rank, reference in self._pending_reports.items() if reference in ready]:
@@ -233,7 +233,7 @@ class RayRanks(Ranks[W]):
             return f"no stacks: {type(error).__name__}"
         return text
 
-    async def _wait_for_all(self, calls: list[Any], call_name: str = "") -> list[Any]:
+    async def _wait_for_all_calls(self, calls: list[Any], call_name: str = "") -> list[Any]:
         """Wait for one remote call per rank (Ray references) and return their results.
 
         The first failure ends the wait, because the other ranks of a collective would wait forever. If one rank died
@@ -242,11 +242,13 @@ class RayRanks(Ranks[W]):
         results = await self._gather_results(calls, call_name)
         if results is not None:
             return results
-        tasks = [asyncio.ensure_future(self._wait_for_one(rank, ref, call_name)) for rank, ref in enumerate(calls)]
+        tasks = [asyncio.ensure_future(self._wait_for_call(rank, ref, call_name)) for rank, ref in enumerate(calls)]
         try:
             return list(await asyncio.gather(*tasks))
         except WorkerFailed:
-            await raise_first_death(tasks, NODE_DEATH_SECONDS if self.has_several_nodes else PROCESS_DEATH_SECONDS)
+            await raise_first_worker_death(
+                tasks, NODE_DEATH_SECONDS if self.has_several_nodes else PROCESS_DEATH_SECONDS
+            )
             raise
         finally:
             for task in tasks:
@@ -257,16 +259,16 @@ class RayRanks(Ranks[W]):
         results and wakes the event loop only once, not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        missing = {rank: HEARTBEAT.begin(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
+        missing = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
 
-        def end_wait() -> None:
+        def stop_waiting_for_results() -> None:
             if not over.done():
                 over.set_result(None)
 
         def receive_result(rank: int, future: Future[Any]) -> None:
-            HEARTBEAT.end(missing.pop(rank))
+            HEARTBEAT.end_call(missing.pop(rank))
             if (future.exception() or not missing) and not over.done():
-                loop.call_soon_threadsafe(end_wait)
+                loop.call_soon_threadsafe(stop_waiting_for_results)
 
         futures = [ref.future() for ref in calls]
         try:
@@ -276,14 +278,14 @@ class RayRanks(Ranks[W]):
                 await over
         finally:
             for key in list(missing.values()):
-                HEARTBEAT.end(key)
+                HEARTBEAT.end_call(key)
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
-    async def _wait_for_one(self, rank: int, call: Any, call_name: str = "") -> Any:
+    async def _wait_for_call(self, rank: int, call: Any, call_name: str = "") -> Any:
         """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
         try:
-            with HEARTBEAT.call(call_name, f"{self.role} {rank}"):
+            with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
                 return await call
         except ray.exceptions.RayActorError as error:
             where = f" ({self.process_names[rank]})" if self.process_names else ""
@@ -314,7 +316,7 @@ class RayRanks(Ranks[W]):
         return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
 
 
-async def raise_first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+async def raise_first_worker_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
     """Wait for the tasks for at most `seconds`, and raise the first WorkerDied with which a task fails."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:

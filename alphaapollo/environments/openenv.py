@@ -22,7 +22,7 @@ from alphaapollo.environments.base import Observation, Services, StepResult, reg
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed, fill_template
 from alphaapollo.types import Message, Prompt, Score
-from alphaapollo.utils.time_limit import exclude_waiting
+from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class OpenEnvEnvironment:
                     raise
                 _warn_of_full_server(self._settings.url, str(error))
             await self._client.close()
-            with exclude_waiting() if _open_sessions[self._settings.url] else nullcontext():
+            with exclude_from_time_limit() if _open_sessions[self._settings.url] else nullcontext():
                 await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
             self._client = self._connect()
@@ -116,7 +116,9 @@ class OpenEnvEnvironment:
         if not field:
             return json.dumps(observation, ensure_ascii=False)
         if field not in observation:
-            raise KeyError(f"env.openenv.observation_field={field} must be one of {', '.join(observation)}")
+            raise KeyError(
+                f"env.openenv.observation_field={field} is not a field of the observation. Use one of {', '.join(observation)}."
+            )
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -128,12 +130,12 @@ def _read_error_code(error: Exception) -> str:
 
 
 @cache
-def _warn_of_full_server(url: str, message: str) -> None:
+def _warn_of_full_server(url: str, server_message: str) -> None:
     logger.warning(
-        "env.openenv.url=%s has fewer sessions than there are episodes, so episodes wait for each other. Raise the "
-        "server's max_concurrent_envs. %s",
+        "the server env.openenv.url=%s has too few sessions (%s), so some episodes wait until others end. Raise the "
+        "server's max_concurrent_envs.",
         url,
-        message,
+        server_message,
     )
 
 

@@ -6,9 +6,9 @@ write the copy during the next iteration.
     metrics           called at the end of each iteration: return the writing time, or raise the error of the write
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
-The loop calls `begin_update` before it changes the models and `end_update` after the iteration. If the copies do not
-fit into memory (launch/memory), the worker groups write during `save`. run_and_save_on_signal saves the last iteration
-of an interrupted run.
+The loop calls `mark_update_start` before it changes the models and `mark_update_end` after the iteration. If the
+copies do not fit into memory (launch/memory), the worker groups write during `save`. run_and_save_on_signal saves the
+last iteration of an interrupted run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BackgroundCheckpointWriter(Generic[P]):
     Args:
         groups: folder name in a checkpoint -> worker group.
         notice: prints a line about a checkpoint that is still being written when the run ends.
-        copy_phase: returns a context manager in which the worker groups may use the GPUs to copy their state.
+        open_copy_phase: returns a context manager in which the worker groups may use the GPUs to copy their state.
     """
 
     def __init__(
@@ -47,39 +47,39 @@ class BackgroundCheckpointWriter(Generic[P]):
         checkpoints: CheckpointFolder,
         groups: Mapping[str, TrainedGroup[Any]],
         notice: Callable[[str], None],
-        copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        open_copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ):
-        self.checkpoints, self.groups, self.notice, self._copy_phase = checkpoints, groups, notice, copy_phase
+        self.checkpoints, self.groups, self.notice, self._open_copy_phase = checkpoints, groups, notice, open_copy_phase
         self._writing: asyncio.Task[float] | None = None
         self._step = 0  # iteration of the last checkpoint
         self._seconds: float | None = None  # writing time of a checkpoint completed since the last `metrics` call
         self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
-        self._consistent: P | None = None  # progress at the last `end_update`
+        self._consistent: P | None = None  # progress at the last `mark_update_end`
 
     async def save(self, progress: P) -> None:
         """Copy the state after a complete iteration, and start to write it. Raises the error of the previous
         checkpoint if that one failed."""
         await self._wait_for_previous_checkpoint()
-        self.begin_update()
+        self.mark_update_start()
         self._step = progress.step
         folder, now = self.checkpoints.begin_checkpoint(progress.step), deepcopy(progress)
-        async with self._copy_phase():
-            await self._copy_states(folder)
+        async with self._open_copy_phase():
+            await self._copy_group_states(folder)
         self._writing = asyncio.create_task(self._complete_checkpoint(folder, now))
-        self.end_update(progress)
+        self.mark_update_end(progress)
 
     async def save_and_wait(self, folder: Path) -> None:
         """Write the state of all worker groups to the folder, and wait until it is on disk. Raises the error of the
         previous checkpoint if that one failed."""
         await self._wait_for_previous_checkpoint()
-        await self._copy_states(folder)
+        await self._copy_group_states(folder)
         await self._wait_for_groups()
 
-    def begin_update(self) -> None:
-        """Mark the models as inconsistent, because an update has begun. A signal then waits for `end_update`."""
+    def mark_update_start(self) -> None:
+        """Mark the models as inconsistent, because an update has begun. A signal then waits for `mark_update_end`."""
         self.in_update = True
 
-    def end_update(self, progress: P) -> None:
+    def mark_update_end(self, progress: P) -> None:
         """Mark the models as consistent after an iteration. Raises CancelledError if the run is stopping."""
         self.in_update, self._consistent = False, deepcopy(progress)
         if self.is_stopping:
@@ -105,11 +105,11 @@ class BackgroundCheckpointWriter(Generic[P]):
         try:
             yield
         except BaseException as error:
-            await self._wait_after_failure(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
+            await self._wait_for_checkpoint_after_failure(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
             raise
         await self._wait_for_previous_checkpoint()
 
-    async def _copy_states(self, folder: Path) -> None:
+    async def _copy_group_states(self, folder: Path) -> None:
         """Let every worker group copy its state and start to write the copy."""
         for name, group in self.groups.items():
             await group.save(str(folder / name))
@@ -125,7 +125,7 @@ class BackgroundCheckpointWriter(Generic[P]):
             writing, self._writing = self._writing, None
             self._seconds = writing.result()
 
-    async def _wait_after_failure(self, timeout: float | None) -> None:
+    async def _wait_for_checkpoint_after_failure(self, timeout: float | None) -> None:
         """Wait at most `timeout` seconds for the checkpoint that is being written, because the run has failed."""
         if self._writing is None:
             return
@@ -133,7 +133,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         await asyncio.wait([self._writing], timeout=timeout)
         if not self._writing.done():
             self.notice(
-                f"the checkpoint of iteration {self._step} was not complete after {timeout:.0f} s; it is dropped"
+                f"the checkpoint of iteration {self._step} was not complete after {timeout:.0f} s and is discarded"
             )
         elif error := self._writing.exception():
             self.notice(f"the checkpoint of iteration {self._step} could not be written: {error}")
@@ -148,35 +148,35 @@ class BackgroundCheckpointWriter(Generic[P]):
         return seconds + time.perf_counter() - started
 
 
-async def run_and_save_on_signal(saving: BackgroundCheckpointWriter[P], loop: Coroutine[Any, Any, None]) -> None:
-    """Run the loop and, after SIGTERM or Ctrl-C, save the last complete iteration (trainer.save_on_signal).
+async def run_and_save_on_signal(writer: BackgroundCheckpointWriter[P], training: Coroutine[Any, Any, None]) -> None:
+    """Run the training loop and, after SIGTERM or Ctrl-C, save the last complete iteration (trainer.save_on_signal).
 
     A signal cancels the current iteration, unless its update has begun: then the iteration is finished first. If a
     monitor cancels the run (a dead or stalled worker), nothing is finished or saved.
     """
-    task = asyncio.ensure_future(loop)
+    task = asyncio.ensure_future(training)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError as error:
-        saving.is_stopping, is_lost = True, CANCELLED_BY_MONITOR in error.args
-        if is_lost or not saving.in_update:
+        writer.is_stopping, is_lost = True, CANCELLED_BY_MONITOR in error.args
+        if is_lost or not writer.in_update:
             task.cancel()
         else:
-            saving.notice("received a signal; finishing the current iteration. A second signal ends the run at once.")
+            writer.notice("received a signal; finishing the current iteration. A second signal ends the run at once.")
         await asyncio.wait([task])
         if not is_lost:
-            await _save_last_iteration(saving, None if task.cancelled() else task.exception())
+            await _save_last_complete_iteration(writer, None if task.cancelled() else task.exception())
         raise
 
 
-async def _save_last_iteration(saving: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
+async def _save_last_complete_iteration(writer: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
     """Save the last complete iteration, unless the loop ended with an error. Errors are only printed as notices."""
     try:
         if error:
             raise error
-        if progress := saving.unsaved_progress:
-            saving.notice(f"received a signal; writing the checkpoint of iteration {progress.step}")
-            saving.is_stopping = False
-            await saving.save(progress)
+        if progress := writer.unsaved_progress:
+            writer.notice(f"received a signal; writing the checkpoint of iteration {progress.step}")
+            writer.is_stopping = False
+            await writer.save(progress)
     except FAILURES as failure:
-        saving.notice(f"no checkpoint was written: {failure}")
+        writer.notice(f"no checkpoint was written: {failure}")

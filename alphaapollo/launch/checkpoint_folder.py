@@ -61,7 +61,7 @@ class RunProgress:
         values = read_progress(folder)
         if unknown := values.keys() - {field.name for field in fields(cls)}:
             raise ValueError(
-                f"{folder}: progress.json has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
+                f"{folder / PROGRESS} has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
                 "of alphaapollo that wrote it."
             )
         return cls(**values)
@@ -147,7 +147,7 @@ class CheckpointFolder:
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:06d}"
 
-    def move_later_aside(self, step: int) -> None:
+    def move_later_checkpoints_aside(self, step: int) -> None:
         """Rename the checkpoints of iterations later than `step`: `step_000040` becomes `aside_step_000040`, or
         `aside_step_000040.1` if that name is taken."""
         for path in self.list_completed():

@@ -57,14 +57,14 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
     output = Path(config.output).expanduser().absolute() if config.output else run / "exported" / name
     if output.exists():
-        raise ValueError(f"output={output} already exists. Set another folder, or remove it.")
+        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
     if config.export_lora == "adapter" and not model.lora_rank:
         raise ValueError(
             f"export_lora=adapter needs a LoRA run, and {run} was trained without LoRA. Remove export_lora=adapter."
         )
     if config.export_lora == "adapter" and kind != "policy":
         raise ValueError(
-            f"export_lora=adapter works for policies, and {run} trained a {kind} with its head. Use export_lora=merged."
+            f"export_lora=adapter works only for policies, but {run} trained a {kind}. Use export_lora=merged."
         )
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if chosen == "bfloat16" else "float32"
     return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
@@ -108,11 +108,11 @@ def _find_weights_folder(checkpoint: Path, kind: Kind) -> Path:
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
         raise ValueError(
-            f"role=critic: {checkpoint} has no critic, because the run's algorithm does not use it. Remove role=critic."
+            f"{checkpoint} has no critic to export, because the run's algorithm uses none. Remove role=critic."
         )
     if found is None:
         raise ValueError(
-            f"checkpoint={checkpoint} has neither a folder `policy` nor a folder `model`. Set it to a checkpoint of "
+            f"checkpoint={checkpoint} has neither a folder `policy` nor a folder `model`. Use a checkpoint of "
             "main_ppo or of a fine-tuning run."
         )
     return found
@@ -123,8 +123,8 @@ def _find_checkpoint(path: Path) -> Path:
     written = list_checkpoints(path)
     if not written:
         raise ValueError(
-            f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run with a checkpoint. "
-            "Set it to <run>/checkpoints/step_N or to <run>."
+            f"checkpoint={path} is neither a complete checkpoint (no {PROGRESS}) nor the folder of a run with one. "
+            "Set checkpoint=<run>/checkpoints/step_N or checkpoint=<run>."
         )
     if messages := find_damage(written[-1]):
         raise ValueError(f"{written[-1]} is damaged: {', '.join(messages)}. Export another checkpoint.")
@@ -137,7 +137,7 @@ def _read_model_section(saved: dict[str, Any], run: Path, config: ExportConfig) 
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
         raise ValueError(
-            f"{run} has no config.yaml of main_ppo or of a fine-tuning command. Export a run of these commands."
+            f"{run} is not a run of main_ppo or of a fine-tuning command. Set checkpoint to a run of one of them."
         )
     model = build_config(Model, drop_unknown_keys(Model, role["model"]))
     if config.role == "critic" and isinstance(saved.get("critic"), dict):

@@ -12,11 +12,11 @@ from alphaapollo.launch.memory.plan import GIB, MemoryPlan
 from alphaapollo.observability.terminal import Terminal
 
 
-def print_plan(
+def print_plan_table(
     folder: Path, rows: Mapping[str, str], memory: MemoryPlan | None, notices: Iterable[str], terminal: Terminal
 ) -> None:
     """Print the plan of a run: a table of `rows` (label -> text), the planned memory if it is given, and notices."""
-    table = _make_table(str(folder))
+    table = _make_empty_table(str(folder))
     for name, value in rows.items():
         table.add_row(name, escape(value))
     terminal.print(table)
@@ -44,7 +44,7 @@ def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan |
     often = f"every {frequency} {unit}, and at the end; written"
     if memory is None:
         return f"{often} while the next one runs"
-    size = f"{memory.copy_bytes / GIB:.1f} GiB"
+    size = f"{memory.checkpoint_copy_bytes / GIB:.1f} GiB"
     if memory.saves_in_background:
         return f"{often} while the next one runs, from copies in host memory ({size})"
     return f"{often} before the next one begins: copies ({size}) do not fit into memory"
@@ -52,17 +52,17 @@ def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan |
 
 def make_memory_table(memory: MemoryPlan) -> Table:
     """Return a table of the planned memory in GiB at each moment: the total, and each kind with at least 0.05 GiB."""
-    table = _make_table(f"GiB on {memory.device_name}")
+    table = _make_empty_table(f"GiB on {memory.device_name}")
     table.columns[0].no_wrap = True
     table.add_column(justify="right", no_wrap=True)
-    for moment, usage in memory.moments.items():
-        parts = ((kind.replace("_", " "), size / GIB) for kind, size in usage.by_kind().items())
+    for phase, usage in memory.usage_by_phase.items():
+        parts = ((kind.replace("_", " "), size / GIB) for kind, size in usage.to_dict().items())
         words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
-        table.add_row(escape(moment), f"{usage.total / GIB:.1f}", words)
+        table.add_row(escape(phase), f"{usage.total / GIB:.1f}", words)
     return table
 
 
-def _make_table(title: str) -> Table:
+def _make_empty_table(title: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column()
     return table

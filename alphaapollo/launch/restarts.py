@@ -23,20 +23,20 @@ from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 
-def run_with_restarts(prepared: Any, run: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
+def run_with_restarts(prepared_run: Any, run: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
     restarted.
 
-    prepared: checked run, a dataclass with `config`, `start` (StartPoint) and the property `progress` (RunProgress).
-    run: coroutine function `run(prepared, progress)` that trains and updates `progress` after each iteration.
+    prepared_run: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress).
+    run: coroutine function `run(prepared_run, progress)` that trains and updates `progress` after each iteration.
     """
-    trainer, restarts = prepared.config.trainer, 0
+    trainer, restarts = prepared_run.config.trainer, 0
     last_death: tuple[int, str] | None = None  # iteration and role of the last death
     while True:
-        progress = prepared.progress
+        progress = prepared_run.progress
         try:
-            with clean_up_processes(prepared.config):
-                run_until_signal(run(prepared, progress))
+            with clean_up_processes(prepared_run.config):
+                run_until_signal(run(prepared_run, progress))
             return
         except WorkerLost as error:
             death, cause = error, error.cause.rstrip(".")
@@ -53,26 +53,26 @@ def run_with_restarts(prepared: Any, run: Callable[[Any, Any], Coroutine[Any, An
         last_death, restarts = (iteration, death.role), restarts + 1
         Console().notice(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
-            prepared = prepare_restart(prepared)
+            prepared_run = prepare_restart(prepared_run)
         except ValueError as error:
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death
 
 
-def prepare_restart(prepared: Any) -> Any:
+def prepare_restart(prepared_run: Any) -> Any:
     """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
     did before.
 
     On a cluster, waits for its nodes. Raises ValueError if every checkpoint is damaged or nodes are missing.
     """
-    config, trainer = prepared.config, prepared.config.trainer
+    config, trainer = prepared_run.config, prepared_run.config.trainer
     written = list_checkpoints(trainer.folder)
-    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later ones aside
+    if any(parse_step(checkpoint) > prepared_run.start.step for checkpoint in written):  # the start moved later aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
     detect_node_resources(config.trainer)
     start = find_start_point(config)
     for line in start.describe() or ["starts from scratch."]:
         print(line, flush=True)
-    return replace(prepared, config=config, start=start)
+    return replace(prepared_run, config=config, start=start)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
-def run_in_folder(
+def run_in_locked_folder(
     trainer: WatchedRun, prepare: Callable[[], Any], run: Callable[[Any], None], interrupted_message: Callable[[], str]
 ) -> int:
     """Lock the run's folder, call `prepare`, and call `run` with the result. A dry run only prepares, without a lock.
@@ -50,23 +50,23 @@ def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
     signal often reaches the workers as well."""
     was_signalled = False
 
-    async def watch_signals() -> None:
+    async def run_and_watch_signals() -> None:
         handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
 
-        def record_signal(number: int, frame: FrameType | None) -> None:
+        def forward_signal(number: int, frame: FrameType | None) -> None:
             nonlocal was_signalled
             was_signalled = True
             assert callable(handler)
             handler(number, frame)
 
-        signal.signal(signal.SIGINT, record_signal)
+        signal.signal(signal.SIGINT, forward_signal)
         try:
             await coroutine
         finally:
             signal.signal(signal.SIGINT, handler)
 
     try:
-        asyncio.run(watch_signals())
+        asyncio.run(run_and_watch_signals())
     except WorkerLost as death:
         if was_signalled:
             raise KeyboardInterrupt from death

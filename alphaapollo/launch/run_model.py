@@ -87,7 +87,7 @@ def _find_run_of_model(model: Path) -> Path:
     return model
 
 
-def make_generation_values(newest: RunModel) -> dict[str, Any]:
+def make_generation_config_values(newest: RunModel) -> dict[str, Any]:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
     limits. Graders are left out."""
     is_known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
@@ -111,7 +111,7 @@ def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, Genera
     KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is invalid."""
     try:
         newest = find_newest_model(Path(run))
-        values = make_generation_values(newest)
+        values = make_generation_config_values(newest)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from alphaapollo.observability.trackers import Tracker
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """Started workers, console and tracker of a run."""
 
     config: Config | TuningConfig
@@ -34,16 +34,16 @@ class Session:
     console: Console
     tracker: Tracker
 
-    async def train(self, loop: Coroutine[Any, Any, None], saving: BackgroundCheckpointWriter[Any]) -> None:
+    async def train(self, training: Coroutine[Any, Any, None], writer: BackgroundCheckpointWriter[Any]) -> None:
         """Run the training loop and wait until its last checkpoint is complete."""
-        async with saving.finish_on_exit():
+        async with writer.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal
-            await (run_and_save_on_signal(saving, loop) if on_signal else loop)
+            await (run_and_save_on_signal(writer, training) if on_signal else training)
 
-    async def export(self, model: PolicyGroup | FinetuningGroup[Any], saving: BackgroundCheckpointWriter[Any]) -> None:
+    async def export(self, model: PolicyGroup | FinetuningGroup[Any], writer: BackgroundCheckpointWriter[Any]) -> None:
         """Export the model if trainer.export_hf is set; otherwise print the command that exports it."""
         trainer, folder = self.config.trainer, self.config.trainer.folder
-        if best := saving.checkpoints.describe_best():
+        if best := writer.checkpoints.describe_best():
             self.console.notice(best)
         if trainer.export_hf:
             with SPANS("export"):
@@ -56,7 +56,7 @@ class Session:
 @asynccontextmanager
 async def open_session(
     config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[TrainingSession]:
     """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
     WorkerDied or RunStalled. steps: (completed iterations, total iterations)."""
     trainer, folder = config.trainer, config.trainer.folder
@@ -77,7 +77,7 @@ async def open_session(
         stalls = StallMonitor(workers.ranks, trainer, device, console.notice, lambda: resume_hint(folder), required)
         processes = monitor_processes(required, lambda event: console.notice(f"{event}; {resume_hint(folder)}"))
         async with processes, stalls:
-            yield Session(config, workers, console, tracker)
+            yield TrainingSession(config, workers, console, tracker)
     finally:
         if workers:
             await workers.close()

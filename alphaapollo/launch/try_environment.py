@@ -53,8 +53,8 @@ async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewa
         return scores
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{function} fails on row {prompt.id} with each of two made-up answers: {scores[-1].reason}. Return a number "
-        "or a dict of numbers for every answer."
+        f"{function} fails on row {prompt.id} with each of two made-up answers. The last error was: "
+        f"{scores[-1].reason}. Return a number or a dict of numbers for every answer."
     )
 
 
@@ -91,4 +91,4 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
 
 
 def _reject_call(*_: object) -> Never:
-    raise RuntimeError("`reset` of the environment parses tool calls or calls the grader. Do this in `step`.")
+    raise RuntimeError("`reset` of the environment parses tool calls or calls the grader. Move these calls to `step`.")

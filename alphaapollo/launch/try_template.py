@@ -41,6 +41,6 @@ def render_with_time_limit(render: Callable[[], ResultT], time_limit: float = TI
         return done.result(time_limit)
     except TimeoutError:
         raise ValueError(
-            f"the chat template has not rendered one chat within {time_limit:g} s. Fix the tokenizer's chat_template: "
+            f"the chat template did not render a chat within {time_limit:g} s. Fix the tokenizer's chat_template: "
             "it may have an endless loop."
         ) from None

@@ -67,7 +67,7 @@ class MetricsAdvisor:
         self._last: dict[str, int] = {}  # last iteration in which each cause was present
         self._recent: deque[Metrics] = deque(maxlen=HISTORY)
 
-    def check(self, step: int, metrics: Metrics) -> list[str]:
+    def list_warnings(self, step: int, metrics: Metrics) -> list[str]:
         """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently."""
         warnings = _check_iteration(metrics)
         if "critic/score/mean" in metrics:

@@ -61,8 +61,8 @@ class RunView:
     done: int = 0  # completed iterations
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the current iteration -> (done, total)
     last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
-    points: list[tuple[float, float]] = field(default_factory=list)
-    durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    curve_points: list[tuple[float, float]] = field(default_factory=list)
+    step_times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     @property
     def curve_name(self) -> str:
@@ -71,9 +71,9 @@ class RunView:
 
     def seconds_left(self) -> float | None:
         """Estimate the remaining seconds from the last iterations. Returns None before the first iteration."""
-        if not self.durations:
+        if not self.step_times:
             return None
-        return sum(self.durations) / len(self.durations) * (self.total_steps - self.done)
+        return sum(self.step_times) / len(self.step_times) * (self.total_steps - self.done)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an iteration."""
@@ -81,7 +81,7 @@ class RunView:
         self.last_metrics |= metrics
         value = metrics.get(self.curve_name, math.nan)
         if math.isfinite(value):
-            self.points.append((step, value))
+            self.curve_points.append((step, value))
 
 
 class Console:
@@ -116,14 +116,14 @@ class Console:
         """Show the metrics of a finished iteration."""
         now = time.monotonic()
         if self._last is not None and step > self._view.done:  # the first iteration also includes worker start
-            self._view.durations.append((now - self._last) / (step - self._view.done))
+            self._view.step_times.append((now - self._last) / (step - self._view.done))
         self._last = now
         self._view.update(step, metrics)
         self._spent.add(metrics)
         self._view.phases.clear()
         if self._live is None:
             self._print_line(format_plain_line(self._view, metrics))
-        for advice in self._advisor.check(step, metrics):
+        for advice in self._advisor.list_warnings(step, metrics):
             self.notice(advice)
 
     def notice(self, text: str) -> None:
@@ -153,8 +153,8 @@ class Console:
 def render_view(view: RunView, elapsed: float, width: int) -> Group:
     """Render the live view: progress bars, curve, last metrics."""
     parts: list[Table | Text] = [_make_progress_bars(view, elapsed)]
-    if len(view.points) > 1:
-        curve = plot_curves({view.curve_name: view.points}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
+    if len(view.curve_points) > 1:
+        curve = plot_curves({view.curve_name: view.curve_points}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
         parts += [Text(f"\n{view.curve_name}", "bold"), curve]
     if rows := format_metric_rows(view.last_metrics):
         table = Table.grid(padding=(0, 2))
@@ -208,7 +208,7 @@ def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
     head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"
-    tail = [f"{format_duration(view.seconds_left())} left"] if view.durations and view.done < view.total_steps else []
+    tail = [f"{format_duration(view.seconds_left())} left"] if view.step_times and view.done < view.total_steps else []
     return "   ".join([head, *rows.values(), *tail])
 
 

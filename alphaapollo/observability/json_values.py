@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 
-def to_finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return the value as a float, or None for NaN and infinity."""
     value = float(value)
     return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from alphaapollo.observability.disk import explain_write_errors
-from alphaapollo.observability.json_values import to_finite
+from alphaapollo.observability.json_values import finite_or_none
 
 
 class JsonlTracker:
@@ -82,5 +82,5 @@ def make_metrics_record(step: int, metrics: Mapping[str, float]) -> dict[str, fl
     record: dict[str, float | None] = {"step": step}
     for name, value in metrics.items():
         assert "/" in name, f"metric {name!r} has no group. Use a name group/name"
-        record[name] = to_finite(value)
+        record[name] = finite_or_none(value)
     return record

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import to_finite, to_json_value
+from alphaapollo.observability.json_values import finite_or_none, to_json_value
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secrets, redact
 
@@ -107,7 +107,7 @@ def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) ->
         "row_prompt": None if first_prompt == prompt.content else prompt.content,
         "ground_truth": prompt.ground_truth,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
-        "reward": to_finite(score.reward),
+        "reward": finite_or_none(score.reward),
         "components": score.components,
         "outcome": score.outcome,
         "reason": score.reason,
@@ -152,4 +152,4 @@ def _replace_nan(value: Any) -> Any:
         return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_replace_nan(item) for item in value]
-    return to_finite(value) if isinstance(value, float) else value
+    return finite_or_none(value) if isinstance(value, float) else value

@@ -35,7 +35,7 @@ class Span:
 _track_and_lane: ContextVar[tuple[str, str]] = ContextVar("track_and_lane", default=("controller", "loop"))
 
 
-class Spans:
+class SpanRecorder:
     """Recorder of the spans of a process, timed by a monotonic clock that starts at wall-clock time."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Spans:
         if self._recorded is None:
             self._recorded, self._zero = [], time.time() - time.perf_counter()
 
-    def take(self) -> list[Span]:
+    def take_spans(self) -> list[Span]:
         """Stop recording and return the recorded spans; empty if not recording."""
         recorded, self._recorded = self._recorded, None
         return recorded or []
@@ -70,14 +70,14 @@ class Spans:
         """
         recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _track_and_lane.get()
         try:
-            with HEARTBEAT.call(name, limit=timeout):
+            with HEARTBEAT.record_call(name, limit=timeout):
                 yield
         finally:
             if recorded is not None:
                 recorded.append(Span(track, lane, name, self._zero + begin, time.perf_counter() - begin, args))
 
 
-SPANS = Spans()
+SPANS = SpanRecorder()
 """Spans of this process."""
 
 
@@ -88,4 +88,4 @@ def start_recording_spans() -> None:
 
 def take_recorded_spans() -> list[Span]:
     """Stop recording in a worker process and return its spans."""
-    return SPANS.take()
+    return SPANS.take_spans()

@@ -17,7 +17,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.utils.registry import suggest_similar
-from alphaapollo.utils.time_limit import exclude_waiting
+from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ARGUMENT_BYTES = 1 << 16
 
@@ -43,7 +43,9 @@ class ToolBox:
                 f"several tools have the same name: {', '.join(duplicates)}. Rename or exclude all but one."
             )
         if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
-            raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
+            raise ValueError(
+                f"tool_limits has unknown tools: {', '.join(unknown)}. Known tools: {', '.join(self.names)}."
+            )
         self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
         self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
         self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}
@@ -72,10 +74,10 @@ class ToolBox:
         Raises ToolFailedError if the retry fails too.
         """
         start = time.monotonic()
-        checked = self._check_arguments(name, arguments)
+        checked = self._parse_arguments(name, arguments)
         if isinstance(checked, str):
             return ToolResult(checked, ToolStatus.REFUSED, seconds=time.monotonic() - start)
-        with exclude_waiting():
+        with exclude_from_time_limit():
             await self._slots[name].acquire()
         try:
             start = time.monotonic()
@@ -107,7 +109,7 @@ class ToolBox:
                 raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
-    def _check_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    def _parse_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
         """Return the arguments of a tool call as a dict, or a message to the model (str) if they are invalid."""
         if name not in self._tools:
             hint, known = suggest_similar(name, self._tools), ", ".join(self.names)

@@ -36,7 +36,7 @@ def entry_point(main: MainFunction) -> MainFunction:
     """
 
     @wraps(main)
-    def wrapped(argv: Sequence[str] | None = None) -> int:
+    def run_main(argv: Sequence[str] | None = None) -> int:
         if _is_in_event_loop():
             words = shlex.join([sys.executable, "-m", main.__module__, *(argv or [])])
             print(
@@ -59,12 +59,12 @@ def entry_point(main: MainFunction) -> MainFunction:
             if file is not None:
                 script["__file__"] = file
 
-    return wrapped
+    return run_main
 
 
-def print_redacted_traceback(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+def print_redacted_traceback(error_type: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     """Print the traceback of an unexpected error with secrets redacted."""
-    print(redact("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
+    print(redact("".join(traceback.format_exception(error_type, error, tb))), end="", file=sys.stderr)
 
 
 def _is_in_event_loop() -> bool:

@@ -1,6 +1,6 @@
 """Track what this process is doing, to detect hung workers: active calls, a progress counter, and subprocesses.
 
-    with HEARTBEAT.call("grade", limit=10):    # an operation that another process may wait for
+    with HEARTBEAT.record_call("grade", limit=10):    # an operation that another process may wait for
         ...
     HEARTBEAT.tick()                           # progress: one micro-batch, token or bucket of weights is done
 
@@ -31,7 +31,7 @@ class ActiveCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessStatus:
     """State of one process on this machine."""
 
     pid: int
@@ -52,7 +52,7 @@ class ProcessReport:
 
     ticks: int  # progress counter; only its changes are meaningful
     calls: tuple[ActiveCall, ...]  # sorted by age, oldest first
-    processes: tuple[ProcessInfo, ...]  # the reporting process first
+    processes: tuple[ProcessStatus, ...]  # the reporting process first
 
 
 class Heartbeat:
@@ -67,15 +67,15 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """Progress counter: ticks and calls of this process, plus the counter that `watch` added."""
+        """Progress counter: ticks and calls of this process, plus the counter that `watch_helpers` added."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
         """Count one unit of progress."""
         self._ticks += 1
 
-    def begin(self, name: str, worker: str = "", limit: float | None = None) -> object:
-        """Record the start of an operation. Returns a key for `end`. Counts as progress.
+    def begin_call(self, name: str, worker: str = "", limit: float | None = None) -> object:
+        """Record the start of an operation. Returns a key for `end_call`. Counts as progress.
 
         worker: called worker; empty: this process. limit: timeout of the operation in seconds; None: no timeout.
         """
@@ -84,28 +84,28 @@ class Heartbeat:
         self._ticks += 1
         return key
 
-    def end(self, key: object) -> None:
-        """Record the end of the operation for which `begin` returned this key. Counts as progress."""
+    def end_call(self, key: object) -> None:
+        """Record the end of the operation for which `begin_call` returned this key. Counts as progress."""
         self._open.pop(key, None)
         self._ticks += 1
 
     @contextmanager
-    def call(self, name: str, worker: str = "", limit: float | None = None) -> Iterator[None]:
-        """Context manager that records its block as an operation (see `begin`). Operations may overlap."""
-        key = self.begin(name, worker, limit)
+    def record_call(self, name: str, worker: str = "", limit: float | None = None) -> Iterator[None]:
+        """Context manager that records its block as an operation (see `begin_call`). Operations may overlap."""
+        key = self.begin_call(name, worker, limit)
         try:
             yield
         finally:
-            self.end(key)
+            self.end_call(key)
 
-    def watch(self, progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
+    def watch_helpers(self, get_progress: Callable[[], int], list_helpers: Callable[[], Mapping[int, str]]) -> None:
         """Also observe an engine's progress and helper processes, instead of those of an earlier call.
 
-        progress: returns the engine's progress counter. helpers: returns {pid: name} of required helper processes.
+        get_progress: returns the engine's progress counter. list_helpers: {pid: name} of required helper processes.
         """
-        self._progress, self._helpers = progress, helpers
+        self._progress, self._helpers = get_progress, list_helpers
 
-    def report(self) -> ProcessReport:
+    def make_process_report(self) -> ProcessReport:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""
         this_pid, helpers = os.getpid(), self._helpers()
         others = [pid for pid in list_descendants(this_pid, *helpers) if pid not in helpers]
@@ -129,7 +129,7 @@ HEARTBEAT = Heartbeat()
 """The heartbeat of this process."""
 
 
-def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessInfo | None:
+def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessStatus | None:
     """Return the state of a process on this machine, or None if it has ended. Default name: its command."""
     disk = 0
     try:
@@ -140,7 +140,7 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessI
                 traffic = process.io_counters()
                 disk = traffic.read_bytes + traffic.write_bytes
             name = name or _shorten_command(process)
-            return ProcessInfo(pid, name, process.status(), times.user + times.system, disk, is_required)
+            return ProcessStatus(pid, name, process.status(), times.user + times.system, disk, is_required)
     except psutil.NoSuchProcess:
         return None
 

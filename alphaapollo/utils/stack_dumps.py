@@ -36,7 +36,7 @@ def _dump_with_py_spy(pid: int) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode:
         output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise OSError(f"py-spy failed: {output}. It needs permission to trace: root, or kernel.yama.ptrace_scope=0.")
+        raise OSError(f"py-spy failed: {output}. Run the command as root, or set kernel.yama.ptrace_scope=0.")
     return done.stdout
 
 

@@ -2,7 +2,7 @@
 
     limit = TimeLimit(seconds)
     async with limit.count_time():     # TimeoutError once the total time of these blocks exceeds the limit
-        with exclude_waiting():     # waiting in a function or task of the block is not counted
+        with exclude_from_time_limit():     # waiting in a function or task of the block is not counted
             await semaphore.acquire()
 
 pause_time_limits and resume_time_limits apply to all limits of the process, e.g. while the trainer uses the GPU.
@@ -25,7 +25,7 @@ def pause_time_limits() -> None:
     global _paused
     _paused = True
     for limit in _running:
-        limit._update()
+        limit._update_time_left()
 
 
 def resume_time_limits() -> None:
@@ -33,7 +33,7 @@ def resume_time_limits() -> None:
     global _paused
     _paused = False
     for limit in _running:
-        limit._update()
+        limit._update_time_left()
 
 
 class TimeLimit:
@@ -52,16 +52,16 @@ class TimeLimit:
         try:
             async with asyncio.timeout(None) as self._scope:
                 _running.add(self)
-                self._update()
+                self._update_time_left()
                 try:
                     yield
                 finally:
                     _running.discard(self)
-                    self._update(has_ended=True)
+                    self._update_time_left(has_ended=True)
         finally:
             _current.reset(token)
 
-    def _update(self, has_ended: bool = False) -> None:
+    def _update_time_left(self, has_ended: bool = False) -> None:
         """Subtract the time since the last update from `left`. Then pause or continue counting."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
@@ -77,16 +77,16 @@ class TimeLimit:
 
 
 @contextmanager
-def exclude_waiting() -> Iterator[None]:
+def exclude_from_time_limit() -> Iterator[None]:
     """Context manager whose block is not counted by the enclosing TimeLimit, if there is one."""
     limit = _current.get()
     if limit is None:
         yield
         return
     limit._waits += 1
-    limit._update()
+    limit._update_time_left()
     try:
         yield
     finally:
         limit._waits -= 1
-        limit._update()
+        limit._update_time_left()

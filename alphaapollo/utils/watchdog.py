@@ -1,7 +1,7 @@
 """Clean up after the driver of a run was killed: end the run's processes and remove its shared memory.
 
 Signals to process groups do not reach every process of a run. Each worker therefore watches its parent process and
-exits with it (exit_with_process). A small separate process, the reaper, watches the driver and kills all other
+exits with it (exit_when_process_ends). A small separate process, the reaper, watches the driver and kills all other
 processes that the run has started on this machine, e.g. Ray's agents (start_reaper).
 """
 
@@ -54,8 +54,8 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-def exit_with_process(
-    pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False
+def exit_when_process_ends(
+    pid: int, cleanup_paths: Iterable[str | Path] = (), remove_shared_memory: bool = False
 ) -> threading.Thread:
     """End this process as soon as process `pid` of this machine has ended.
 
@@ -63,12 +63,12 @@ def exit_with_process(
 
     Args:
         cleanup_paths: Files and folders to remove before the exit.
-        own_shared_memory: Also remove the shared memory files that this process has mapped. Set it only if no other
+        remove_shared_memory: Also remove the shared memory files that this process has mapped. Set it only if no other
             process uses these files.
     """
     paths = [Path(path) for path in cleanup_paths]
-    arguments = (pid, paths, own_shared_memory)
-    thread = threading.Thread(target=_wait_and_exit, args=arguments, name=f"exit-with-{pid}", daemon=True)
+    arguments = (pid, paths, remove_shared_memory)
+    thread = threading.Thread(target=_wait_for_process_and_exit, args=arguments, name=f"exit-with-{pid}", daemon=True)
     thread.start()
     return thread
 
@@ -89,9 +89,9 @@ def list_mapped_shared_memory() -> list[Path]:
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
 
 
-def _wait_and_exit(pid: int, paths: list[Path], own_shared_memory: bool) -> None:
+def _wait_for_process_and_exit(pid: int, paths: list[Path], remove_shared_memory: bool) -> None:
     wait_for_exit(pid)
-    remove_paths([*paths, *list_mapped_shared_memory()] if own_shared_memory else paths)
+    remove_paths([*paths, *list_mapped_shared_memory()] if remove_shared_memory else paths)
     os._exit(1)
 
 
@@ -141,7 +141,7 @@ def kill_run_processes(run_id: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _clean_up_after(driver_pid: int, run_id: str, paths: list[Path]) -> None:
+def _clean_up_after_driver(driver_pid: int, run_id: str, paths: list[Path]) -> None:
     wait_for_exit(driver_pid)
     time.sleep(_GRACE_SECONDS)
     kill_run_processes(run_id)
@@ -149,4 +149,4 @@ def _clean_up_after(driver_pid: int, run_id: str, paths: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    _clean_up_after(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])
+    _clean_up_after_driver(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])

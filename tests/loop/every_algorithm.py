@@ -21,7 +21,7 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
-from alphaapollo.launch.session import Session, start_workers
+from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.lifecycle import make_training_run, prepare
 from alphaapollo.trainer.loop import train
@@ -123,7 +123,7 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
         reward_model=None,
         engines=workers.engines,
     )
-    session = Session(config, needed, Console(), ListTracker())  # type: ignore[arg-type]
+    session = TrainingSession(config, needed, Console(), ListTracker())  # type: ignore[arg-type]
     session.console.start(total_steps=2, done=0)
     run = make_training_run(prepared, session, Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef))
     await run.weights.publish(0)

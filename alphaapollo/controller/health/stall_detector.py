@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema.base import Device
-from alphaapollo.utils.heartbeat import ActiveCall, ProcessInfo, ProcessReport
+from alphaapollo.utils.heartbeat import ActiveCall, ProcessReport, ProcessStatus
 
 BUSY = 0.05  # minimum CPU use, in cores, of a computing process; waiting workers use up to 0.02
 STOPPED = "stopped (SIGSTOP; kill -CONT resumes it)"
@@ -30,7 +30,7 @@ class WorkerSnapshot:
     role_and_rank: str  # e.g. "policy 1", as in ActiveCall.worker
     name: str  # e.g. "the policy worker of rank 1 (pid 7)"
     report: ProcessReport | None  # None: the worker does not answer
-    process: ProcessInfo | None = None  # state of a worker on this machine, even if the worker does not answer
+    process: ProcessStatus | None = None  # state of a worker on this machine, even if the worker does not answer
     is_local: bool = True  # whether it runs on the controller's machine
     node: str = ""
     pid: int = 0
@@ -44,13 +44,13 @@ class WorkerSnapshot:
         return int(self.role_and_rank.rpartition(" ")[2])
 
     @property
-    def processes(self) -> Sequence[ProcessInfo]:
+    def processes(self) -> Sequence[ProcessStatus]:
         """The worker's process and, if the worker has reported them, its subprocesses."""
         if self.report:
             return self.report.processes
         return [self.process] if self.process else []
 
-    def name_process(self, process: ProcessInfo) -> str:
+    def name_process(self, process: ProcessStatus) -> str:
         """Return a name for one of this worker's processes that is unique in the run."""
         if process.pid == self.pid:
             return self.name
@@ -149,14 +149,14 @@ def _find_computing_processes(
     ]
 
 
-def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessInfo, now: RunSnapshot) -> bool:
+def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessStatus, now: RunSnapshot) -> bool:
     """Return whether a process may use CPU time only to wait for a GPU, unlike e.g. graders and compilers."""
     return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
 
 def _pair_processes(
     before: RunSnapshot, now: RunSnapshot, workers: Iterable[WorkerSnapshot]
-) -> Iterator[tuple[WorkerSnapshot, ProcessInfo, ProcessInfo]]:
+) -> Iterator[tuple[WorkerSnapshot, ProcessStatus, ProcessStatus]]:
     """Yield (worker, earlier state, current state) for each process of the workers that is in both snapshots."""
     earlier = {(worker.node, process.pid): process for worker in before.all_workers for process in worker.processes}
     for worker in workers:

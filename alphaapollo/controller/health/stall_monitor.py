@@ -68,7 +68,7 @@ class StallMonitor:
         self._notify, self._make_resume_hint = notify, make_resume_hint
         self._tick = max(self._notice / CHECKS, SHORTEST_TICK)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._run_checks, name="stall-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._check_progress_periodically, name="stall-monitor", daemon=True)
         self._error: RunStalled | None = None
         self._before: RunSnapshot | None = None
         self._ticks = -1
@@ -81,7 +81,7 @@ class StallMonitor:
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
-            HEARTBEAT.watch(int, lambda: self._required)
+            HEARTBEAT.watch_helpers(int, lambda: self._required)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._thread.start()
         return self
@@ -97,7 +97,7 @@ class StallMonitor:
                 self._task.uncancel()
             raise self._error from None
 
-    def _run_checks(self) -> None:
+    def _check_progress_periodically(self) -> None:
         last = time.monotonic()
         while not self._left.wait(self._tick):
             now = time.monotonic()
@@ -116,7 +116,7 @@ class StallMonitor:
         self._check_required_processes(seconds)
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
-            self._end_stall()
+            self._reset_after_progress()
             return
         self._stalled += seconds
         self._idle += seconds
@@ -126,7 +126,7 @@ class StallMonitor:
         if before is None:
             return
         if has_progress(before, now):
-            self._end_stall()
+            self._reset_after_progress()
             self._before = now
             return
         finding = find_stall(before, now, self._device)
@@ -134,7 +134,7 @@ class StallMonitor:
             self._idle = 0.0
         if self._stalled >= self._notice and finding.is_hung not in self._reported:
             self._reported.add(finding.is_hung)
-            self._notify(self._format_notice(finding))
+            self._notify(self._format_stall_notice(finding))
         if (timeout := self._get_stall_timeout(finding)) is not None and self._idle >= timeout:
             self._end_run(finding, now)
 
@@ -146,7 +146,7 @@ class StallMonitor:
             if before < self._notice <= self._stopped[pid]:
                 self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
-    def _end_stall(self) -> None:
+    def _reset_after_progress(self) -> None:
         if self._reported:
             self._notify(f"progress again, after {self._stalled:.0f} s")
         self._stalled = self._idle = 0.0
@@ -160,7 +160,7 @@ class StallMonitor:
             return self._timeout
         return max(self._timeout, finding.call_timeout + MARGIN_SECONDS)
 
-    def _format_notice(self, finding: StallFinding) -> str:
+    def _format_stall_notice(self, finding: StallFinding) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
         text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.controller_state}."
         if finding.is_hung and (timeout := self._get_stall_timeout(finding)) is not None:
@@ -219,11 +219,11 @@ class StallMonitor:
         """Collect heartbeat reports from all workers into a snapshot. None if the monitor has ended meanwhile."""
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
-            ranks.request_reports()
-        while not all(ranks.have_reported() for ranks in self._ranks) and time.monotonic() < end:
+            ranks.request_heartbeat_reports()
+        while not all(ranks.have_all_workers_reported() for ranks in self._ranks) and time.monotonic() < end:
             if self._left.wait(0.05):
                 return None
-        pid, report = os.getpid(), HEARTBEAT.report()
+        pid, report = os.getpid(), HEARTBEAT.make_process_report()
         first, *rest = report.processes
         first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
         controller = WorkerSnapshot(

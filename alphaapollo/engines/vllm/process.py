@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-from alphaapollo.utils.watchdog import exit_with_process
+from alphaapollo.utils.watchdog import exit_when_process_ends
 
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
 CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
@@ -89,7 +89,7 @@ def set_up_engine_process() -> None:
 @functools.cache  # once per process
 def _set_up_process_once(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
-    exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
+    exit_when_process_ends(int(os.environ[PARENT]), cleanup, remove_shared_memory=True)
     redirect_output_to_file(os.environ[LOG])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 

@@ -65,21 +65,21 @@ def _plan_memory(
     trainer, shape = config.trainer, find_micro_batch_shape(config, request)
     trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, shape, request.computes_logits)
     fixed = MemoryUsage(runtime=RUNTIME[device])
-    if request.needs_reference and not trained.adapters and not trained.offload_policy:
+    if request.needs_reference and not trained.num_lora_parameters and not trained.offload_policy:
         fixed += MemoryUsage(
             frozen_models=count_frozen_bytes(trained.sizes, trained.shards, get_dtype_bytes(model.dtype))
         )
     of_model = trained.plan_update()
     if request.sampling:
         of_model[SAMPLING] = _plan_sampling(trained, model, *request.sampling)
-    moments = {name: usage + fixed for name, usage in of_model.items()}
+    phases = {name: usage + fixed for name, usage in of_model.items()}
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
         offloaded = trained.offloaded_bytes() * trainer.n_gpus_per_node
-        return MemoryPlan(moments, capacity, "a GPU", 0, offloaded_bytes=offloaded, copy_bytes=copies)
+        return MemoryPlan(phases, capacity, "a GPU", 0, offloaded_bytes=offloaded, checkpoint_copy_bytes=copies)
     driver = MemoryUsage(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else MemoryUsage()
-    node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in moments.items()}
-    return MemoryPlan(node, capacity, "this machine", 0, copy_bytes=copies)
+    node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in phases.items()}
+    return MemoryPlan(node, capacity, "this machine", 0, checkpoint_copy_bytes=copies)
 
 
 def _plan_sampling(

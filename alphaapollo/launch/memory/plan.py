@@ -1,4 +1,4 @@
-"""Plan the memory of an RL run: bytes on a GPU, or on a machine without GPUs, at each moment of an iteration."""
+"""Plan the memory of an RL run: bytes on a GPU, or on a machine without GPUs, in each phase of an iteration."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def format_unplanned_memory_notice(model_path: str, error: BaseException, is_che
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Planned memory of one GPU, or of a machine without GPUs, at each moment of an iteration."""
+    """Planned memory of one GPU, or of a machine without GPUs, in each phase of an iteration."""
 
-    moments: dict[str, MemoryUsage]
+    usage_by_phase: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
     device_name: str  # description of the device in messages
     kv_cache_tokens: int  # capacity of an engine's KV cache
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
-    copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
+    checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether these copies fit into memory
     problem: str = ""  # why the run cannot fit, and the keys that reduce memory; "": it fits
 
     @property
     def peak(self) -> tuple[str, MemoryUsage]:
-        """Moment with the most memory, and its memory."""
-        return max(self.moments.items(), key=lambda item: item[1].total)
+        """Phase with the most memory, and its memory."""
+        return max(self.usage_by_phase.items(), key=lambda item: item[1].total)
 
     @property
     def fits(self) -> bool:
@@ -71,22 +71,20 @@ class MemoryPlan:
 
     def add_problem(self, advice: str) -> MemoryPlan:
         """Return the plan with a `problem`: the peak does not fit. advice: sentence with the suggested fix."""
-        moment, usage = self.peak
-        largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
+        phase, usage = self.peak
+        largest = sorted(usage.to_dict().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
-        needed = (
-            f"memory: {usage.total / GIB:.1f} GiB are needed on {self.device_name} at its peak ({moment}: {parts})."
-        )
+        needed = f"memory: {usage.total / GIB:.1f} GiB are needed on {self.device_name} at its peak ({phase}: {parts})."
         return replace(self, problem=f"{needed} {advice}")
 
     def add_checkpoint_copies(self, device: Device, host_memory: int) -> MemoryPlan:
         """Return the plan with the copies from which checkpoints are written, if they fit. host_memory: bytes of host
         memory of a GPU node; 0: unknown."""
         if device == "cuda":
-            fits = not host_memory or self.offloaded_bytes + self.copy_bytes <= COMFORTABLE * host_memory
+            fits = not host_memory or self.offloaded_bytes + self.checkpoint_copy_bytes <= COMFORTABLE * host_memory
             return replace(self, saves_in_background=fits)
-        copies = MemoryUsage(checkpoint_copy=self.copy_bytes)
-        plan = replace(self, moments={name: usage + copies for name, usage in self.moments.items()})
+        copies = MemoryUsage(checkpoint_copy=self.checkpoint_copy_bytes)
+        plan = replace(self, usage_by_phase={name: usage + copies for name, usage in self.usage_by_phase.items()})
         return plan if plan.has_headroom else replace(self, saves_in_background=False)
 
 
@@ -97,7 +95,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     """
     role, trainer = config.actor_rollout_ref, config.trainer
     rollout, sizes, engine = role.rollout, load_model_sizes(role.model), _plan_engine(config, device, capacity)
-    moments, offloaded, copies = _plan_training_rank(config, device)
+    phases, offloaded, copies = _plan_training_rank(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
     kv_token_bytes = (
         sizes.kv_elements_per_token
@@ -106,26 +104,26 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     )
     kv_cache_tokens = engine.kv_cache // kv_token_bytes
     if device == "cpu":
-        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_library_bytes(config))
-        node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in moments.items()}
-        return MemoryPlan(node, capacity, "this machine", kv_cache_tokens, copy_bytes=copies)
+        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_imported_library_bytes(config))
+        node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in phases.items()}
+        return MemoryPlan(node, capacity, "this machine", kv_cache_tokens, checkpoint_copy_bytes=copies)
     if not rollout.colocate:
-        del moments["generate"]
-        moments["generate (an engine's GPU)"] = engine
+        del phases["generate"]
+        phases["generate (an engine's GPU)"] = engine
     elif rollout.free_cache_engine:
-        moments["publish"] += MemoryUsage(engine=_count_engine_weight_bytes(config))
-        moments["generate"] += engine
+        phases["publish"] += MemoryUsage(engine=_count_engine_weight_bytes(config))
+        phases["generate"] += engine
     else:
-        moments = {name: usage + engine for name, usage in moments.items()}
+        phases = {name: usage + engine for name, usage in phases.items()}
     device_name = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
-    return MemoryPlan(moments, capacity, device_name, kv_cache_tokens, offloaded * trainer.n_gpus_per_node, copies)
+    return MemoryPlan(phases, capacity, device_name, kv_cache_tokens, offloaded * trainer.n_gpus_per_node, copies)
 
 
 def _has_critic(config: Config) -> bool:
     return "values" in get_estimator(config.algorithm.adv_estimator).needs
 
 
-def _count_library_bytes(config: Config) -> int:
+def _count_imported_library_bytes(config: Config) -> int:
     """Return the bytes of imported libraries in all processes of a machine without GPUs, except the policy's ranks."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
@@ -137,7 +135,7 @@ def _count_library_bytes(config: Config) -> int:
 
 
 def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
-    """Plan the memory of a training rank, without engines. Returns the memory at each moment, the bytes offloaded to
+    """Plan the memory of a training rank, without engines. Returns the memory in each phase, the bytes offloaded to
     host memory, and the bytes of the copies from which checkpoints are written."""
     role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.uses_full_kl
     divergence = (
@@ -155,14 +153,14 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         scorer = config.reward_model.model
         model = role.model.model_copy(update={"path": scorer.path})
         fixed += plan_frozen_model(model, scorer.fsdp_config, config.trainer.num_ranks, device).idle
-    if config.needs_reference and not policy.adapters:
+    if config.needs_reference and not policy.num_lora_parameters:
         reference = plan_frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
     idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
 
-    def sum_idle_models(active: str, frozen: MemoryUsage) -> MemoryUsage:
+    def sum_idle_memory(active: str, frozen: MemoryUsage) -> MemoryUsage:
         return sum((model.usage_while_idle() for name, model in trained.items() if name != active), fixed + frozen)
 
-    moments: dict[str, MemoryUsage] = {}
+    phases: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
         model = make_teacher_model_section(role.model, config.teacher)
         teacher = plan_frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
@@ -173,19 +171,19 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         else:
             in_update += teacher.idle
             forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
-        moments["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_models("policy", in_update)
+        phases["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_memory("policy", in_update)
     for name, one in trained.items():
-        beside = sum_idle_models(name, in_update if name == "policy" else idle)
-        moments |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
-    buckets = MemoryUsage(transfer_buckets=_count_transfer_bytes(policy, get_dtype_bytes(role.rollout.dtype)))
-    moments["publish"] = policy.usage_after_step() + sum_idle_models("policy", in_update) + buckets
-    moments["generate"] = sum_idle_models("", idle)
+        beside = sum_idle_memory(name, in_update if name == "policy" else idle)
+        phases |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
+    buckets = MemoryUsage(transfer_buckets=_count_weight_sync_bytes(policy, get_dtype_bytes(role.rollout.dtype)))
+    phases["publish"] = policy.usage_after_step() + sum_idle_memory("policy", in_update) + buckets
+    phases["generate"] = sum_idle_memory("", idle)
     offloaded = sum(one.offloaded_bytes() for one in trained.values())
     offloaded += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))
-    return moments, offloaded, copies
+    return phases, offloaded, copies
 
 
 def _plan_teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
@@ -213,7 +211,9 @@ def _plan_trained_model(
     trained = plan_trained_model(
         model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
     )
-    trained = replace(trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step=steps == 1)
+    trained = replace(
+        trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_optimizer_step=steps == 1
+    )
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained
     samples, layers = config.group_size, trained.sizes.num_layers
@@ -261,7 +261,7 @@ def _plan_engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
     return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
 
 
-def _count_transfer_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> int:
+def _count_weight_sync_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> int:
     """Return the bytes that a weight sync needs on a training rank: a bucket of about BUCKET_BYTES, its packed copy,
     the next bucket, and one gathered layer."""
     sizes = policy.sizes
@@ -284,7 +284,7 @@ def fit_memory(
     if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.add_problem(_suggest_settings(config, device, capacity))
+        return config, plan.add_problem(_suggest_memory_settings(config, device, capacity))
     if host_memory and plan.offloaded_bytes > host_memory:
         problem = (
             f"memory: offloading needs {plan.offloaded_bytes / GIB:.0f} GiB of host memory per node, but a node has "
@@ -306,33 +306,33 @@ def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
     )
 
 
-def _suggest_settings(config: Config, device: Device, capacity: int) -> str:
-    keys = find_cheapest_settings(config, device, capacity, lambda plan: plan.fits)
+def _suggest_memory_settings(config: Config, device: Device, capacity: int) -> str:
+    keys = find_cheapest_memory_settings(config, device, capacity, lambda plan: plan.fits)
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
         return f"No setting makes the run fit on this number of {unit}. Raise trainer.nnodes."
     return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
 
 
-def find_cheapest_settings(
-    config: Config, device: Device, capacity: int, is_good: Callable[[MemoryPlan], bool]
+def find_cheapest_memory_settings(
+    config: Config, device: Device, capacity: int, is_acceptable: Callable[[MemoryPlan], bool]
 ) -> dict[str, object] | None:
-    """Return the settings {key: value} that cost the least time among those whose memory plan satisfies `is_good`, or
-    None if no settings do."""
+    """Return the settings {key: value} that cost the least time among those whose memory plan satisfies
+    `is_acceptable`, or None if no settings do."""
 
-    def has_good_plan(keys: Mapping[str, object]) -> bool:
-        return is_good(plan_memory(replace_keys(config, keys), device, capacity))
+    def has_acceptable_plan(keys: Mapping[str, object]) -> bool:
+        return is_acceptable(plan_memory(replace_keys(config, keys), device, capacity))
 
     keys: dict[str, object] = {}
     options = list_memory_saving_keys(config, device)
-    while not has_good_plan(keys):
+    while not has_acceptable_plan(keys):
         option = next(options, None)
         if option is None:
             return None
         keys[option[0]] = option[1]
     for key in reversed(list(keys)):
         fewer = {other: value for other, value in keys.items() if other != key}
-        keys = fewer if has_good_plan(fewer) else keys
+        keys = fewer if has_acceptable_plan(fewer) else keys
     return keys
 
 

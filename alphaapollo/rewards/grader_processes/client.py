@@ -18,7 +18,7 @@ from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
-from alphaapollo.utils.time_limit import exclude_waiting
+from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
@@ -29,7 +29,7 @@ class RewardClient:
     """Client that computes rewards in grader processes, with the user's reward function or the built-in grader of the
     prompt's data source.
 
-    The client adds the values of reward.components (see `components.add_components`). It belongs to one event loop.
+    The client adds the values of reward.components (see `components.add_component_rewards`). It belongs to one event loop.
     """
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
@@ -61,8 +61,8 @@ class RewardClient:
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
-            with exclude_waiting(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
-                task = asyncio.create_task(self._grade_once(request))
+            with exclude_from_time_limit(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
+                task = asyncio.create_task(self._grade_completion_once(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 score = await asyncio.shield(task)  # if the caller is cancelled, the process finishes its work
@@ -92,7 +92,7 @@ class RewardClient:
             raise
         return process
 
-    async def _grade_once(self, request: bytes) -> Score:
+    async def _grade_completion_once(self, request: bytes) -> Score:
         """Send a request to an idle or a new grader process and return the score, without a retry."""
         await self._slots.acquire()
         slots = self._slots
@@ -128,9 +128,9 @@ def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
     """Check at startup that a grader process can load the user's reward function and all reward components. Raises
     ValueError if one of them cannot be loaded, or if importing it hangs or exits the process."""
 
-    async def start_once() -> None:
+    async def start_and_close_client() -> None:
         client = RewardClient(reward, custom)
         await client.start()  # if it raises, its processes have ended
         await client.close()
 
-    asyncio.run(start_once())
+    asyncio.run(start_and_close_client())

@@ -39,7 +39,7 @@ def message_of(cause: Exception) -> str:
         raise RayTaskError("call", "traceback", cause)
 
     with pytest.raises(WorkerFailed) as caught:
-        asyncio.run(ranks._wait_for_one(3, fail()))
+        asyncio.run(ranks._wait_for_call(3, fail()))
     return str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind
         raise error
 
     with pytest.raises(kind, match=r"the policy worker of rank 3 does not answer: ") as caught:
-        asyncio.run(ranks._wait_for_one(3, fail()))
+        asyncio.run(ranks._wait_for_call(3, fail()))
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -113,39 +113,39 @@ def closed() -> Ref:
 def test_a_death_is_raised_before_the_closed_connections_of_other_ranks() -> None:
     ranks = two_ranks()
     with pytest.raises(WorkerDied, match=r"rank 1 \(pid 9 on node 10\.0\.0\.2\) died"):
-        asyncio.run(ranks._wait_for_all([closed(), Ref(0.05, ActorDiedError())]))
+        asyncio.run(ranks._wait_for_all_calls([closed(), Ref(0.05, ActorDiedError())]))
     with pytest.raises(WorkerFailed, match="Connection closed by peer"):
-        asyncio.run(ranks._wait_for_all([closed(), closed()]))  # all have failed: no wait
+        asyncio.run(ranks._wait_for_all_calls([closed(), closed()]))  # all have failed: no wait
 
 
 def test_the_first_failure_ends_the_wait() -> None:
     begin, late = time.monotonic(), Ref(20)
     with pytest.raises(WorkerDied, match="rank 1"):
-        asyncio.run(two_ranks()._wait_for_all([late, Ref(0.05, ActorDiedError())], "update"))
+        asyncio.run(two_ranks()._wait_for_all_calls([late, Ref(0.05, ActorDiedError())], "update"))
     assert time.monotonic() - begin < 10
-    assert not HEARTBEAT.report().calls
+    assert not HEARTBEAT.make_process_report().calls
 
 
 def test_ranks_that_have_not_answered_are_listed() -> None:
     async def watch() -> tuple[list[str], list[str]]:
-        call = asyncio.ensure_future(two_ranks()._wait_for_all([Ref(0), Ref(1.0)], "update"))
+        call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([Ref(0), Ref(1.0)], "update"))
         await asyncio.sleep(0.3)
-        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.report().calls], await call
+        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.make_process_report().calls], await call
 
     assert asyncio.run(watch()) == (["update of policy 1"], ["done", "done"])
-    assert not HEARTBEAT.report().calls
+    assert not HEARTBEAT.make_process_report().calls
 
 
 def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     slow = Ref(0.3)
 
     async def cancel() -> None:
-        call = asyncio.ensure_future(two_ranks()._wait_for_all([slow, slow], "update"))
+        call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([slow, slow], "update"))
         await asyncio.sleep(0.05)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert not HEARTBEAT.report().calls
+        assert not HEARTBEAT.make_process_report().calls
 
     asyncio.run(cancel())
     slow.timer.join()  # its result arrives after the loop is closed

@@ -48,11 +48,11 @@ class Case:
         trainers = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
         self.checkpoints = CheckpointFolder(folder, None)
         self.saving = BackgroundCheckpointWriter(
-            self.checkpoints, trainers, self.notices.append, self.kv_cache_released
+            self.checkpoints, trainers, self.notices.append, self.release_kv_cache_temporarily
         )
 
     @asynccontextmanager
-    async def kv_cache_released(self) -> AsyncIterator[None]:
+    async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
         self.calls.append("trainers' phase")
         yield
         self.calls.append("engines' phase")
@@ -174,7 +174,7 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "patience", "told"),
     [
-        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s; it is dropped"),
+        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s and is discarded"),
         (FULL, 30.0, f"the checkpoint of iteration 3 could not be written: {FULL}"),
     ],
 )
@@ -219,11 +219,11 @@ class SignalledLoop:
             await self.part(step, "collect")
             progress.prompts_consumed += 4
             await self.part(step, "reward")
-            saving.begin_update()
+            saving.mark_update_start()
             await self.part(step, "learn")
             progress.step = step
             self.ended.append(step)
-            saving.end_update(progress)
+            saving.mark_update_end(progress)
             if step % self.save_freq == 0:
                 await saving.save(progress)
 

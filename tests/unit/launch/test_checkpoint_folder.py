@@ -78,7 +78,7 @@ def test_copy_made_by_a_user_is_not_changed(tmp_path: Path) -> None:
     write(checkpoints, 999_999)
     newest = write(checkpoints, 1_000_000)
     assert checkpoints.list_completed() == [newest]
-    checkpoints.move_later_aside(step=2)
+    checkpoints.move_later_checkpoints_aside(step=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 
 

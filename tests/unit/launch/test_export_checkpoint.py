@@ -92,7 +92,7 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     write_progress(checkpoint, {"step": 1})
     write_manifest(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
-    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning command"):
+    with pytest.raises(ValueError, match=r"is not a run of main_ppo or of a fine-tuning command"):
         prepare_export(ExportConfig(checkpoint=str(checkpoint)))
 
 
@@ -104,7 +104,7 @@ def test_what_computes_otherwise_is_not_written(
         verification, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
     )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
-    assert "differ from the checkpoint's by 5.0e-01" in capsys.readouterr().err
+    assert "differ from those of the checkpoint by 5.0e-01" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +141,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
 
 
 def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"role=critic: .* has no critic"):
+    with pytest.raises(ValueError, match=r"has no critic to export, .* Remove role=critic"):
         prepare_export(ExportConfig(checkpoint=str(run), role="critic"))
 
 

@@ -62,7 +62,7 @@ def test_reference_and_checkpoint_copies_are_counted():
     plans = [
         fit_finetuning_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)
     ]
-    assert plans[0].copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
+    assert plans[0].checkpoint_copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
     assert [plan.saves_in_background for plan in plans] == [True, False]
 
 
@@ -70,6 +70,6 @@ def test_kv_cache_of_answers_is_counted():
     """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
     few, many = (MemoryRequest(1024, sampling=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
-    assert plan.moments["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
+    assert plan.usage_by_phase["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
     problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem
     assert "at its peak (answers: " in problem and "Lower rollout.max_num_seqs" in problem

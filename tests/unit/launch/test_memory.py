@@ -73,7 +73,7 @@ def test_unknown_memory_refuses_nothing():
 def test_reference_and_critic_are_counted():
     def weights(**keys: object) -> int:
         _, plan = planned("qwen2.5-1.5b", 8, 80, **keys)
-        return plan.moments["publish"].total
+        return plan.usage_by_phase["publish"].total
 
     parameters = 1_543_714_304
     assert weights(actor_rollout_ref__actor__use_kl_loss=True) - weights() == 2 * parameters // 8
@@ -99,20 +99,20 @@ def test_sequence_parallel_ranks_have_a_part_of_each_row():
 
 def test_lora_trains_a_7b_on_one_gpu():
     _, plan = planned("qwen2.5-7b", 1, 80, actor_rollout_ref__model__lora_rank=16)
-    usage = plan.moments["update of the policy, step"]
+    usage = plan.usage_by_phase["update of the policy, step"]
     targets = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))  # q, o; k, v; gate, up, down
     assert plan.problem == ""
     assert (usage.weights, usage.optimizer) == (2 * 7_615_616_512 + 4 * targets, 8 * targets)
     keys = {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__actor__use_kl_loss": True}
     _, same = planned("qwen2.5-7b", 1, 80, **keys)
-    assert same.moments == plan.moments  # the base is the reference
+    assert same.usage_by_phase == plan.usage_by_phase  # the base is the reference
 
 
 def test_separate_engines_take_no_memory_of_the_training_gpus():
     _, shared = planned("qwen2.5-7b", 8, 80)
     _, apart = planned("qwen2.5-7b", 8, 80, actor_rollout_ref__rollout__colocate=False)
-    assert shared.moments["generate"].engine > 14 * GIB
-    assert {name for name, usage in apart.moments.items() if usage.engine} == {"generate (an engine's GPU)"}
+    assert shared.usage_by_phase["generate"].engine > 14 * GIB
+    assert {name for name, usage in apart.usage_by_phase.items() if usage.engine} == {"generate (an engine's GPU)"}
 
 
 def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
@@ -120,7 +120,7 @@ def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
         config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
         return fit_memory(config, "cpu", gib * GIB, True)[1]
 
-    one, two = plan(1, 1000).moments["generate"], plan(2, 1000).moments["generate"]
+    one, two = plan(1, 1000).usage_by_phase["generate"], plan(2, 1000).usage_by_phase["generate"]
     assert two.engine == one.engine and abs(two.weights - one.weights) < 10
     assert two.runtime - one.runtime == RUNTIME["cpu"]  # one more process
     assert "on this machine at its peak" in plan(1, 8).problem
@@ -133,7 +133,7 @@ def test_checkpoint_copies_are_made_if_they_fit():
     def saves(host: int, **keys: object) -> tuple[bool, int]:
         plan = fit_memory(replace_keys(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
         assert plan.problem == ""
-        return plan.saves_in_background, plan.copy_bytes
+        return plan.saves_in_background, plan.checkpoint_copy_bytes
 
     assert saves(0) == saves(128) == (True, size)
     assert saves(90) == (False, size)  # 85 GiB of 90
@@ -151,8 +151,10 @@ def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     for capacity, saves in ((2 * peak, True), (peak, False)):
         plan = fit_memory(config, "cpu", capacity, False)[1]
         assert (plan.saves_in_background, plan.problem) == (saves, "")
-        assert {usage.checkpoint_copy for usage in plan.moments.values()} == {plan.copy_bytes if saves else 0}
-    assert plan.copy_bytes == 2 * 12 * -(-494_032_768 // 2)
+        assert {usage.checkpoint_copy for usage in plan.usage_by_phase.values()} == {
+            plan.checkpoint_copy_bytes if saves else 0
+        }
+    assert plan.checkpoint_copy_bytes == 2 * 12 * -(-494_032_768 // 2)
 
 
 def on_cpu(**keys: object) -> MemoryPlan:
@@ -180,16 +182,17 @@ def test_the_teacher_is_counted():
     _, alone = planned("qwen2.5-1.5b", 8, 80)
     _, taught = planned("qwen2.5-1.5b", 8, 80, **teacher)
     slices = 2 * -(-7_615_616_512 // 8)
-    assert taught.moments["publish"].frozen_models - alone.moments["publish"].frozen_models == slices
+    assert taught.usage_by_phase["publish"].frozen_models - alone.usage_by_phase["publish"].frozen_models == slices
     _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
-    assert away.moments["publish"] == alone.moments["publish"]
+    assert away.usage_by_phase["publish"] == alone.usage_by_phase["publish"]
     assert (
-        away.moments["the teacher's pass"].frozen_models == slices
+        away.usage_by_phase["the teacher's pass"].frozen_models == slices
         and away.offloaded_bytes - alone.offloaded_bytes == 8 * slices
     )
     _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})
     head = "update of the policy, head"
-    assert whole.moments[head].logits > taught.moments[head].logits
+    assert whole.usage_by_phase[head].logits > taught.usage_by_phase[head].logits
     assert (
-        whole.moments[head].gathered_layers - taught.moments[head].gathered_layers == 2 * 2 * 152_064 * 3584 + 2 * 3584
+        whole.usage_by_phase[head].gathered_layers - taught.usage_by_phase[head].gathered_layers
+        == 2 * 2 * 152_064 * 3584 + 2 * 3584
     )

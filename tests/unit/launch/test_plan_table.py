@@ -24,7 +24,7 @@ def test_memory_by_role_at_each_moment():
 
 def test_checkpoint_schedule():
     gib = 2**30
-    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copy_bytes=3 * gib)
+    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, checkpoint_copy_bytes=3 * gib)
     assert (
         describe_checkpoint_schedule(5, "steps", plan)
         == "every 5 steps, and at the end; written while the next one runs, from copies in host memory (3.0 GiB)"

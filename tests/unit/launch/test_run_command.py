@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.run_command import run_in_folder, run_until_signal
+from alphaapollo.launch.run_command import run_in_locked_folder, run_until_signal
 from alphaapollo.utils.watchdog import stop_on_signals
 
 HOLD = """
@@ -35,10 +35,10 @@ def raising(error: BaseException) -> None:
 
 def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def code(error: BaseException) -> int:
-        return run_in_folder(trainer(tmp_path), int, lambda _: raising(error), lambda: "resume hint")
+        return run_in_locked_folder(trainer(tmp_path), int, lambda _: raising(error), lambda: "resume hint")
 
-    assert run_in_folder(trainer(tmp_path), int, lambda _: None, lambda: "resume hint") == 0
-    assert run_in_folder(trainer(tmp_path), lambda: raising(ValueError("unset")), lambda _: None, str) == 2
+    assert run_in_locked_folder(trainer(tmp_path), int, lambda _: None, lambda: "resume hint") == 0
+    assert run_in_locked_folder(trainer(tmp_path), lambda: raising(ValueError("unset")), lambda _: None, str) == 2
     assert code(ValueError("what, got, fix")) == 1
     assert code(RestartRefused("a worker died")) == 1
     assert code(KeyboardInterrupt()) == 130
@@ -50,7 +50,7 @@ def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.C
 
 def test_a_bug_is_not_a_failure(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        run_in_folder(trainer(tmp_path), int, lambda _: raising(KeyError("name")), str)
+        run_in_locked_folder(trainer(tmp_path), int, lambda _: raising(KeyError("name")), str)
 
 
 def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Pat
     def look(*_: object) -> None:
         locks.append((tmp_path / ".run.lock").exists())
 
-    assert run_in_folder(trainer(tmp_path), lambda: look(), look, str) == 0
-    assert run_in_folder(trainer(tmp_path, dry_run=True), lambda: look(), look, str) == 0
+    assert run_in_locked_folder(trainer(tmp_path), lambda: look(), look, str) == 0
+    assert run_in_locked_folder(trainer(tmp_path, dry_run=True), lambda: look(), look, str) == 0
     assert locks == [True, True, False]
 
 
@@ -72,8 +72,8 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     )
     with holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        assert run_in_folder(trainer(tmp_path), lambda: done.append(1), done.append, str) == 2
-        assert run_in_folder(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append, str) == 0
+        assert run_in_locked_folder(trainer(tmp_path), lambda: done.append(1), done.append, str) == 2
+        assert run_in_locked_folder(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append, str) == 0
         holder.kill()
     assert done == [2]
 

@@ -9,7 +9,7 @@ import pytest
 from alphaapollo.config.load import build_config, save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_values
+from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_config_values
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -84,7 +84,7 @@ def played(tmp_path: Path, config: Any) -> GenerationConfig:
 
 def merged(newest: RunModel) -> dict[str, Any]:
     defaults = GenerationConfig().model_dump(mode="json")
-    return {name: defaults[name] | values for name, values in make_generation_values(newest).items()}
+    return {name: defaults[name] | values for name, values in make_generation_config_values(newest).items()}
 
 
 def test_it_plays_as_in_its_run(tmp_path: Path) -> None:

@@ -50,5 +50,5 @@ def test_a_broken_template_is_refused(tokenizer, template, says):
 
 def test_server_that_does_not_end_is_killed(tokenizer):
     long = "{% for a in range(99999) %}{% for b in range(50) %}{% endfor %}{% endfor %}" + SOUND
-    with pytest.raises(ValueError, match=r"has not rendered one chat within 0\.001 s"):
+    with pytest.raises(ValueError, match=r"did not render a chat within 0\.001 s"):
         attempt(tokenizer, long, time_limit=0.001)

@@ -26,7 +26,9 @@ FINE = {
 
 def warnings_of(*iterations: dict[str, float]) -> list[str]:
     advisor = MetricsAdvisor()
-    return [line for step, metrics in enumerate(iterations, start=1) for line in advisor.check(step, FINE | metrics)]
+    return [
+        line for step, metrics in enumerate(iterations, start=1) for line in advisor.list_warnings(step, FINE | metrics)
+    ]
 
 
 def test_healthy_run_gets_no_warning() -> None:
@@ -80,9 +82,9 @@ def test_zero_variance_is_not_reported_without_advantages() -> None:
         "groups/zero_variance": 1.0
     }
     advisor = MetricsAdvisor()
-    assert [line for step in range(WINDOW) for line in advisor.check(step, taught)] == []
+    assert [line for step in range(WINDOW) for line in advisor.list_warnings(step, taught)] == []
     still = taught | {"sync/probe_moved": 0.0}
-    lines = [line for step in range(WINDOW, 2 * WINDOW) for line in advisor.check(step, still)]
+    lines = [line for step in range(WINDOW, 2 * WINDOW) for line in advisor.list_warnings(step, still)]
     assert len(lines) == 1 and "the policy does not change" in lines[0]
 
 
@@ -159,4 +161,4 @@ def test_recorded_good_runs_get_no_warning(file: Path) -> None:
     advisor = MetricsAdvisor()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) >= 20 and lines[-1]["reward/accuracy"] > 0.9
-    assert [text for line in lines for text in advisor.check(line["step"], line)] == []
+    assert [text for line in lines for text in advisor.list_warnings(line["step"], line)] == []

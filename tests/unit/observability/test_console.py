@@ -27,7 +27,7 @@ def test_the_view_shows_bars_curve_and_figures():
     view = RunView(total_steps=80)
     for step in (1, 2):
         view.update(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
-    view.durations.append(1.0)
+    view.step_times.append(1.0)
     view.phases = {"generate": (12, 32), "update": (0, 1)}
     lines = show(view)
     assert lines[0].startswith("run ")
@@ -57,14 +57,14 @@ def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
     view = RunView(total_steps=3)
     view.update(1, {"critic/score/mean": float("nan")})
-    assert view.points == []
+    assert view.curve_points == []
     assert show(view)[-1] == "train     reward nan"
 
 
 def test_one_plain_line_an_iteration():
     view = RunView(total_steps=80, done=0)
     view.update(7, METRICS)
-    view.durations.extend([1.0, 2.0])
+    view.step_times.extend([1.0, 2.0])
     assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
         "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
         "1.50 s per step   1:50 left"

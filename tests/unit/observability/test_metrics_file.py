@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from alphaapollo.observability.json_values import to_finite
+from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.metrics_file import make_metrics_record
 from alphaapollo.observability.timing import Timer
 
@@ -11,7 +11,7 @@ def test_a_record_is_json_whatever_the_values():
     record = make_metrics_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
     assert record == {"step": 3, "critic/score/mean": 0.5, "kl/mean": None, "a/b": None, "n/n": 2.0}
     json.dumps(record, allow_nan=False)
-    assert to_finite(-float("inf")) is None
+    assert finite_or_none(-float("inf")) is None
 
 
 def test_a_name_has_a_group():

@@ -7,19 +7,19 @@ import time
 from pathlib import Path
 
 from alphaapollo.observability.chrome_trace import build_chrome_trace, write_trace
-from alphaapollo.observability.spans import Span, Spans
+from alphaapollo.observability.spans import Span, SpanRecorder
 from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_spans, take_torch_spans
 
 
 def test_spans_are_recorded_only_on_request() -> None:
-    spans = Spans()
+    spans = SpanRecorder()
     with spans.set_track("policy 0"), spans("update"):
         pass
-    assert spans._recorded is None and spans.take() == []
+    assert spans._recorded is None and spans.take_spans() == []
 
 
 def test_span_has_track_lane_and_wall_clock_time() -> None:
-    spans = Spans()
+    spans = SpanRecorder()
     spans.start()
     before = time.time()
 
@@ -35,7 +35,7 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
 
     asyncio.run(play())
     spans.start()  # by another worker of this process: what was noted stays
-    noted = spans.take()
+    noted = spans.take_spans()
     assert [(one.track, one.lane, one.name) for one in sorted(noted, key=lambda one: (one.lane, one.name))] == [
         ("rollout 1", lane, name) for lane in ("a", "b") for name in ("episode", "generate")
     ]
@@ -45,7 +45,7 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
     )
     assert outer.args == {"number": "a"} and outer.start <= inner.start
     assert inner.start + inner.seconds <= outer.start + outer.seconds
-    assert spans._recorded is None and spans.take() == []
+    assert spans._recorded is None and spans.take_spans() == []
 
 
 def test_a_trace_as_the_viewers_read_it(tmp_path: Path) -> None:

@@ -13,25 +13,25 @@ from alphaapollo.utils.heartbeat import ActiveCall, Heartbeat, list_descendants,
 def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
     now = [100.0]
     heartbeat = Heartbeat(lambda: now[0])
-    with heartbeat.call("update", "policy 1"):
+    with heartbeat.record_call("update", "policy 1"):
         now[0] = 103.0
-        with heartbeat.call("grade", limit=10.0), heartbeat.call("grade", limit=20.0):
+        with heartbeat.record_call("grade", limit=10.0), heartbeat.record_call("grade", limit=20.0):
             now[0] = 105.0
-            assert heartbeat.report().calls == (
+            assert heartbeat.make_process_report().calls == (
                 ActiveCall("update", "policy 1", 1, 5.0, None),
                 ActiveCall("grade", "", 2, 2.0, 20.0),
             )
-    assert heartbeat.report().calls == () and heartbeat.ticks == 6
+    assert heartbeat.make_process_report().calls == () and heartbeat.ticks == 6
     heartbeat.tick()
-    assert heartbeat.report().ticks == 7
+    assert heartbeat.make_process_report().ticks == 7
 
 
 def test_other_counts_and_helper_processes_are_included() -> None:
     heartbeat, tokens = Heartbeat(), [5]
-    heartbeat.watch(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
+    heartbeat.watch_helpers(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
     before = heartbeat.ticks
     tokens[0] = 9
-    own, core, *_ = heartbeat.report().processes
+    own, core, *_ = heartbeat.make_process_report().processes
     assert heartbeat.ticks - before == 4
     assert (own.pid, own.is_required) == (os.getpid(), True)
     assert (core.pid, core.name, core.is_required) == (os.getppid(), "the engine core", True)
@@ -67,7 +67,7 @@ def test_a_process_name_may_have_any_bytes() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         assert child.pid in list_descendants(os.getpid())
-        assert child.pid in [process.pid for process in Heartbeat().report().processes]
+        assert child.pid in [process.pid for process in Heartbeat().make_process_report().processes]
     finally:
         child.kill()
         child.communicate()

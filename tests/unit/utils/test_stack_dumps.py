@@ -26,7 +26,7 @@ def test_missing_permission_of_py_spy_is_reported(monkeypatch: pytest.MonkeyPatc
     program.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert "py-spy failed: Permission denied. It needs permission to trace: root, or" in dump_stacks([1])
+    assert "py-spy failed: Permission denied. Run the command as root, or set" in dump_stacks([1])
 
 
 def test_py_spy_sees_into_a_process_that_is_stopped() -> None:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from alphaapollo.utils.time_limit import TimeLimit, exclude_waiting, pause_time_limits, resume_time_limits
+from alphaapollo.utils.time_limit import TimeLimit, exclude_from_time_limit, pause_time_limits, resume_time_limits
 from tests.unit.virtual_time import run
 
 
@@ -36,7 +36,7 @@ def test_all_blocks_share_the_limit():
 
 def test_waiting_is_excluded_in_nested_calls_and_tasks():
     async def wait() -> None:
-        with exclude_waiting():
+        with exclude_from_time_limit():
             await asyncio.sleep(100)
 
     async def play() -> float:
@@ -56,7 +56,7 @@ def test_time_after_waiting_counts():
     async def play() -> float:
         limit = TimeLimit(10.0)
         async with limit.count_time():
-            with exclude_waiting():
+            with exclude_from_time_limit():
                 await asyncio.sleep(100)
             await asyncio.sleep(11)
         return limit.left
@@ -68,7 +68,7 @@ def test_time_after_waiting_counts():
 def test_other_timeouts_while_waiting_are_passed_on():
     async def play() -> None:
         async with TimeLimit(10.0).count_time():
-            with exclude_waiting():
+            with exclude_from_time_limit():
                 async with asyncio.timeout(20):
                     await asyncio.sleep(100)
 
@@ -77,7 +77,7 @@ def test_other_timeouts_while_waiting_are_passed_on():
 
 
 def test_exclude_waiting_without_a_limit():
-    with exclude_waiting():
+    with exclude_from_time_limit():
         pass
     assert run(asyncio.sleep(0, 3)) == 3
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.watchdog import exit_with_process, list_mapped_shared_memory, remove_paths, wait_for_exit
+from alphaapollo.utils.watchdog import exit_when_process_ends, list_mapped_shared_memory, remove_paths, wait_for_exit
 
 pytestmark = pytest.mark.timeout(30)
 
 
 def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
     mapped = shared_memory.SharedMemory(memory) if memory else None
-    exit_with_process(pid, paths, own_shared_memory=bool(memory))
+    exit_when_process_ends(pid, paths, remove_shared_memory=bool(memory))
     ready.set()
     time.sleep(60)
     del mapped

@@ -12,7 +12,7 @@ from alphaapollo.controller.health.stall_detector import (
     find_stall,
     has_progress,
 )
-from alphaapollo.utils.heartbeat import ActiveCall, ProcessInfo, ProcessReport
+from alphaapollo.utils.heartbeat import ActiveCall, ProcessReport, ProcessStatus
 
 HERE, THERE = "node a", "node b"
 UPDATE = [
@@ -27,14 +27,14 @@ PLAY = [
 
 def process(
     pid: int, state: str = "sleeping", cpu: float = 1.0, name: str = "", is_required: bool = True, disk: int = 0
-) -> ProcessInfo:
-    return ProcessInfo(pid, name or f"process {pid}", state, cpu, disk, is_required)
+) -> ProcessStatus:
+    return ProcessStatus(pid, name or f"process {pid}", state, cpu, disk, is_required)
 
 
 def answers(
     key: str,
     pid: int,
-    *more: ProcessInfo,
+    *more: ProcessStatus,
     calls: Sequence[ActiveCall] = (),
     ticks: int = 7,
     cpu: float = 1.0,
@@ -44,7 +44,7 @@ def answers(
     return WorkerSnapshot(key, f"the {key} (pid {pid})", report, None, node == HERE, node, pid)
 
 
-def silent(key: str, pid: int, known: ProcessInfo | None = None, node: str = HERE) -> WorkerSnapshot:
+def silent(key: str, pid: int, known: ProcessStatus | None = None, node: str = HERE) -> WorkerSnapshot:
     return WorkerSnapshot(key, f"the {key} (pid {pid})", None, known, node == HERE, node, pid)
 
 

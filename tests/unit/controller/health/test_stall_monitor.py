@@ -223,7 +223,9 @@ def test_a_blocked_event_loop_ends_too(tmp_path: Path) -> None:
 
 class Group:
     async def update(self, ranks: LocalRanks[Any]) -> list[Any]:
-        return await ranks.call(lambda worker: [one.name for one in HEARTBEAT.report().calls if one.worker == "str 0"])
+        return await ranks.call(
+            lambda worker: [one.name for one in HEARTBEAT.make_process_report().calls if one.worker == "str 0"]
+        )
 
 
 def test_a_call_has_the_name_of_its_method() -> None:
