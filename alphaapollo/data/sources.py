@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.files import to_file_list
 from alphaapollo.data.length_limit import check_length_limit
-from alphaapollo.data.stream import choose_row_indices
+from alphaapollo.data.stream import choose_rows
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def read_examples(
 ) -> list[tuple[int, T]]:
     """Read the examples of all files, at most max_samples if positive. Returns (index of the file, example) pairs."""
     read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
-    return [read[index] for index in choose_row_indices(len(read), max_samples, data.seed, data.shuffle)]
+    return choose_rows(read, max_samples, data.seed, data.shuffle)
 
 
 def apply_max_length(

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from alphaapollo.utils.seeds import derive_seed
 
+R = TypeVar("R")
 
-def choose_row_indices(num_rows: int, max_rows: int, seed: int, shuffle: bool) -> list[int]:
-    """Choose max_rows of num_rows row indices, sorted: random ones if shuffle is True, else the first ones.
 
-    Returns all indices if max_rows is 0, -1 or at least num_rows.
-    """
-    if not 0 < max_rows < num_rows:
-        return list(range(num_rows))
-    if not shuffle:
-        return list(range(max_rows))
-    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(num_rows, size=max_rows, replace=False)
-    return sorted(int(row) for row in drawn)
+def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> list[R]:
+    """Choose max_rows rows (0, -1: all) in their order: random rows if shuffle is True, else the first rows."""
+    if not shuffle or not 0 < max_rows < len(rows):
+        return list(rows[:max_rows] if max_rows > 0 else rows)
+    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(len(rows), size=max_rows, replace=False)
+    return [rows[index] for index in sorted(drawn)]
 
 
 class PromptStream:

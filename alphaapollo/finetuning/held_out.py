@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
-from alphaapollo.data.stream import choose_row_indices
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch import input_checks
@@ -34,14 +35,9 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     notices = input_checks.collect_environment_notices(config, environment)
     input_checks.check_context_length(config.model, Rollout(), data)
     renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
-
-    def choose_prompts(prompts: list[Prompt]) -> list[Prompt]:
-        keys = config.data
-        return [
-            prompts[index] for index in choose_row_indices(len(prompts), keys.val_max_samples, keys.seed, keys.shuffle)
-        ]
-
-    prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose_prompts)
+    keys = config.data
+    choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
+    prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
     reward_notices, _ = input_checks.check_rewards(
         prompts, config.reward, config.custom_reward_function, environment.graded
     )

@@ -45,8 +45,8 @@ class TensorOffloader:
             copy.copy_to_host()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies must be complete before the memory is freed
-        for copy in copies.values():
-            copy.free_device_memory()
+        for storage in storages.values():
+            storage.resize_(0)
         self._copies = copies
 
 
@@ -68,9 +68,6 @@ class _HostCopy:
     def copy_to_host(self) -> None:
         if self._storage.nbytes():
             self._host.copy_(self._view_storage(), non_blocking=True)
-
-    def free_device_memory(self) -> None:
-        self._storage.resize_(0)
 
     def reload(self) -> None:
         if self._storage.nbytes() < self._host.numel():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
-from alphaapollo.data.stream import choose_row_indices
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
@@ -66,10 +67,8 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
 
     def read_split(files: str | list[str], config_key: str, max_samples: int) -> tuple[list[Prompt], list[str]]:
-        def choose_subset(prompts: list[Prompt]) -> list[Prompt]:
-            return [prompts[index] for index in choose_row_indices(len(prompts), max_samples, data.seed, data.shuffle)]
-
-        return read_prompts(files, config_key, renderer, data, choose_subset)
+        choose = partial(choose_rows, max_rows=max_samples, seed=data.seed, shuffle=data.shuffle)
+        return read_prompts(files, config_key, renderer, data, choose)
 
     prompts, notices = read_split(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:

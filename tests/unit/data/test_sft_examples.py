@@ -6,7 +6,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
-from alphaapollo.data.stream import choose_row_indices
+from alphaapollo.data.stream import choose_rows
 
 IM_END = 1
 USER = {"role": "user", "content": "2+2=?"}
@@ -73,7 +73,7 @@ def test_max_samples_are_drawn_with_the_seed(tmp_path, renderer):
     everything = load_examples(path, renderer, data).examples
     some = load_examples(path, renderer, data, max_samples=5).examples
     assert (len(everything), len(some)) == (20, 5)
-    assert some == [everything[index] for index in choose_row_indices(20, 5, 3, True)]
+    assert some == choose_rows(everything, 5, 3, True)
     first = load_examples(path, renderer, SftData(shuffle=False), max_samples=5).examples
     assert first == everything[:5]
 

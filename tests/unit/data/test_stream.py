@@ -1,6 +1,6 @@
 from collections import Counter
 
-from alphaapollo.data.stream import MixedStream, PromptStream, choose_row_indices
+from alphaapollo.data.stream import MixedStream, PromptStream, choose_rows
 
 
 def test_without_shuffle_the_file_order_repeats():
@@ -26,16 +26,17 @@ def test_no_prompts_requested_none_returned():
 
 
 def test_rows_are_drawn_once_by_the_seed():
-    drawn = choose_row_indices(1000, 10, seed=1, shuffle=True)
-    assert drawn == choose_row_indices(1000, 10, seed=1, shuffle=True) == sorted(set(drawn))
-    assert len(drawn) == 10 and drawn != choose_row_indices(1000, 10, seed=2, shuffle=True)
-    assert max(choose_row_indices(1000, 10, seed=1, shuffle=True)) > 10
+    rows = range(1000)
+    drawn = choose_rows(rows, 10, seed=1, shuffle=True)
+    assert drawn == choose_rows(rows, 10, seed=1, shuffle=True) == sorted(set(drawn))
+    assert len(drawn) == 10 and drawn != choose_rows(rows, 10, seed=2, shuffle=True)
+    assert max(drawn) > 10
 
 
 def test_the_first_rows_without_shuffling_and_all_where_there_are_no_more():
-    assert choose_row_indices(5, 2, seed=1, shuffle=False) == [0, 1]
+    assert choose_rows(range(5), 2, seed=1, shuffle=False) == [0, 1]
     for count in (-1, 0, 5, 6):
-        assert choose_row_indices(5, count, seed=1, shuffle=True) == [0, 1, 2, 3, 4]
+        assert choose_rows(range(5), count, seed=1, shuffle=True) == [0, 1, 2, 3, 4]
 
 
 def test_a_mixture_in_order_of_the_files():
