@@ -43,9 +43,7 @@ class Grader:
         """Return the grade of a finished episode; None without a ground truth or if the episode failed."""
         if transcript.failure or (self.used_by_environment and not self.has_ground_truth(prompt)):
             return None
-        score = transcript.score or Score(0.0, reason="the episode ended without a score")
-        reward, accuracy = (None, None) if score.outcome.failed else (score.reward, score.accuracy)
-        return Grade(score.outcome, reward, accuracy, score.reason)
+        return Grade.from_score(transcript.score or Score(0.0, reason="the episode ended without a score"))
 
     def lacks_answer(self, prompt: Prompt, transcript: Transcript) -> bool:
         """Whether an episode ended without a readable answer; False if the environment computes its own score."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors
-from alphaapollo.types import Message, Outcome
+from alphaapollo.types import Message, Outcome, Score
 
 FILE = "pool.jsonl"
 
@@ -76,6 +76,11 @@ class Grade(msgspec.Struct, frozen=True):
     def is_right(self) -> bool | None:
         """Whether the solution is right; None if grading failed."""
         return None if self.accuracy is None else self.accuracy >= 1.0
+
+    @classmethod
+    def from_score(cls, score: Score) -> Grade:
+        failed = score.outcome.failed
+        return cls(score.outcome, None if failed else score.reward, None if failed else score.accuracy, score.reason)
 
 
 class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
