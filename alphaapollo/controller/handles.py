@@ -54,9 +54,9 @@ class WorkerGroup(Generic[W]):
     def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
 
-    async def memory(self) -> dict[str, float]:
+    async def get_memory_metrics(self) -> dict[str, float]:
         """Return the memory metrics of the workers in GiB, each the maximum over all ranks."""
-        every = await self.ranks.call(lambda worker: worker.memory())
+        every = await self.ranks.call(lambda worker: worker.get_memory_metrics())
         return {name: max(metrics[name] for metrics in every) for name in every[0]}
 
     async def close(self) -> None:
@@ -139,12 +139,12 @@ class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
         """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
         return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
-    async def step(self, batches: Sequence[B], skip_non_finite: bool) -> FinetuningStepResult:
+    async def step(self, batches: Sequence[B], skip_bad_step: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
 
-        skip_non_finite: skip a step with a non-finite gradient instead of raising FloatingPointError.
+        skip_bad_step: skip a step with a non-finite gradient instead of raising FloatingPointError.
         """
-        return (await self._call_with_batches(lambda worker, batch: worker.step(batch, skip_non_finite), batches))[0]
+        return (await self._call_with_batches(lambda worker, batch: worker.step(batch, skip_bad_step), batches))[0]
 
     async def evaluate(self, batches: Sequence[B]) -> dict[str, float]:
         """Compute the training metrics of held-out batches without an update, summed over all ranks."""
@@ -155,7 +155,7 @@ class RLGroup(TrainedGroup[R]):
     """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
     the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
-    async def find_prompt_sharing_error(self) -> str | None:
+    async def get_unsupported_prompt_sharing_reason(self) -> str | None:
         """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
         return (await self.ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
 
@@ -191,15 +191,15 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         self,
         columns: Sequence[Columns[np.ndarray]],
         mini_batches: Sequence[list[MiniBatch]],
-        skip_non_finite: bool = False,
+        skip_bad_step: bool = False,
     ) -> dict[str, float]:
         """Run the optimizer steps of one iteration and return their metrics over all ranks.
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
-        skip_non_finite: skip steps with a non-finite gradient instead of raising FloatingPointError.
+        skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
         """
         inputs = list(zip(columns, mini_batches, strict=True))
-        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, skip_non_finite), inputs))[0]
+        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, skip_bad_step), inputs))[0]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
@@ -231,9 +231,9 @@ class CriticGroup(RLGroup["CriticWorker"]):
         """Compute the critic's values of the response tokens in the loaded batches."""
         return await self._call_all_ranks(lambda worker: worker.compute_values())
 
-    async def update(self, columns: Sequence[Columns[np.ndarray]], skip_non_finite: bool = False) -> dict[str, float]:
+    async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad_step: bool = False) -> dict[str, float]:
         """Run the critic's optimizer steps of one iteration and return their metrics over all ranks."""
-        return (await self._call_with_batches(lambda worker, one: worker.update(one, skip_non_finite), columns))[0]
+        return (await self._call_with_batches(lambda worker, one: worker.update(one, skip_bad_step), columns))[0]
 
 
 class RewardModelGroup(ModelGroup["RewardModelWorker"]):
@@ -263,7 +263,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             self.dead.add(rank)
             raise
         finally:
-            self._balancer.release(rank, request.num_samples)
+            self._balancer.release_capacity(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
@@ -323,7 +323,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         await self.ranks.call(lambda worker: worker.engine.wake_cache())
 
     @asynccontextmanager
-    async def kv_cache_released(self) -> AsyncIterator[None]:
+    async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
         """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
         await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield

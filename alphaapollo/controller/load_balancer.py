@@ -32,10 +32,10 @@ class LoadBalancer:
             return await slot
         except asyncio.CancelledError:
             if not slot.cancelled():  # an engine was assigned before the cancellation
-                self.release(slot.result(), num_samples)
+                self.release_capacity(slot.result(), num_samples)
             raise
 
-    def release(self, engine: int, num_samples: int) -> None:
+    def release_capacity(self, engine: int, num_samples: int) -> None:
         """Free the capacity of finished samples on an engine."""
         self._change_load(engine, -num_samples)
         self._assign_waiting_requests()

@@ -36,7 +36,7 @@ class NodeContents:
 
     host: str
     versions: Mapping[str, str]  # name of Python or of a library -> version; NOTHING: not installed
-    files: Mapping[str, tuple[int, int] | None]  # config key -> (number, bytes) of its files; None: no such path
+    file_counts_and_bytes: Mapping[str, tuple[int, int] | None]  # by config key; None: no such path
 
 
 def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection) -> str:
@@ -57,7 +57,7 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection
 
 def inspect_node(paths: Mapping[str, str], base_folder: str) -> NodeContents:
     """Return the versions and files of this node. paths: configuration key -> path, absolute or in `base_folder`."""
-    files = {key: _measure_files(Path(base_folder, path)) for key, path in paths.items()}
+    files = {key: _count_files_and_bytes(Path(base_folder, path)) for key, path in paths.items()}
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
     return NodeContents(platform.node(), own | versions, files)
@@ -84,21 +84,21 @@ def describe_node_differences(node: NodeContents, driver: NodeContents, paths: M
     lines = []
     if other:
         lines.append(f"{', '.join(other)}. Use the same environment on all nodes: one .venv or one image.")
-    for key, here in driver.files.items():
-        there = node.files[key]
+    for key, here in driver.file_counts_and_bytes.items():
+        there = node.file_counts_and_bytes[key]
         if key == RUN_FOLDER and there != here:
             lines.append(f"{key}: {paths[key]} is a different file there. Set it to a folder that all nodes share.")
         elif there is None:
             lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
         elif there != here:
-            lines.append(f"{key}={paths[key]} has {_format_files(there)}, not {_format_files(here)}. Copy it again.")
+            lines.append(f"{key}={paths[key]} has {_format_size(there)}, not {_format_size(here)}. Copy it again.")
     return lines
 
 
 RUN_FOLDER = "trainer.output_dir"  # key of a file that the driver has just written
 
 
-def _measure_files(path: Path) -> tuple[int, int] | None:
+def _count_files_and_bytes(path: Path) -> tuple[int, int] | None:
     """Return (number, total bytes) of the file at `path` or of the files in that folder; None: no such path."""
     if not path.exists():
         return None
@@ -107,6 +107,6 @@ def _measure_files(path: Path) -> tuple[int, int] | None:
     return len(sizes), sum(sizes)
 
 
-def _format_files(number_and_bytes: tuple[int, int] | None) -> str:
-    number, num_bytes = number_and_bytes or (0, 0)
+def _format_size(count_and_bytes: tuple[int, int] | None) -> str:
+    number, num_bytes = count_and_bytes or (0, 0)
     return f"{number} file(s) of {num_bytes:,} bytes"

@@ -124,7 +124,7 @@ def wait_for_nodes(trainer: TrainerSection) -> None:
         time.sleep(POLL_SECONDS)
 
 
-async def compare_nodes(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:
+async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:
     """Raise ValueError if a node of the placement groups has other library versions or files than the driver's node,
     or cannot start a process.
 

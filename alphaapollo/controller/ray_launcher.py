@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
-    compare_nodes,
+    check_nodes_match_driver,
     find_local_ray_processes,
     is_local_ray_unresponsive,
 )
@@ -46,7 +46,7 @@ async def launch_ray(
     launcher.launch_workers; required_paths=None: Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
     if required_paths is not None:
-        await compare_nodes(reserved, required_paths)
+        await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
         async with asyncio.timeout(start_timeout), monitor_processes(find_local_ray_processes(), lambda _: None):
@@ -104,7 +104,7 @@ class RayWorkerGroups(WorkerGroups):
             builders = [partial(build, one, **extra) for one in placements]
             starts[role] = self.ranks_by_role[role].start(builders, visible[role])
         if engines:
-            make = prepare_rollout_worker if placement.shares_gpus else start_rollout_worker
+            make = build_and_prepare_rollout_worker if placement.shares_gpus else start_rollout_worker
             makers = [
                 partial(make, self._make_engine_builder(index, one.node)) for index, one in enumerate(engine_locations)
             ]
@@ -114,14 +114,14 @@ class RayWorkerGroups(WorkerGroups):
             await self._await_role_starts({"rollout": engines.call(lambda worker: worker.start())})
 
     async def _make_rank_placements(
-        self, ranks: RayRanks[Any], written_nodes: Sequence[str | None]
+        self, ranks: RayRanks[Any], nodes_written_by_rank: Sequence[str | None]
     ) -> list[RankPlacement]:
-        """Return the settings of each training rank. written_nodes: node for which the rank writes weights, or None."""
+        """Return the settings of each training rank. nodes_written_by_rank: node for which it writes weights."""
         from alphaapollo.workers.process_group import RankPlacement
 
         placement, address = self.specs.placement, await ranks.reserve_address()
         sizes = (placement.device, placement.threads, placement.sequence_parallel)
-        ranks_and_nodes = enumerate(written_nodes)
+        ranks_and_nodes = enumerate(nodes_written_by_rank)
         return [RankPlacement(rank, placement.num_ranks, address, *sizes, node) for rank, node in ranks_and_nodes]
 
     async def _await_role_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
@@ -164,8 +164,8 @@ class RayWorkerGroups(WorkerGroups):
         remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-async def prepare_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
+async def build_and_prepare_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
     """Build a rollout worker in this process, import the libraries that its start needs, and return the worker."""
     worker = build()
-    await worker.prepare()
+    await worker.prepare_start()
     return worker

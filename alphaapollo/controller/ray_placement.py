@@ -80,14 +80,14 @@ def check_weight_writer_nodes(ranks: Sequence[ActorLocation], engines: Sequence[
     for index, engine in enumerate(engines):
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(
-                f"engine {index} runs on node {engine.ip}, which has no training rank to send weights through shared "
-                "memory (rollout.name=hf or rollout.lora=adapter). Set rollout.colocate=true, or remove these keys."
+                f"engine {index} runs on node {engine.ip}, which has no training rank. rollout.name=hf and "
+                "rollout.lora=adapter send weights only within a node. Set rollout.colocate=true, or use neither."
             )
 
 
 async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
     """Wait until Ray has reserved the resources of a placement group. Raises ValueError after GRANT_SECONDS, or after
-    `timeout` if it is shorter. fix: suggestion for the message."""
+    `timeout` if it is shorter."""
     ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
     if not ready:
         total, free = (

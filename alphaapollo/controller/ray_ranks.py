@@ -298,7 +298,7 @@ class RayRanks(Ranks[W]):
             message = f"{worker} does not answer: {reason}"
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
                 raise WorkerFailed(
-                    f"{message.rstrip('.')}. Free memory or disk space on its node."
+                    f"{message.rstrip('.')}. Free memory or disk space on the worker's node."
                 ) from None  # a restart cannot help
             raise WorkerDied(message, self.role) from None
 
@@ -316,9 +316,9 @@ class RayRanks(Ranks[W]):
         return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
 
 
-async def raise_first_worker_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
-    """Wait for the tasks for at most `seconds`, and raise the first WorkerDied with which a task fails."""
-    waiting, end = set(tasks), time.monotonic() + seconds
+async def raise_first_worker_death(tasks: Sequence[asyncio.Future[Any]], timeout: float) -> None:
+    """Wait for the tasks for at most `timeout` seconds, and raise the first WorkerDied with which a task fails."""
+    waiting, end = set(tasks), time.monotonic() + timeout
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from alphaapollo.engines.protocol import Engine
@@ -27,10 +27,10 @@ class FakeEngine(Engine):
     max_tokens: int = 16
     script: AnswerScript | None = None  # computes an answer; None: random answers
     seconds_per_token: float = 0.0  # simulated time per token, independent of other requests; none for the prefill
-    slots: int | None = None  # maximum number of concurrent requests, including paused ones; None: unlimited
+    max_concurrent_requests: int | None = None  # including paused requests; None: unlimited
 
     def __post_init__(self) -> None:
-        self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(self.slots) if self.slots else nullcontext()
+        self._slots = asyncio.Semaphore(self.max_concurrent_requests or sys.maxsize)
         self._version = 0
         self._gate: asyncio.Future[None] | None = None  # resolved by resume
         self._running: set[asyncio.Task[None]] = set()  # sleeps that a pause cancels

@@ -26,7 +26,7 @@ class Engine:
     has_weights: bool
     """Whether the engine has model weights to sync and verify; False for fake engines."""
 
-    async def prepare(self) -> None:
+    async def prepare_start(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class Engine:
         """Return the pids of the engine's separate processes, the engine core first."""
         return []
 
-    def count_progress(self) -> int:
+    def get_progress_counter(self) -> int:
         """Return a number that changes while running requests make progress, e.g. the number of sampled tokens. It is
         always 0 for engines without separate processes."""
         return 0

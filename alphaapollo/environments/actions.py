@@ -39,15 +39,15 @@ class TagActionHandler:
         """
         found = read_action(text, self._tags)
         if found.error:
-            return _make_unreadable_step(_make_tag_message(ToolResult(found.error, ToolStatus.REFUSED)))
-        if found.kind == ANSWER:
+            return _make_invalid_step(_make_tag_message(ToolResult(found.error, ToolStatus.REFUSED)))
+        if found.tag == ANSWER:
             return FinalAnswer(text[: found.kept_chars], found.kept_chars)
         assert self._tools is not None
         try:
-            result = await self._tools.call_text(found.kind, found.content, session)
+            result = await self._tools.call_text(found.tag, found.content, session)
         except ToolFailedError as error:
-            return _make_failed_step(error, found.kind, [])
-        return _make_tool_step([_make_tag_message(result)], [(found.kind, result)], found.kept_chars)
+            return _make_failed_tool_step(error, found.tag, [])
+        return _make_tool_call_step([_make_tag_message(result)], [(found.tag, result)], found.kept_chars)
 
 
 class ChatTemplateActionHandler:
@@ -61,7 +61,7 @@ class ChatTemplateActionHandler:
         try:
             calls = await asyncio.to_thread(self._parse_calls, text)  # in a thread, because parsing a long text is slow
         except ToolCallParseError as error:
-            return _make_unreadable_step(self._make_message(UNKNOWN_TOOL, ToolResult(str(error), ToolStatus.REFUSED)))
+            return _make_invalid_step(self._make_reply(UNKNOWN_TOOL, ToolResult(str(error), ToolStatus.REFUSED)))
         if not calls:
             return FinalAnswer(text)
         results: list[tuple[str, ToolResult]] = []
@@ -69,10 +69,10 @@ class ChatTemplateActionHandler:
             try:
                 results.append((call.name, await self._tools.call(call.name, call.arguments, session)))
             except ToolFailedError as error:
-                return _make_failed_step(error, call.name, results)
-        return _make_tool_step([self._make_message(name, result) for name, result in results], results, None)
+                return _make_failed_tool_step(error, call.name, results)
+        return _make_tool_call_step([self._make_reply(name, result) for name, result in results], results, None)
 
-    def _make_message(self, name: str, result: ToolResult) -> Message:
+    def _make_reply(self, name: str, result: ToolResult) -> Message:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
         text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
         return Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
@@ -94,7 +94,7 @@ def _make_tag_message(result: ToolResult) -> Message:
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
 
 
-def _make_tool_step(
+def _make_tool_call_step(
     messages: list[Message], results: Sequence[tuple[str, ToolResult]], kept_chars: int | None
 ) -> StepResult:
     """Return the result of a turn with tool calls. `messages`: replies to the model; `results`: (tool name, result)."""
@@ -104,16 +104,16 @@ def _make_tool_step(
     )
 
 
-def _make_unreadable_step(message: Message) -> StepResult:
+def _make_invalid_step(message: Message) -> StepResult:
     """Return the result of a turn without a readable action. The text is not cut, so a penalty covers all tokens."""
     return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
 
 
-def _make_failed_step(error: ToolFailedError, name: str, before: Sequence[tuple[str, ToolResult]]) -> StepResult:
-    """Return the result that ends an episode because the tool `name` failed. `before`: earlier calls in this turn."""
-    failed = {"tool": name, "status": "failed", "seconds": 0.0}
+def _make_failed_tool_step(error: ToolFailedError, tool: str, earlier: Sequence[tuple[str, ToolResult]]) -> StepResult:
+    """Return the result that ends an episode because `tool` failed. `earlier`: earlier results of this turn."""
+    failed = {"tool": tool, "status": "failed", "seconds": 0.0}
     score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(error))
-    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(before), failed]})
+    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(earlier), failed]})
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

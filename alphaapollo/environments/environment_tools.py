@@ -54,8 +54,9 @@ def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
         )
     if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
         raise ValueError(
-            f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
-            "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
+            f"the tool name {taken[0]} is reserved: with env.action_format=tags, <{THINK}> and <{ANSWER}> mark the "
+            "model's thoughts and answer. Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set "
+            "env.action_format=chat_template."
         )
     return ToolBox(tools, limits) if tools else None
 
@@ -66,8 +67,8 @@ def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[st
     if unused := [name for name in settings if name not in names]:
         raise ValueError(
             f"env.tool_settings.{unused[0]}: the environment {config.env_name} does not use this tool."
-            f"{suggest_similar(unused[0], names)} It uses: {', '.join(names) or 'none'}. Add the tool to env.tools or "
-            "remove its settings."
+            f"{suggest_similar(unused[0], names)} Its tools: {', '.join(names) or 'none'}. Add the tool to env.tools "
+            "or remove its settings."
         )
     if "python_code" not in names:
         return settings
@@ -85,8 +86,8 @@ def _make_mcp_client(name: str, settings: McpSettings) -> McpClient:
 
     if missing := [variable for variable in settings.environment if variable not in os.environ]:
         raise ValueError(
-            f"env.mcp_servers.{name}.environment: the variable {missing[0]} is not set. Set it or remove it from the "
-            "list."
+            f"env.mcp_servers.{name}.environment: the environment variable {missing[0]} is not set. Set it, or "
+            "remove its name from the list."
         )
     environment = {variable: os.environ[variable] for variable in settings.environment}
     return McpClient(name, settings.command, settings.url, environment)
@@ -100,6 +101,6 @@ async def _start_mcp_server(client: McpClient, settings: McpSettings) -> list[To
     if unknown := [name for name in settings.tools if name not in tools]:
         raise ValueError(
             f"env.mcp_servers.{client.name}.tools: the server has no tool {unknown[0]!r}."
-            f"{suggest_similar(unknown[0], tools)} It has: {', '.join(tools)}."
+            f"{suggest_similar(unknown[0], tools)} Its tools: {', '.join(tools)}."
         )
     return [tools[name] for name in settings.tools or tools]

@@ -49,7 +49,7 @@ class GridWorldEnvironment(TextGame):
                 self.goal = rng.choice(goals)
                 self.shortest_path = paths[self.goal]
                 return
-        raise AssertionError("a grid without walls has a reachable goal")
+        raise AssertionError("no goal is reachable, although the last grid has no walls")
 
     def prompt(self) -> str:
         return self._make_prompt(self.view())

@@ -52,6 +52,6 @@ class GuessingGameEnvironment(TextGame):
         """Return the prompt of a later turn: the instructions and one line per past guess, e.g. `16: higher`."""
         lines = [self.prompt()]
         for step in steps:
-            found = read_action(step.action, bare_word=True)
+            found = read_action(step.action, allow_bare_word=True)
             lines.append(f"{'?' if found.error else found.content}: {step.observation[-1]['content']}")
         return [Message(role="user", content="\n".join(lines))]

@@ -91,33 +91,33 @@ def describe_tool(function: dict[str, Any]) -> str:
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 
 
-def make_example_value(schema: Any, root: dict[str, Any], followed: tuple[str, ...] = ()) -> Any:
+def make_example_value(schema: Any, root_schema: dict[str, Any], followed_refs: tuple[str, ...] = ()) -> Any:
     """Return an example value for a JSON schema: its default, its first listed value, or a value of its type.
 
     Args:
         schema: JSON schema of the value.
-        root: complete schema, in which `$ref` references are looked up.
-        followed: references that were followed already, to end recursion.
+        root_schema: complete schema, in which `$ref` references are looked up.
+        followed_refs: references that were followed already, to end recursion.
 
     >>> make_example_value({"type": "integer", "default": 3}, {})
     3
     """
-    if not isinstance(schema, dict) or schema.get("$ref") in followed:
+    if not isinstance(schema, dict) or schema.get("$ref") in followed_refs:
         return "..."
     if reference := schema.get("$ref"):
-        found: Any = root
+        found: Any = root_schema
         for step in reference.split("/")[1:]:
             found = found.get(step) if isinstance(found, dict) else None
-        return make_example_value(found, root, (*followed, reference))
+        return make_example_value(found, root_schema, (*followed_refs, reference))
     if fixed := [schema[key] for key in ("default", "const") if key in schema]:
         return fixed[0]
     if listed := schema.get("enum") or schema.get("examples"):
         return listed[0]
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return None if {"type": "null"} in options else make_example_value(options[0], root, followed)
+        return None if {"type": "null"} in options else make_example_value(options[0], root_schema, followed_refs)
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
-        properties = schema.get("properties", {})
-        return {name: make_example_value(properties.get(name), root, followed) for name in schema.get("required", [])}
+        names, properties = schema.get("required", []), schema.get("properties", {})
+        return {name: make_example_value(properties.get(name), root_schema, followed_refs) for name in names}
     return schema.get("minimum", EXAMPLES.get(kind, "..."))

@@ -116,9 +116,7 @@ class OpenEnvEnvironment:
         if not field:
             return json.dumps(observation, ensure_ascii=False)
         if field not in observation:
-            raise KeyError(
-                f"env.openenv.observation_field={field} is not a field of the observation. Use one of {', '.join(observation)}."
-            )
+            raise KeyError(f"env.openenv.observation_field={field} is unknown. Use one of {', '.join(observation)}.")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed, fill_template
-from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_dataset
+from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
 
@@ -35,10 +35,10 @@ def check_settings(config: Env) -> None:
     for task in [*settings.settings, *(task for task in settings.tasks if task != "all")]:
         if task not in known:
             hint = suggest_similar(task, known, count=3)
-            raise ValueError(f"env.reasoning_gym: reasoning_gym has no task {task!r}.{hint} Known: {', '.join(known)}.")
+            raise ValueError(f"env.reasoning_gym: unknown task {task!r}.{hint} Known tasks: {', '.join(known)}.")
     for task in settings.tasks:
         if task != "all":
-            make_dataset(task, settings.level, settings.settings.get(task, {}), seed=0)
+            make_puzzle_dataset(task, settings.level, settings.settings.get(task, {}), seed=0)
 
 
 def list_tasks(level: int | None) -> list[str]:
@@ -69,7 +69,7 @@ class ReasoningGymEnvironment:
             "settings": settings.settings.get(task, {}),
         }
         with _puzzle_lock:
-            entry = _make_puzzle(json.dumps(puzzle), seed % 2**31)
+            entry = _generate_puzzle(json.dumps(puzzle), seed % 2**31)
         self._prompt = replace(
             prompt,
             data_source="reasoning_gym",
@@ -93,7 +93,7 @@ class ReasoningGymEnvironment:
 
 
 @lru_cache(maxsize=256)
-def _make_puzzle(puzzle: str, seed: int) -> dict[str, Any]:
-    """Generate the puzzle of a seed. `puzzle`: {task, level, settings} as JSON, because cache keys must be hashable."""
-    entry: dict[str, Any] = make_dataset(**json.loads(puzzle), seed=seed)[0]
+def _generate_puzzle(puzzle_json: str, seed: int) -> dict[str, Any]:
+    """Generate the puzzle of a seed. `puzzle_json`: {task, level, settings} as JSON, which can be a cache key."""
+    entry: dict[str, Any] = make_puzzle_dataset(**json.loads(puzzle_json), seed=seed)[0]
     return entry

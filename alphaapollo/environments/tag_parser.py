@@ -19,26 +19,26 @@ PUNCTUATION = ".,;:!?*'\"`()[]{}"
 class Action:
     """Action in the text of a turn, or the error if the text has no readable action."""
 
-    kind: str = ""  # tag name; "" for a bare word
+    tag: str = ""  # tag name; "" for a bare word
     content: str = ""  # the stripped text inside the tag
     kept_chars: int | None = None  # end of the action in the text; None if only white space follows
     error: str = ""  # message to the model if the text has no action, or several kinds of action
 
 
-def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action:
+def read_action(text: str, tags: Sequence[str] = ("answer",), allow_bare_word: bool = False) -> Action:
     """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped.
 
-    Actions with different tags in one text are an error. With `bare_word`, the first word of a text without tags is
-    the action.
+    Actions with different tags in one text are an error. With `allow_bare_word`, the first word of a text without tags
+    is the action.
     """
     start = _find_end_of_open_thought(text)
     found = list(_find_tagged_actions(text, start, tags))
-    kinds = list(dict.fromkeys(action.kind for action in found))
+    kinds = list(dict.fromkeys(action.tag for action in found))
     if len(kinds) > 1:
         return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
     if found:
         return found[0]
-    word = _find_first_word(text, start) if bare_word else None
+    word = _find_first_word(text, start) if allow_bare_word else None
     return word or Action(error=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 
 

@@ -70,7 +70,7 @@ class TextGame(ABC):
     async def step(self, action: str) -> StepResult:
         self._turns += 1
         state = self.state()
-        found = read_action(action, bare_word=True)
+        found = read_action(action, allow_bare_word=True)
         error = f"invalid action: {found.error}"
         move = MoveResult(error, valid=False) if found.error else self.play(found.content)
         done = move.won or self._turns >= self.config.max_steps

@@ -69,20 +69,20 @@ class VerifiersEnvironment:
         client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(openai_client)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
         if not await self._wait_for_request():
-            reason = _describe_error(self._rollout.result())
-            raise RuntimeError(f"{self._settings.name} ended before its first request to the model ({reason})")
+            reason = _describe_rollout_error(self._rollout.result())
+            raise RuntimeError(f"environment {self._settings.name} ended before its first model request ({reason})")
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
         assert self._answer is not None and self._rollout is not None, "step before reset"
         content = action or " "  # verifiers treats an empty answer as a server failure
         before = [*self._chat, Message(role="assistant", content=content)]
-        self._answer.set_result(_make_completion(content))
+        self._answer.set_result(_make_chat_completion(content))
         if not await self._wait_for_request():
-            return StepResult(done=True, score=await self._score(self._rollout.result()))
+            return StepResult(done=True, score=await self._score_rollout(self._rollout.result()))
         if self._chat[: len(before)] != before:
             raise RuntimeError(
-                f"{self._settings.name} rewrites the chat between two turns; it may only append messages"
+                f"the verifiers environment {self._settings.name} changed earlier messages; it may only append messages"
             )
         return StepResult(Observation(self._chat[len(before) :]))
 
@@ -95,7 +95,7 @@ class VerifiersEnvironment:
         """Receive a request of the verifiers environment, and return the model's completion as soon as it is known."""
         if tools or not all(isinstance(message["content"], str) for message in messages):
             feature = "native tool calls" if tools else "messages that are not plain text"
-            raise NotImplementedError(f"environments with {feature} are not supported")
+            raise NotImplementedError(f"verifiers environments with {feature} are not supported")
         chat = [Message(role=message["role"], content=message["content"]) for message in messages]
         answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait((chat, answer))
@@ -112,8 +112,8 @@ class VerifiersEnvironment:
         self._chat, self._answer = request.result()
         return True
 
-    async def _score(self, state: Any) -> Score:
-        if error := _describe_error(state):
+    async def _score_rollout(self, state: Any) -> Score:
+        if error := _describe_rollout_error(state):
             raise RuntimeError(f"{self._settings.name}: {error}")
         await self._environment.rubric.score_rollout(state)
         await self._environment.rubric.cleanup(state)
@@ -123,11 +123,11 @@ class VerifiersEnvironment:
 def _load_environment(name: str, arguments: str) -> Any:
     """Load a verifiers environment, or return the one that is loaded already. `arguments`: JSON."""
     with _load_lock:
-        return _load_cached(name, arguments)
+        return _load_cached_environment(name, arguments)
 
 
 @lru_cache(maxsize=8)
-def _load_cached(name: str, arguments: str) -> Any:
+def _load_cached_environment(name: str, arguments: str) -> Any:
     module = importlib.import_module("verifiers.envs.environment")
     # verifiers environments would replace the run's handlers of SIGINT and SIGTERM.
     module.__dict__["signal"] = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
@@ -146,7 +146,7 @@ def _explain_unsupported_feature(environment: Any) -> str:
     return ""
 
 
-def _make_completion(text: str) -> Any:
+def _make_chat_completion(text: str) -> Any:
     from openai.types.chat import ChatCompletion
 
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
@@ -155,7 +155,7 @@ def _make_completion(text: str) -> Any:
     )
 
 
-def _describe_error(state: Any) -> str:
+def _describe_rollout_error(state: Any) -> str:
     """Return the error that ended a verifiers rollout, with its cause; empty if none. `state`: the rollout's result."""
     error = state["error"]
     return "" if error is None else f"{error!r} ({error.__cause__!r})"

@@ -37,7 +37,7 @@ AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE, FAILURE = "agreement", "false positiv
 console = Terminal(stderr=True)
 
 
-def _ground_truth_to_text(truth: Any) -> Any:
+def _convert_ground_truth_to_text(truth: Any) -> Any:
     if isinstance(truth, list | dict):
         return json.dumps(truth, ensure_ascii=False)
     return None if truth is None else str(truth)
@@ -48,7 +48,7 @@ class LabelledAnswer(BaseModel):
 
     data_source: str
     response: str
-    ground_truth: Annotated[str, BeforeValidator(_ground_truth_to_text)]
+    ground_truth: Annotated[str, BeforeValidator(_convert_ground_truth_to_text)]
     is_correct: bool
 
 
@@ -72,7 +72,7 @@ def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnsw
         errors = error.errors()
         row, *column = errors[0]["loc"]
         location = ", ".join([f"row {row}", *map(str, column)])
-        raise ValueError(f"{path}: {len(errors)} invalid values. First: {location}: {errors[0]['msg']}.") from error
+        raise ValueError(f"{path}: {len(errors)} invalid values, first in {location}: {errors[0]['msg']}.") from error
     for source in sorted({answer.data_source for answer in answers}):
         get_grader(source)
     return answers
@@ -99,7 +99,7 @@ async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tu
         await client.close()
 
 
-def compare_with_label(is_correct: bool, score: Score) -> str:
+def compare_score_with_label(is_correct: bool, score: Score) -> str:
     """Compare the score of an answer with its label. Returns AGREEMENT, FALSE_POSITIVE, FALSE_NEGATIVE or FAILURE."""
     if score.outcome.failed:
         return FAILURE
@@ -130,7 +130,7 @@ def main() -> None:
     scores, seconds = asyncio.run(grade_answers(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
     speed = round(len(answers) / seconds, 1)
     for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
-        kind = compare_with_label(answer.is_correct, score)
+        kind = compare_score_with_label(answer.is_correct, score)
         kinds[kind] += 1
         if kind != AGREEMENT:
             marked = find_marked_answer(answer.response)

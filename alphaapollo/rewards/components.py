@@ -27,7 +27,7 @@ COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")  # 
 
 for _name, _function in {
     "format": "think_format:score_format",
-    "format_opened": "think_format:score_opened_format",
+    "format_opened": "think_format:score_format_after_opened_think",
     "language": "language_consistency:score_language",
     "repetition": "repetition:score_distinct_ngrams",
 }.items():
@@ -39,16 +39,14 @@ def reward_component(function: ComponentT) -> ComponentT:
     already or is reserved, or the function does not take (prompt, completion)."""
     name = function.__name__
     if reason := explain_signature_mismatch(function, "prompt", "completion"):
-        raise ValueError(f"reward component {name} must take (prompt, completion): {reason}.")
+        raise ValueError(f"reward component {name} cannot be called ({reason}). Let it take (prompt, completion).")
     if name == TASK:
-        raise ValueError(
-            f"A reward component cannot be named {TASK}, the name of the task reward. Rename the function."
-        )
+        raise ValueError(f"A reward component cannot be named {name}, the name of the task reward. Rename it.")
     COMPONENTS.register(name)(lambda: function)
     return function
 
 
-def check_components(names: Iterable[str], required: Iterable[str]) -> None:
+def check_component_names(names: Iterable[str], required: Iterable[str]) -> None:
     """Raise ValueError if a component in `names` does not exist, or a `required` one is not in `names`."""
     names = {TASK, *names}
     for name in sorted(names - {TASK}):
@@ -64,8 +62,8 @@ def load_components(names: Iterable[str]) -> dict[str, Component]:
     return {name: COMPONENTS.get(name)() for name in names if name != TASK}
 
 
-def add_components(
-    task: Score, components: Mapping[str, float], weights: Mapping[str, float], required: Iterable[str]
+def add_component_rewards(
+    task_score: Score, components: Mapping[str, float], weights: Mapping[str, float], required: Iterable[str]
 ) -> Score:
     """Combine the task score and the values of the reward components into one score.
 
@@ -74,10 +72,10 @@ def add_components(
     of the task score. Accuracy, outcome and reason are those of the task score. A failed task score is returned
     unchanged. If the task score already has a component of the same name, the result is a failed score.
     """
-    if task.outcome.failed:
-        return task
-    values = {TASK: task.reward, **components}
-    if duplicates := sorted(values.keys() & task.components.keys()):
+    if task_score.outcome.failed:
+        return task_score
+    values = {TASK: task_score.reward, **components}
+    if duplicates := sorted(values.keys() & task_score.components.keys()):
         return make_failed_score(
             f"the reward function and reward.components both name {', '.join(duplicates)}. Rename it in your "
             "function's dict, or remove it from reward.components."
@@ -85,4 +83,5 @@ def add_components(
     total = math.fsum(value * weights.get(name, 1.0) for name, value in values.items())
     if any(values[name] <= 0 for name in required):
         total = 0.0
-    return Score(total, {"accuracy": task.accuracy} | task.components | values, task.outcome, task.reason)
+    parts = {"accuracy": task_score.accuracy} | task_score.components | values
+    return Score(total, parts, task_score.outcome, task_score.reason)

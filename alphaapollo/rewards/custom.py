@@ -38,9 +38,9 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
         adapted, reason = function, explain_signature_mismatch(function, "prompt", "completion")
     if reason:
         raise ValueError(
-            f"{name_key}: {path}: {name}{inspect.signature(function)} must take (prompt, completion), (prompt, "
-            f"trajectory), or verl's parameters ({', '.join(VERL_NAMES)}): {reason}. The ground truth is "
-            "prompt.ground_truth, other columns are in prompt.extra_info."
+            f"{name_key}: {path}: {name}{inspect.signature(function)} has unsupported parameters ({reason}). Use "
+            f"(prompt, completion), (prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}). The ground "
+            "truth is prompt.ground_truth; other columns are in prompt.extra_info."
         )
     return adapted
 

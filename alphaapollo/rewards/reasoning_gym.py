@@ -16,7 +16,7 @@ from typing import Any
 import reasoning_gym
 
 from alphaapollo.rewards.base import make_wrong_format_score
-from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_dataset
+from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Prompt, Score
 
 EVAL_MODULES = (
@@ -45,7 +45,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     """
     puzzle = prompt.extra_info.get(PUZZLE_KEY)
     if puzzle is None:
-        raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates it.")
+        raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles.")
     answer = reasoning_gym.utils.extract_answer(completion)
     if answer is None:
         return make_wrong_format_score("no <answer>...</answer>")
@@ -64,7 +64,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
 @lru_cache(maxsize=64)
 def _load_scorer(task: str, level: int | None, settings: str) -> Any:
     """Return a reasoning-gym data set, which can score any puzzle of the task. `settings`: JSON."""
-    return make_dataset(task, level, json.loads(settings), seed=0)
+    return make_puzzle_dataset(task, level, json.loads(settings), seed=0)
 
 
 def is_plain_arithmetic(expression: str) -> bool:

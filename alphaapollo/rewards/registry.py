@@ -18,7 +18,7 @@ class BuiltInGrader:
 
     name: str
     function: str  # "module:function" under alphaapollo.rewards
-    patterns: tuple[str, ...]  # patterns of data sources, lower case; the first matching grader is used
+    data_source_patterns: tuple[str, ...]  # patterns of data sources, lower case; the first matching grader is used
     is_judge: bool = False  # `function` creates the reward function from reward.judge; ground truths are optional
 
 
@@ -53,7 +53,8 @@ GRADERS = (
 
 def find_grader(data_source: str) -> BuiltInGrader | None:
     """Return the first built-in grader with a pattern that matches the data source; None if no pattern matches."""
-    matching = (one for one in GRADERS if any(fnmatchcase(data_source.lower(), pattern) for pattern in one.patterns))
+    name = data_source.lower()
+    matching = (one for one in GRADERS if any(fnmatchcase(name, pattern) for pattern in one.data_source_patterns))
     return next(matching, None)
 
 
@@ -61,7 +62,7 @@ def get_grader(data_source: str) -> BuiltInGrader:
     """Return the built-in grader of a data source, e.g. `openai/gsm8k`. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
-    known = "; ".join(f"{grader.name}: {', '.join(grader.patterns)}" for grader in GRADERS)
+    known = "; ".join(f"{grader.name}: {', '.join(grader.data_source_patterns)}" for grader in GRADERS)
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
         f"no reward function for {got}. Use a data_source that matches a known pattern, or set "
@@ -101,14 +102,14 @@ def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
     lacking = [one.id for one in prompts if one.ground_truth is None and not graders[one.data_source].is_judge]
     if lacking:
         raise ValueError(
-            f"{len(lacking)} of {len(prompts)} prompts have no ground truth, the first is row {lacking[0]}. Add the "
-            "field reward_model.ground_truth to these rows, or set custom_reward_function.path and .name."
+            f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0]}. "
+            "Add the field reward_model.ground_truth to these rows, or set custom_reward_function.path and .name."
         )
     judged = [source for source, grader in graders.items() if grader.is_judge]
     if judged and not reward.judge.model:
         raise ValueError(
-            f"data_source {judged[0]!r} is graded by a judge. Set reward.judge.model to the judge's model name, and "
-            "reward.judge.base_url if the judge is not on OpenAI's server."
+            f"data_source {judged[0]!r} is graded by a judge, but reward.judge.model is empty. Set it to the judge's "
+            "model name, and set reward.judge.base_url if the judge is not on OpenAI's server."
         )
     if judged and reward.timeout <= reward.judge.timeout:
         raise ValueError(

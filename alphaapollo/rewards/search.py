@@ -50,7 +50,7 @@ def read_accepted_answers(truth: str | None) -> list[list[str]]:
         value = value.get("target") or []
     answers: Iterable[object] = value if isinstance(value, list) else [value if isinstance(value, str) else truth]
     if not (found := [str(answer) for answer in answers if answer is not None and str(answer).strip()]):
-        raise ValueError(f"the ground truth {truth!r} has no accepted answer")
+        raise ValueError(f"the ground truth {truth!r} lists no accepted answer")
     return [normalize_to_words(answer) for answer in found]
 
 

@@ -98,7 +98,7 @@ def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mappin
     """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
     known, key = inspect.signature(factory, eval_str=bool(settings)).parameters, f"env.tool_settings.{name}"
     if unknown := sorted(set(settings) - set(known)):
-        raise ValueError(f"{key} has no setting {', '.join(unknown)}. Known: {', '.join(known) or 'none'}.")
+        raise ValueError(f"{key} has no setting {', '.join(unknown)}. Known settings: {', '.join(known) or 'none'}.")
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [
         setting

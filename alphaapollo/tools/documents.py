@@ -50,19 +50,19 @@ def split_passages(path: str, text: str) -> Iterator[Passage]:
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS
         if lines and (is_full or (not line.strip() and size > PASSAGE_CHARACTERS // 2)):
-            yield from _make_passage(path, begin, lines)
+            yield from _yield_nonempty_passage(path, begin, lines)
             begin, lines, size = number, [], 0
         lines.append(line[: 4 * PASSAGE_CHARACTERS])
         size += len(line) + 1
-    yield from _make_passage(path, begin, lines)
+    yield from _yield_nonempty_passage(path, begin, lines)
 
 
-def _make_passage(path: str, begin: int, lines: list[str]) -> Iterator[Passage]:
-    """Yield the passage of these lines, unless all are empty. `begin`: line number of the first one."""
+def _yield_nonempty_passage(path: str, first_line: int, lines: list[str]) -> Iterator[Passage]:
+    """Yield the passage of these lines, unless all are empty. `first_line`: number of the first line."""
     text = "\n".join(lines)
     if text.strip():
-        begin += next(index for index, line in enumerate(lines) if line.strip())
-        yield Passage(path, begin, text.strip("\n"))
+        first_line += next(index for index, line in enumerate(lines) if line.strip())
+        yield Passage(path, first_line, text.strip("\n"))
 
 
 def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:

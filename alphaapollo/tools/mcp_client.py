@@ -66,7 +66,7 @@ class McpClient:
         try:
             await self._connect()
         except ToolFailedError as error:
-            raise ValueError(f"{error}. Check its {'command' if self._command else 'url'}.") from error
+            raise ValueError(f"{error}. Check the {'command' if self._command else 'url'} of this server.") from error
         return [McpTool(self, info) for info in self._tools]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
@@ -149,11 +149,11 @@ class McpTool:
 
     text_argument: str | None = None
 
-    def __init__(self, client: McpClient, info: McpToolInfo):
-        self.name = info.name
-        self.description = info.description or info.title or info.name
+    def __init__(self, client: McpClient, tool_info: McpToolInfo):
+        self.name = tool_info.name
+        self.description = tool_info.description or tool_info.title or tool_info.name
         # Reject unknown arguments with a list of the known ones; servers would ignore them.
-        self.parameters: dict[str, Any] = {"type": "object", "additionalProperties": False, **info.input_schema}
+        self.parameters: dict[str, Any] = {"type": "object", "additionalProperties": False, **tool_info.input_schema}
         self._client = client
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:

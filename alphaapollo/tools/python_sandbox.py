@@ -30,12 +30,12 @@ def main() -> int:
     parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
     options = parser.parse_args()
     if options.timeout <= 0 or options.memory_mb <= 0:
-        parser.error("--timeout and --memory-mb must be above 0")
+        parser.error(f"--timeout={options.timeout:g} and --memory-mb={options.memory_mb} must be above 0")
     all_run = True
     sandbox = Sandbox(options.without, options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1")
     try:
         for name in options.files:
-            result = _run_file(sandbox, name, options)
+            result = _run_python_file(sandbox, name, options)
             shown = {field: getattr(result, field) for field in FIELDS}
             print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
             all_run &= result.status is not Status.REFUSED
@@ -44,9 +44,9 @@ def main() -> int:
     return 0 if all_run else 2
 
 
-def _run_file(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:
+def _run_python_file(sandbox: Sandbox, path: str, options: argparse.Namespace) -> SandboxResult:
     try:
-        code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
+        code = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
         return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
     except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
         return SandboxResult(Status.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")

@@ -60,7 +60,7 @@ class DocumentIndex:
         """Return the `top_k` best passages of a repository with BM25 scores above 0, best first."""
         with self._lock:
             if repo_name not in self._loaded:
-                self._loaded[repo_name] = self._load_repository(repo_name)
+                self._loaded[repo_name] = self._load_repository_index(repo_name)
         ranking, passages = self._loaded[repo_name]
         known = [word for word in tokenize(query) if word in ranking.vocab_dict]
         if not known:
@@ -69,7 +69,7 @@ class DocumentIndex:
         pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
         return [(passages[position], score) for position, score in pairs if score > 0]
 
-    def _load_repository(self, repo_name: str) -> tuple[Any, list[Passage]]:
+    def _load_repository_index(self, repo_name: str) -> tuple[Any, list[Passage]]:
         import bm25s
 
         folder = self._folder / self._subfolders[repo_name]
@@ -90,7 +90,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
     if not source.is_dir():
         raise ValueError(f"{source} is not a folder. Choose a folder of documents.")
     if out.exists() and not (out / MANIFEST).is_file():
-        raise ValueError(f"{out} exists and is not an index. Choose another folder with --out.")
+        raise ValueError(f"{out} exists, but is not an index. Choose another folder with --out.")
     subfolders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     report: dict[str, tuple[int, dict[str, int]]] = {}
@@ -101,7 +101,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
             report[folder.name] = (len(passages), skipped)
             if passages:
                 written[folder.name] = f"{number:04d}"
-                _write_repository(partial / f"{number:04d}", passages)
+                _write_repository_index(partial / f"{number:04d}", passages)
         if not written:
             reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
             raise ValueError(
@@ -112,13 +112,13 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
             shutil.rmtree(out)
         partial.rename(out)
     except OSError as error:
-        raise ValueError(f"the index {out} cannot be written ({error}). Choose another --out.") from error
+        raise ValueError(f"the index {out} cannot be written ({error}). Choose another folder with --out.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return report
 
 
-def _write_repository(folder: Path, passages: list[Passage]) -> None:
+def _write_repository_index(folder: Path, passages: list[Passage]) -> None:
     """Write the BM25 index and the passages of one repository to a new folder."""
     import bm25s
 
@@ -166,7 +166,7 @@ class LocalRag:
         try:
             hits = await asyncio.to_thread(self._index.query, repo_name, query, int(arguments.get("top_k", 3)))
         except OSError as error:
-            raise ToolFailedError(f"{self.name}: the index cannot be read: {error}") from error
+            raise ToolFailedError(f"the tool {self.name} cannot read its index: {error}") from error
         if not hits:
             return ToolResult(f"no passage of {repo_name} has a word of the query.", ToolStatus.OK, score=0.0)
         return ToolResult(format_passages(hits), ToolStatus.OK, score=hits[0][1])

@@ -43,9 +43,7 @@ class ToolBox:
                 f"several tools have the same name: {', '.join(duplicates)}. Rename or exclude all but one."
             )
         if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
-            raise ValueError(
-                f"tool_limits has unknown tools: {', '.join(unknown)}. Known tools: {', '.join(self.names)}."
-            )
+            raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
         self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
         self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}

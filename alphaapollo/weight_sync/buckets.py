@@ -38,14 +38,14 @@ def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())  # the current stream computes the weights
 
-    def start_gather() -> tuple[Bucket | None, torch.cuda.Event]:
+    def start_gathering_next_bucket() -> tuple[Bucket | None, torch.cuda.Event]:
         with torch.cuda.stream(stream):
             bucket = next(buckets, None)
             return bucket, stream.record_event()
 
-    bucket, gathered = start_gather()
+    bucket, gathered = start_gathering_next_bucket()
     while bucket is not None:
-        following = start_gather()
+        following = start_gathering_next_bucket()
         gathered.synchronize()
         yield bucket
         bucket, gathered = following

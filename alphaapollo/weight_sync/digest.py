@@ -34,7 +34,7 @@ def compute_tensor_digest(tensor: torch.Tensor) -> int:
         words = part.to(torch.float32).view(torch.int32)
         if not sums:  # the first part is the longest
             buffers = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
-        sums.append(_sum_hashes(words, *buffers[:, : words.numel()]))
+        sums.append(_hash_and_sum_words(words, *buffers[:, : words.numel()]))
     return int(torch.stack(sums).sum()) % MODULUS
 
 
@@ -48,11 +48,11 @@ def format_digest(digest: int) -> str:
     return f"{digest % MODULUS:016x}"
 
 
-def _sum_hashes(words: torch.Tensor, hashes: torch.Tensor, high_bits: torch.Tensor) -> torch.Tensor:
+def _hash_and_sum_words(words: torch.Tensor, hash_buffer: torch.Tensor, high_bits_buffer: torch.Tensor) -> torch.Tensor:
     """Hash each word (int32 [N]) and return the sum of the hashes as an int64 scalar, which wraps around. The hash
-    multiplies a word and folds its high bits into the low bits, twice. hashes, high_bits: int64 [N], overwritten."""
-    hashes.copy_(words)
+    multiplies a word and folds its high bits into the low bits, twice. The buffers (int64 [N]) are overwritten."""
+    hash_buffer.copy_(words)
     for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS, strict=True):
-        hashes.mul_(multiplier)
-        hashes.bitwise_xor_(torch.bitwise_right_shift(hashes, shift, out=high_bits))
-    return hashes.sum()
+        hash_buffer.mul_(multiplier)
+        hash_buffer.bitwise_xor_(torch.bitwise_right_shift(hash_buffer, shift, out=high_bits_buffer))
+    return hash_buffer.sum()

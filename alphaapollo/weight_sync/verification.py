@@ -44,8 +44,8 @@ def check_weight_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt
     for engine, receipt in enumerate(receipts):
         if (receipt.version, receipt.digest) != (update.version, update.digest):
             raise WeightSyncError(
-                f"the weights of engine {engine} (version {receipt.version}, digest {receipt.digest}) differ from the "
-                f"weights that the trainer sent (version {update.version}, digest {update.digest})."
+                f"engine {engine} has weights of version {receipt.version} with digest {receipt.digest}, but the "
+                f"trainer sent version {update.version} with digest {update.digest}. Resume from the last checkpoint."
             )
 
 
@@ -61,19 +61,19 @@ def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
 
 
 def check_probe_log_probs(
-    expected: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
+    trainer_logprobs: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
 ) -> float:
     """Compare each engine's log-probs of the probe (a few fixed tokens) with the trainer's. Returns the mean absolute
     difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`.
 
-    expected: log-probs of the trainer. engine_logprobs: one list per engine.
+    engine_logprobs: one list per engine.
     """
-    gaps = [float(np.abs(np.array(logprobs) - np.array(expected)).mean()) for logprobs in engine_logprobs]
+    gaps = [float(np.abs(np.array(logprobs) - np.array(trainer_logprobs)).mean()) for logprobs in engine_logprobs]
     worst = max(gaps)
     if not worst <= tolerance:  # also true if `worst` is NaN
         raise WeightSyncError(
             f"after a weight sync, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(expected)} test tokens (tolerance {tolerance:.0e}): "
+            f"{worst:.2e} nats on average over {len(trainer_logprobs)} test tokens (tolerance {tolerance:.0e}): "
             "the engine received the weights but does not compute with them."
         )
     return worst

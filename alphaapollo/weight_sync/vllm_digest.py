@@ -11,7 +11,7 @@ import torch
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 
 
-def select_counted_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def select_digested_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the part of a parameter that this tensor-parallel rank adds to the digest, so that no element counts twice:
     the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only."""
     from vllm.distributed import get_tensor_model_parallel_rank
@@ -29,22 +29,22 @@ def select_counted_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) 
         yield tensor
 
 
-def compute_model_digest(model: torch.nn.Module, packed_digest: str) -> int:
+def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -> int:
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
-    packed_digest: layer attribute with the digest (a future) that was computed before vLLM packed the weight. If a
-    layer also keeps the unpacked weight (tied embeddings), a difference between both weights changes the digest.
+    packed_digest_attribute: layer attribute with the digest (a future) from before vLLM packed the weight. If a layer
+    also keeps the unpacked weight (tied embeddings), a difference between both weights changes the digest.
     """
     total = 0
     live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                parts = select_counted_parts(layer, name, parameter)
+                parts = select_digested_parts(layer, name, parameter)
                 live[id(parameter)] = compute_joint_digest(parts) if parameter.numel() else 0
                 total += live[id(parameter)]
-            if name == "weight" and hasattr(layer, packed_digest):
-                total += getattr(layer, packed_digest).result() - live[id(parameter)]
+            if name == "weight" and hasattr(layer, packed_digest_attribute):
+                total += getattr(layer, packed_digest_attribute).result() - live[id(parameter)]
     return total % MODULUS
 
 

@@ -61,7 +61,7 @@ class VllmTransferSender:
         self.client.finish_weight_update()
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
-    def release(self) -> None:
+    def release_weights(self) -> None:
         """Free the GPU buffers that the engines have mapped over CUDA IPC and released."""
         if self.transport == "ipc":
             torch.cuda.ipc_collect()
@@ -129,18 +129,18 @@ class SingleUpdateClient:
         self.failed: Future[None] = Future()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._record_failure(lambda: self._client.init_weight_transfer_engine(init_info))
+        self._call_and_record_error(lambda: self._client.init_weight_transfer_engine(init_info))
 
     def start_weight_update(self) -> None:
         pass
 
     def update_weights(self, update_info: UpdateInfo) -> None:
-        self._record_failure(lambda: self._client.update_weights(update_info))
+        self._call_and_record_error(lambda: self._client.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass
 
-    def _record_failure(self, call: Callable[[], None]) -> None:
+    def _call_and_record_error(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:

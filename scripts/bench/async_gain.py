@@ -79,14 +79,14 @@ class FakeEngineWorker:
 
     async def sleep(self) -> None: ...
 
-    def memory(self) -> dict[str, float]:
+    def get_memory_metrics(self) -> dict[str, float]:
         return {}
 
 
 class FakePolicy:
     async def offload(self) -> None: ...
 
-    async def memory(self) -> dict[str, float]:
+    async def get_memory_metrics(self) -> dict[str, float]:
         return {}
 
 
@@ -118,7 +118,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         return [1] * min(LONGEST, max(1, round(MEDIAN * math.exp(sigma * draws.gauss(0, 1)))))
 
     samples = args.prompts * args.group
-    engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, slots=args.slots)
+    engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, max_concurrent_requests=args.slots)
     engines = EngineGroup(LocalRanks(FakeEngineWorker(engine)), 2 * args.slots)  # type: ignore[arg-type]
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
     config = {

@@ -122,7 +122,7 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     worker.load(str(tmp_path / "saved"))
     np.testing.assert_allclose(worker.compute_log_probs(), after, atol=1e-6)
     worker.export(str(tmp_path / "model"))
-    assert worker.memory()["cuda_gib"] > 0
+    assert worker.get_memory_metrics()["cuda_gib"] > 0
 
 
 def test_a_micro_batch_goes_up_without_waiting(folder: Path):

@@ -91,7 +91,7 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
             while session.engine._running_llm.get_num_unfinished_requests() < 64:
                 await asyncio.sleep(0)
             os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # it answers nothing any more
-            waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_digest")))
+            waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_weight_digest")))
             await asyncio.sleep(0.1)
             os.kill(session.engine.list_pids()[0], signal.SIGKILL)
             return await asyncio.gather(*waiting, return_exceptions=True)

@@ -216,7 +216,13 @@ async def publish_and_sleep(device: str, **rollout: Any) -> tuple[list[str], Vll
 
 
 def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
-    update = ["start_weight_update", "update_weights", "finish_weight_update", "alphaapollo_compute_digest", "forget"]
+    update = [
+        "start_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "alphaapollo_compute_weight_digest",
+        "forget",
+    ]
     lent = ["pause", "release kv_cache", "wake kv_cache"]
     calls, engine = asyncio.run(publish_and_sleep("cuda"))
     assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale

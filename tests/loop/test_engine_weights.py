@@ -77,7 +77,7 @@ def test_stale_output_head_fails_both_verifications(tied: Session) -> None:
     """With tied embeddings, the output head's packed copy is stale: the parameters are right but are not used."""
     with tied.sent(NEW, 1) as update:
         tied.run(tied.receive(update))
-        (stale,) = tied.run(tied.engine._call_workers("alphaapollo_compute_digest", False))
+        (stale,) = tied.run(tied.engine._call_workers("alphaapollo_compute_weight_digest", False))
         assert gap(tied, NEW) > 1e-2
         assert f"{stale:016x}" != update.digest
         receipt = tied.publish(update)

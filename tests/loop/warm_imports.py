@@ -9,10 +9,12 @@ import setproctitle
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.process import CORE_MODULES
-from alphaapollo.engines.vllm.settings import build_environment
+from alphaapollo.engines.vllm.settings import build_vllm_environment
 
 setproctitle.getproctitle()  # before any variable is replaced, as in vllm/preload.py: engine cores keep their titles
-os.environ.update(build_environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, "")))
+os.environ.update(
+    build_vllm_environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, ""))
+)
 gc.disable()
 for module in (
     "ray",

@@ -19,17 +19,17 @@ POLL_SECONDS = 0.5
 
 
 @asynccontextmanager
-async def monitor_processes(required: Mapping[str, int], notify: Callable[[str], None]) -> AsyncIterator[None]:
+async def monitor_processes(required_pids: Mapping[str, int], notify: Callable[[str], None]) -> AsyncIterator[None]:
     """Context manager that raises WorkerDied when a required process dies, instead of the errors that its death causes.
 
-    required: name -> pid of the processes. notify: prints a line at once, because Ray may end this process soon.
+    required_pids: name -> pid of the processes. notify: prints a line at once, because Ray may end this process soon.
     """
     task, dead = asyncio.current_task(), ""
     assert task
 
     async def poll_processes() -> None:
         nonlocal dead
-        while not (dead := find_dead_process(required)):
+        while not (dead := find_dead_process(required_pids)):
             await asyncio.sleep(POLL_SECONDS)
         notify(f"{dead} died")
         task.cancel(CANCELLED_BY_MONITOR)
@@ -42,7 +42,7 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
             while task.cancelling():
                 task.uncancel()
         elif isinstance(error, Exception):  # the process may have died since the last poll
-            dead = find_dead_process(required)
+            dead = find_dead_process(required_pids)
         if dead:
             raise WorkerDied(f"{dead} died", "Ray") from None
         raise
@@ -50,9 +50,9 @@ async def monitor_processes(required: Mapping[str, int], notify: Callable[[str],
         polling.cancel()
 
 
-def find_dead_process(required: Mapping[str, int]) -> str:
-    """Return the name and the pid of the first dead process, or "" if all are alive. required: name -> pid."""
-    for name, pid in required.items():
+def find_dead_process(required_pids: Mapping[str, int]) -> str:
+    """Return the name and the pid of the first dead process, or "" if all are alive. required_pids: name -> pid."""
+    for name, pid in required_pids.items():
         process = read_process(pid)
         if process is None or process.state == psutil.STATUS_ZOMBIE:
             return f"{name} on this machine (pid {pid})"

@@ -187,7 +187,7 @@ def _describe_active_calls(worker: WorkerSnapshot, now: RunSnapshot) -> str:
 
 
 def _make_stall_finding(
-    now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], state: str, call_timeout: float = 0.0
+    now: RunSnapshot, is_hung: bool, culprits: Sequence[NamedProcess], culprit_state: str, call_timeout: float = 0.0
 ) -> StallFinding:
     phase = next((call.name for call in now.calls if not call.worker), "start")
     names = [name for _, name in culprits]
@@ -204,7 +204,7 @@ def _make_stall_finding(
     return StallFinding(
         is_hung,
         tuple(dict.fromkeys(worker for worker, _ in culprits)),
-        f"{', '.join(names[:3])}{more} {state}",
+        f"{', '.join(names[:3])}{more} {culprit_state}",
         f"the controller is in {phase}" + (f" and waits for {'; '.join(pending)}" if pending else ""),
         call_timeout,
     )

@@ -50,7 +50,7 @@ class StallMonitor:
         ranks: the workers of all roles.
         notify: prints one line; called from the monitor's thread.
         make_resume_hint: returns how the run can be resumed, for the error message.
-        required: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
+        required_pids: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
             reported even if the run makes progress.
     """
 
@@ -61,7 +61,7 @@ class StallMonitor:
         device: Device,
         notify: Callable[[str], None],
         make_resume_hint: Callable[[], str],
-        required: Mapping[str, int] = MappingProxyType({}),
+        required_pids: Mapping[str, int] = MappingProxyType({}),
     ):
         self._ranks, self._device, self._folder = ranks, device, trainer.folder
         self._notice, self._timeout = trainer.stall_notice_seconds, trainer.stall_timeout
@@ -76,7 +76,7 @@ class StallMonitor:
         self._idle = 0.0  # seconds since the last progress or computation
         self._reported: set[bool] = set()  # StallFinding.is_hung of the findings reported in this stall
         self._failures: set[type[Exception]] = set()
-        self._required = {pid: name for name, pid in required.items()}
+        self._required = {pid: name for name, pid in required_pids.items()}
         self._stopped: dict[int, float] = {}  # pid of a required process -> seconds for which it has been stopped
 
     async def __aenter__(self) -> StallMonitor:
@@ -110,16 +110,16 @@ class StallMonitor:
                     self._notify(f"the stall monitor failed, which is a bug; it continues:\n{trace}")
             last = now
 
-    def check_progress(self, seconds: float) -> None:
+    def check_progress(self, elapsed_seconds: float) -> None:
         """Check whether the run has made progress in the given seconds since the last check. If not, report the stall
         or end the run."""
-        self._check_required_processes(seconds)
+        self._check_required_processes(elapsed_seconds)
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
             self._reset_after_progress()
             return
-        self._stalled += seconds
-        self._idle += seconds
+        self._stalled += elapsed_seconds
+        self._idle += elapsed_seconds
         if self._stalled < self._notice / 2 or (now := self.take_snapshot()) is None:
             return
         before, self._before = self._before, now
@@ -138,11 +138,11 @@ class StallMonitor:
         if (timeout := self._get_stall_timeout(finding)) is not None and self._idle >= timeout:
             self._end_run(finding, now)
 
-    def _check_required_processes(self, seconds: float) -> None:
+    def _check_required_processes(self, elapsed_seconds: float) -> None:
         """Report the required processes that have been stopped by a signal for stall_notice_seconds."""
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
-            self._stopped[pid] = before + seconds if process and process.is_stopped else 0.0
+            self._stopped[pid] = before + elapsed_seconds if process and process.is_stopped else 0.0
             if before < self._notice <= self._stopped[pid]:
                 self._notify(f"{name} (pid {pid}) is {STOPPED}")
 

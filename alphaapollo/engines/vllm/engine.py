@@ -20,7 +20,7 @@ from alphaapollo.engines.vllm.process import (
     log_library_to_file,
     start_fork_server,
 )
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment, get_sockets_folder
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VllmEngine(Engine):
 
     # Start and shutdown.
 
-    async def prepare(self) -> None:
+    async def prepare_start(self) -> None:
         """Set environment variables and logging, and import vLLM. Needs no GPU."""
         if self._prepared:
             return
@@ -60,7 +60,7 @@ class VllmEngine(Engine):
         if self.spec.cleanup_folders:
             Path(get_sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(
-            build_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
+            build_vllm_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
         )
         log_library_to_file("vllm", self.spec.log_path)
         register_triton_interpreter()
@@ -71,7 +71,7 @@ class VllmEngine(Engine):
     async def start(self) -> None:
         """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
         the core does not start, EngineDied if a signal kills the core."""
-        await self.prepare()
+        await self.prepare_start()
         await asyncio.to_thread(self._start_core)
         self._watch_core()
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
@@ -112,7 +112,7 @@ class VllmEngine(Engine):
         cores = [process.pid for process in self._list_core_processes() if process.pid is not None]
         return cores + [child for pid in cores for child in list_child_pids(pid)]
 
-    def count_progress(self) -> int:
+    def get_progress_counter(self) -> int:
         """Return the number of tokens that running requests have sampled."""
         if self._engine is None:
             return 0
@@ -232,7 +232,7 @@ class VllmEngine(Engine):
     async def confirm_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
-        what = "adapter_digest" if self.spec.transport == "adapter" else "digest"
+        what = "adapter_digest" if self.spec.transport == "adapter" else "weight_digest"
         parts = await self._call_workers(f"alphaapollo_compute_{what}")
         if not await self._await_core(self._running_llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.engines.vllm.patches import PACKED_DIGEST, apply_patches
+from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.process import set_up_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
 from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
@@ -23,13 +23,13 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def alphaapollo_compute_digest(self, repack: bool = True) -> int:
+    def alphaapollo_compute_weight_digest(self, repack_heads: bool = True) -> int:
         """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.
 
-        repack: whether to repack tied heads first; a test passes False, to show that the digest detects a stale head.
+        repack_heads: whether to repack tied heads first; a test passes False to show that the digest detects stale ones.
         """
         model = self.model_runner.get_model()
-        if repack:
+        if repack_heads:
             repack_tied_heads(model)
         return compute_model_digest(model, PACKED_DIGEST)
 
@@ -58,7 +58,7 @@ def _set_up_worker_process() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     set_up_engine_process()
-    apply_patches()
+    patch_vllm()
     WeightTransferEngineFactory.register_engine(
         SHARED_MEMORY, "alphaapollo.weight_sync.vllm_shared_memory", "SharedMemoryWeightTransferEngine"
     )

@@ -17,12 +17,12 @@ import torch
 
 from alphaapollo.engines.vllm.interpreted import is_triton_interpreted
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.weight_sync.vllm_digest import select_counted_parts
+from alphaapollo.weight_sync.vllm_digest import select_digested_parts
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 
 
-def apply_patches() -> None:
+def patch_vllm() -> None:
     """Patch vLLM in this process. Call once, before the model is built."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
@@ -53,16 +53,16 @@ def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
-    def pack_and_record(layer: Any, remove_weight: bool) -> None:
+    def pack_and_record_digest(layer: Any, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
-            parts = list(select_counted_parts(layer, "weight", layer.weight))
+            parts = list(select_digested_parts(layer, "weight", layer.weight))
             setattr(layer, PACKED_DIGEST, digests.submit(compute_joint_digest, parts))
         dispatch(layer, remove_weight)
         if is_matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
-    return pack_and_record
+    return pack_and_record_digest
 
 
 def repack_experts(process_weights: Callable[..., None]) -> Callable[..., None]:
@@ -70,11 +70,11 @@ def repack_experts(process_weights: Callable[..., None]) -> Callable[..., None]:
     vLLM packs them only at the first load and would read later weights as if they were packed."""
 
     @functools.wraps(process_weights)
-    def rebuild_and_process(self: Any, layer: Any) -> None:
+    def reset_kernel_and_process_weights(self: Any, layer: Any) -> None:
         self.moe_kernel = None
         process_weights(self, layer)
 
-    return rebuild_and_process
+    return reset_kernel_and_process_weights
 
 
 def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

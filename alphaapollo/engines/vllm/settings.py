@@ -14,7 +14,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports;
 RANDOM_SEED = 0  # engine seed; every request has its own seed
 
 
-def build_environment(spec: EngineSpec) -> dict[str, str]:
+def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
     """Return the environment variables of the engine's processes. Set them before vLLM is imported."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",

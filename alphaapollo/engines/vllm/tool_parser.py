@@ -17,7 +17,7 @@ def list_tool_parsers() -> list[str]:
     return ToolParserManager.list_registered()
 
 
-def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
+def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
     """Build a thread-safe function that extracts the tool calls from the text of a completion, after its thinking part.
 
     Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
@@ -28,7 +28,7 @@ def make_vllm_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[
 
     if name not in (known := list_tool_parsers()):
         hint = suggest_similar(name, known)
-        raise ValueError(f"env.tool_parser={name}: vLLM has no such parser.{hint} Known: {', '.join(known)}.")
+        raise ValueError(f"env.tool_parser={name} is not a tool parser of vLLM.{hint} Use one of: {', '.join(known)}.")
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log tracebacks of malformed calls
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)
     cached = get_cached_tokenizer(renderer.tokenizer)  # parsers read the whole vocabulary at each call

@@ -50,15 +50,15 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
         if name in RESERVED_ARGUMENTS:
             model = section.removesuffix("rollout") + "model"
             reason = RESERVED_ARGUMENTS[name].format(name=name, rollout=section, model=model)
-            raise ValueError(f"{key}.{name} {reason}. Remove it.")
+            raise ValueError(f"{key}.{name} cannot be set, because it {reason}. Remove it.")
     # Use a subprocess, because importing vLLM takes memory and fixes its settings.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         known = process.submit(list_vllm_arguments).result()
     for name in user_kwargs:
         if name not in known:
             raise ValueError(
-                f"{key}.{name}: vLLM's EngineArgs has no such argument.{suggest_similar(name, sorted(known), 3)} "
-                "Correct its name or remove it."
+                f"{key}.{name} is not an argument of vLLM's EngineArgs.{suggest_similar(name, sorted(known), 3)} "
+                f"Correct the argument's name, or remove {key}.{name}."
             )
 
 

@@ -73,8 +73,9 @@ def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> st
     the first round, so a failure in this round is an error in the tests.
     """
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
-    program = f"{library}\nrun_answer({tests.setup + chr(10) + code!r})"
-    request = {"tests": tests.text, "setup": tests.setup, "names": tests.names, "check": tests.check}
+    program = f"{library}\nrun_answer({tests.setup_code + chr(10) + code!r})"
+    request = {"tests": tests.test_code, "setup": tests.setup_code, "names": tests.function_names}
+    request["check"] = tests.candidate_name
     known: list[list[Any]] = []
     for _ in range(MAX_ROUNDS):
         try:

@@ -104,8 +104,8 @@ class UnknownResult:
     largest depth.
     """
 
-    def __init__(self, depth: int):
-        self._depth = depth
+    def __init__(self, call_depth: int):
+        self._depth = call_depth
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -139,30 +139,30 @@ class CallLimitExceeded(BaseException):
 class CallRecorder:
     """Recorder of the tests' calls to the answer's functions. A call with a known result returns that result."""
 
-    def __init__(self, known: list[list[Any]]):
+    def __init__(self, known_results: list[list[Any]]):
         self.calls: list[Any] = []
         self.unknown = 0
         self._known: dict[str, list[Any]] = {}
-        for call, result in known:
+        for call, result in known_results:
             self._known.setdefault(json.dumps(call), []).append(result)
 
     def make_stub(self, name: str) -> Callable[..., Any]:
         """Return a function that replaces the answer's function of this name in the tests."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def stub(*args: Any, **kwargs: Any) -> Any:
             return self._record_call(name, args, kwargs)
 
-        call.__name__ = name
-        return call
+        stub.__name__ = name
+        return stub
 
     def _record_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
-            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions")
+            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions; use fewer")
         opaque: list[Any] = []
         encoded = [name, encode_value(args, opaque), encode_value(kwargs, opaque)]
         depth = max((value._depth for value in opaque if type(value) is UnknownResult), default=0)
         if depth >= MAX_DEPTH:
-            raise CallLimitExceeded(f"the tests nest calls to the answer's functions more than {MAX_DEPTH} deep")
+            raise CallLimitExceeded(f"the tests nest more than {MAX_DEPTH} calls to the answer's functions")
         if depth:
             self.unknown += 1
             return UnknownResult(depth + 1)
@@ -174,21 +174,21 @@ class CallRecorder:
             self.unknown += 1
             return UnknownResult(1)
         outcome, value, args_after = results.pop(0)
-        for arg, after in zip(args, decode_value(args_after), strict=True):
-            _update_argument(arg, after)
+        for arg, content in zip(args, decode_value(args_after), strict=True):
+            _replace_content(arg, content)
         if outcome == "returned":
             return decode_value(value)
         kind = getattr(builtins, value[0], Exception)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(value[1])
 
 
-def _update_argument(arg: Any, after: Any) -> None:
-    """Give an argument of the tests' call (a list, dict or set) the content that it has `after` the call."""
-    if isinstance(arg, list):
-        arg[:] = after
-    elif isinstance(arg, dict | set):
-        arg.clear()
-        arg.update(after)
+def _replace_content(container: Any, content: Any) -> None:
+    """Replace the content of a list, dict or set that the tests passed to a function, which changed it in the call."""
+    if isinstance(container, list):
+        container[:] = content
+    elif isinstance(container, dict | set):
+        container.clear()
+        container.update(content)
 
 
 class _AssertRemover(ast.NodeTransformer):
@@ -196,7 +196,7 @@ class _AssertRemover(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def _run_tests_once(request: dict[str, Any], calls: CallRecorder, with_asserts: bool) -> str:
+def _run_tests_once(request: dict[str, Any], recorder: CallRecorder, with_asserts: bool) -> str:
     """Run the tests. Returns the exception of a failing test; empty if all pass. Raises if the tests are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
@@ -207,7 +207,7 @@ def _run_tests_once(request: dict[str, Any], calls: CallRecorder, with_asserts: 
     program = compile(tree, "<tests>", "exec")
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(request["setup"], namespace)
-    namespace.update({name: calls.make_stub(name) for name in request["names"]})
+    namespace.update({name: recorder.make_stub(name) for name in request["names"]})
     check = request["check"]
     try:
         exec(program, namespace)
@@ -226,10 +226,10 @@ def run_tests() -> None:
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
-        calls = CallRecorder(request["known"])
-        _run_tests_once(request, calls, with_asserts=False)
-        if calls.unknown:
-            reply: dict[str, Any] = {"calls": calls.calls}
+        recorder = CallRecorder(request["known"])
+        _run_tests_once(request, recorder, with_asserts=False)
+        if recorder.unknown:
+            reply: dict[str, Any] = {"calls": recorder.calls}
         else:
             failure = _run_tests_once(request, CallRecorder(request["known"]), with_asserts=True)
             reply = {"passed": not failure, "failure": failure}

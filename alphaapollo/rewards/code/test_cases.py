@@ -23,10 +23,10 @@ TIME_LIMIT = 4.0  # seconds for one run of the code
 class FunctionTests:
     """Tests that call functions of the answer."""
 
-    text: str
-    setup: str  # code that runs before the tests, and before the answer
-    names: tuple[str, ...]  # names of the answer's functions that the tests call
-    check: str = ""  # name of the function to pass to `check(candidate)`; empty: running the text is the test
+    test_code: str
+    setup_code: str  # runs before the tests, and before the answer
+    function_names: tuple[str, ...]  # names of the answer's functions that the tests call
+    candidate_name: str = ""  # name of the function to pass to `check(candidate)`; empty: running the code is the test
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,25 @@ def read_tests(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, 
         fields = json.loads(ground_truth or "")
         return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
-        keys = "test and entry_point, with asserts, or with inputs and outputs"
-        raise ValueError(f"the ground truth is not JSON with {keys} ({type(error).__name__}: {error})") from error
+        keys = "test and entry_point, or asserts, or inputs and outputs"
+        raise ValueError(f"the ground truth must be JSON with {keys} ({type(error).__name__}: {error})") from error
 
 
 def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
     if not isinstance(prompt, str) or not isinstance(setup, str):
-        raise TypeError("prompt and setup must be strings of Python code")
+        raise TypeError("the fields prompt and setup must be strings of Python code")
     if "test" in fields:
         entry = fields["entry_point"]
         if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-            raise TypeError("test must be a string of Python code, and entry_point the name of a function")
+            raise TypeError("test must be a string of Python code, and entry_point must be the name of a function")
         return FunctionTests(fields["test"], prompt, (entry,), entry)
     if "asserts" in fields:
         text = "\n".join(fields["asserts"])
         return FunctionTests(text, setup, find_undefined_functions(text, setup))
     inputs, outputs = fields["inputs"], fields["outputs"]
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError("inputs and outputs must have the same length, at least 1")
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs; give the same number of both, at least 1")
     if entry:
         pairs = zip(inputs, outputs, strict=True)
         text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)
@@ -84,5 +84,5 @@ def find_undefined_functions(asserts: str, setup: str) -> tuple[str, ...]:
     calls = [node.func for node in ast.walk(ast.parse(asserts)) if isinstance(node, ast.Call)]
     names = dict.fromkeys(call.id for call in calls if isinstance(call, ast.Name) and call.id not in known)
     if not names:
-        raise ValueError("the asserts call no function of the answer: each called function is already defined")
+        raise ValueError("the asserts call no function of the answer, only functions of Python and of the setup code")
     return tuple(names)

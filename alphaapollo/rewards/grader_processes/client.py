@@ -29,7 +29,7 @@ class RewardClient:
     """Client that computes rewards in grader processes, with the user's reward function or the built-in grader of the
     prompt's data source.
 
-    The client adds the values of reward.components (see `components.add_component_rewards`). It belongs to one event loop.
+    The client adds the rewards of reward.components (see `add_component_rewards`). It belongs to one event loop.
     """
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):

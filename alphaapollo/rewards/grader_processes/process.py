@@ -93,11 +93,11 @@ class GraderProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._handle.pid, signal.SIGKILL)
 
-    async def end(self, grace: float = 0.0) -> str:
-        """Wait up to `grace` seconds for the process to exit, kill it if necessary, and describe how it ended."""
+    async def end(self, grace_seconds: float = 0.0) -> str:
+        """Wait up to `grace_seconds` for the process to exit, kill it if necessary, and describe how it ended."""
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._handle.wait(), grace)
+                await asyncio.wait_for(self._handle.wait(), grace_seconds)
         finally:
             self.kill()
         code = await self._handle.wait()

@@ -21,7 +21,7 @@ from alphaapollo.rewards.base import (
     make_failed_score,
     takes_trajectory,
 )
-from alphaapollo.rewards.components import add_components, check_components, load_components
+from alphaapollo.rewards.components import add_component_rewards, check_component_names, load_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
 from alphaapollo.rewards.registry import load_grader
@@ -37,13 +37,13 @@ class GraderWorker:
     """Request loop of a grader process. The loop ends when the parent process closes the pipe or dies."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
-        self._requests, self._replies = _reserve_pipes()
+        self._requests, self._replies = _reserve_stdin_and_stdout()
         self._reward, self._custom = reward, custom
         self._custom_function: EpisodeFunction | None = None
         self._graders: dict[str, EpisodeFunction] = {}  # by data source
         self._components: dict[str, EpisodeFunction] = {}
 
-    def run(self) -> None:
+    def serve_requests(self) -> None:
         takes_turns, load_error = False, ""
         try:
             takes_turns = self._load_functions()
@@ -51,7 +51,7 @@ class GraderWorker:
             load_error = str(error)
         self._write_line(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
         while not load_error and self._requests.peek(1):
-            self._write_line(encode_reply(self._grade(*decode_request(pickle.load(self._requests)))))
+            self._write_line(encode_reply(self._grade_episode(*decode_request(pickle.load(self._requests)))))
 
     def _load_functions(self) -> bool:
         """Load the user's reward function and the reward components. Returns whether any of them takes a trajectory."""
@@ -61,12 +61,12 @@ class GraderWorker:
         if self._custom.path:
             functions.append(load_reward_function(self._custom.path, self._custom.name))
             self._custom_function = adapt_to_episode(functions[0])
-        check_components(reward.components, reward.required)
+        check_component_names(reward.components, reward.required)
         components = load_components(reward.components)
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
         return any(map(takes_trajectory, [*functions, *components.values()]))
 
-    def _grade(self, prompt: Prompt, episode: Episode) -> Score:
+    def _grade_episode(self, prompt: Prompt, episode: Episode) -> Score:
         weights, required = self._reward.components, self._reward.required
         try:
             task = convert_to_score((self._custom_function or self._get_grader(prompt.data_source))(prompt, episode))
@@ -76,7 +76,7 @@ class GraderWorker:
                 name: convert_to_float(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
-            return add_components(task, values, weights, required)
+            return add_component_rewards(task, values, weights, required)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             path = Path(self._custom.path or self._reward.custom_module).expanduser().resolve()
             return make_failed_score(f"the reward function failed: {format_error(error, path)}")
@@ -96,7 +96,7 @@ class GraderWorker:
         self._replies.flush()
 
 
-def _reserve_pipes() -> tuple[BufferedReader, BinaryIO]:
+def _reserve_stdin_and_stdout() -> tuple[BufferedReader, BinaryIO]:
     """Return the pipes of stdin and stdout. Code that runs later gets an empty stdin, and its prints go to stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -116,4 +116,4 @@ def _exit_with_parent(parent_pid: int) -> None:
 if __name__ == "__main__":
     _exit_with_parent(int(sys.argv[1]))
     reward, custom = json.loads(sys.argv[2])
-    GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).run()
+    GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).serve_requests()

@@ -82,7 +82,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
         answer = _find_last_expression(completion[-TAIL_LENGTH:])
     if answer is None:
         readings = parse_expressions(completion[-TAIL_LENGTH:].translate(SIGNS))
-        is_equal = has_equal_reading(_parse_answer(expected), readings) if readings else None
+        is_equal = has_equal_expression(_parse_answer(expected), readings) if readings else None
     elif len(answer) > len(truth) + MAX_LENGTH:
         return make_wrong_format_score(f"the answer is too long ({len(answer)} characters)")
     elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
@@ -144,17 +144,17 @@ def is_equal_answer(truth: str, answer: str) -> bool:
         return False
     if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
         truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
-    if (pairs := _pair_entries(truth, answer)) is not None:
+    if (pairs := _pair_values(truth, answer)) is not None:
         return all(is_equal_answer(one, other) for one, other in pairs)
     if "\\pm" in truth + answer:
         truth, answer = (_expand_plus_minus(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
-        return has_equal_reading(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
+        return has_equal_expression(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
     golds, answers = (_expand_percent(text) for text in (truth, answer))
-    return any(has_equal_reading(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
+    return any(has_equal_expression(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
 
 
-def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
+def _pair_values(truth: str, answer: str) -> list[tuple[str, str]] | None:
     """Return the pairs of values to compare if both answers list several values in different notations, else None.
 
     Pairs values of the same name (`x = 1, y = 2` and `y = 2, x = 1`), named values with a list (`x = 1, y = 2` and
@@ -163,7 +163,7 @@ def _pair_entries(truth: str, answer: str) -> list[tuple[str, str]] | None:
     named = [_read_named_values(text) for text in (truth, answer)]
     if named[0] and named[0].keys() == named[1].keys():
         return [(value, named[1][name]) for name, value in named[0].items()]
-    entries = [list(names.values()) or _split_entries(text) for names, text in zip(named, (truth, answer), strict=True)]
+    entries = [list(names.values()) or _split_values(text) for names, text in zip(named, (truth, answer), strict=True)]
     is_mixed = any(named) or ("\\begin" in truth) != ("\\begin" in answer)
     if not is_mixed or len(entries[0]) != len(entries[1]) or len(entries[0]) < 2:
         return None
@@ -177,7 +177,7 @@ def _read_named_values(text: str) -> dict[str, str]:
     return values if len(values) == len(parts) > 1 else {}
 
 
-def _split_entries(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     """Return the entries of a tuple `(1, 2)`, a list `1, 2` or a column vector; empty for other texts."""
     if column := COLUMN.fullmatch(text):
         return [part for part in column[1].split("\\\\") if part.strip()]
@@ -230,10 +230,10 @@ def _is_tuple(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," in text
 
 
-def has_equal_reading(truth_readings: list[Any], answer_readings: list[Any]) -> bool:
-    """Return whether a parsed reading of the answer equals a reading of the ground truth. May raise sympy errors."""
+def has_equal_expression(truth_expressions: list[Any], answer_expressions: list[Any]) -> bool:
+    """Return whether a parsed expression of the answer equals one of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
-    for one, other in itertools.product(truth_readings, answer_readings):
+    for one, other in itertools.product(truth_expressions, answer_expressions):
         try:
             if _is_close(one, other) and verify(
                 [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True

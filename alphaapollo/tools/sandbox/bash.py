@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
         child = os.fork()
         if child == 0:
-            _become_bash(bash, arguments, output.fileno(), messages.fileno())
+            _replace_process_by_bash(bash, arguments, output.fileno(), messages.fileno())
         code = _wait_for_bash(child)
         for file, stream in ((output, sys.stdout), (messages, sys.stderr)):
             file.seek(0)
@@ -53,19 +53,19 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _wait_for_bash(child: int) -> int:
+def _wait_for_bash(pid: int) -> int:
     """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
     deadline = time.monotonic() + TIME_LIMIT
     try:
-        while time.monotonic() < deadline and _count_group_processes(child) <= MAX_PROCESSES:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
+        while time.monotonic() < deadline and _count_group_processes(pid) <= MAX_PROCESSES:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid:
                 return os.waitstatus_to_exitcode(status) & 0xFF
             time.sleep(0.005)
         return 124
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _count_group_processes(group: int) -> int:
@@ -76,13 +76,13 @@ def _count_group_processes(group: int) -> int:
     return size
 
 
-def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> NoReturn:
-    """Apply the isolation layers and replace this process by bash. `output`, `messages`: descriptors for its stdout and
-    stderr. Bash cannot leave its process group, because the seccomp filter blocks setpgid and setsid."""
+def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stderr: int) -> NoReturn:
+    """Apply the isolation layers and replace this process by bash. `stdout`, `stderr`: descriptors of files for
+    its output. Bash cannot leave its process group, because the seccomp filter blocks setpgid and setsid."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for target, source in enumerate((null, output, messages)):
+        for target, source in enumerate((null, stdout, stderr)):
             os.dup2(source, target)
         program = os.open(bash, os.O_RDONLY)
         os.closerange(program + 1, 1 << 16)

@@ -20,8 +20,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from alphaapollo.tools.sandbox import landlock, linux, seccomp
-from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute_snippet, flush_output, make_namespace, shut_down
+from alphaapollo.tools.sandbox import execute, landlock, linux, seccomp
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -46,11 +45,11 @@ class ChildSpec:
 class ForkContext:
     """Values that the zygote computes once and every forked child uses."""
 
-    pid: int  # pid of the zygote
+    zygote_pid: int
     address_space: int  # bytes that the zygote has mapped
-    library: str  # folder of the standard library
+    library_folder: str  # folder of Python's standard library
     landlock_version: int
-    rules: list[tuple[int, int]]  # (O_PATH descriptor, Landlock rights)
+    landlock_rules: list[tuple[int, int]]  # (O_PATH descriptor, Landlock rights)
 
 
 def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
@@ -59,13 +58,13 @@ def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     try:
         _isolate_process(spec, context, folder, descriptors)
         code = _run_snippets(spec)
-        shut_down()
+        execute.shut_down_interpreter()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        code = code or EXIT_ERROR
+        code = code or execute.EXIT_ERROR
     finally:
         try:
-            flush_output()
+            execute.flush_output()
         finally:
             os._exit(code)
 
@@ -79,7 +78,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
     folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    rules = [*context.rules, (folder_descriptor, landlock.READ_WRITE)]
+    rules = [*context.landlock_rules, (folder_descriptor, landlock.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
     _move_descriptors(
         [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
@@ -95,9 +94,9 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
         }
     )
     if "setuid" in spec.layers:
-        _drop_root(context.library)
+        _drop_root(context.library_folder)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would clear it
-    if os.getppid() != context.pid:
+    if os.getppid() != context.zygote_pid:
         os._exit(SETUP_FAILED)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
@@ -109,7 +108,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     else:
         os.close(RULESET)
     if "seccomp" in spec.layers:
-        seccomp.apply_filter(has_landlock)
+        seccomp.apply_snippet_filter(has_landlock)
 
 
 def _move_descriptors(descriptors: list[int]) -> None:
@@ -120,30 +119,30 @@ def _move_descriptors(descriptors: list[int]) -> None:
     os.closerange(FIRST_FREE, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _drop_root(library: str) -> None:
-    """Change to an unprivileged user. `library`: folder of Python's standard library.
+def _drop_root(library_folder: str) -> None:
+    """Change to an unprivileged user. `library_folder`: folder of Python's standard library.
 
     If only root may read this folder, the process keeps the capability to read all files. Landlock then decides which
     files are readable; without Landlock, no file can be opened.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     linux.become_nobody()
-    linux.set_capabilities(0 if os.access(library, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
+    linux.set_capabilities(0 if os.access(library_folder, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 
 def _run_snippets(spec: ChildSpec) -> int:
     """Run snippets until the control socket closes. Return the exit code of the process."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
-        namespace = make_namespace()
+        namespace = execute.make_namespace()
         while True:
             message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 1)
             if not message:
                 return 0
             with open(descriptors[0], "rb") as file:
                 source = file.read()
-            code = execute_snippet(source, namespace, json.loads(message)["echo"])
+            code = execute.execute_snippet(source, namespace, json.loads(message)["echo"])
             if not spec.is_session:
                 return code
-            flush_output()
+            execute.flush_output()
             control.send(DONE + bytes([code]))

@@ -45,7 +45,7 @@ def execute_snippet(source: bytes, namespace: dict[str, Any], echo: bool) -> int
     return 0
 
 
-def shut_down() -> None:
+def shut_down_interpreter() -> None:
     """Do what Python does before it exits: wait for threads, call exit functions and flush the output."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

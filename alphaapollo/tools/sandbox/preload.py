@@ -24,7 +24,7 @@ sympy.stats sympy.vector
 MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
-def warm_up() -> None:
+def trigger_lazy_imports() -> None:
     """Trigger lazy imports of numpy and sympy now, because snippets without Landlock cannot open the imported files."""
     if "sympy" in sys.modules:
         import sympy

@@ -204,7 +204,7 @@ class SnippetProcess:
             self._wait_readable(KILL_TIMEOUT)
             notice = self._read_notice()
             text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
-            raise SandboxError(f"a process could not be isolated: {text or notice['status']}")
+            raise SandboxError(f"the sandbox could not isolate a process: {text or notice['status']}")
         for stream in (self._out, self._err):
             self._selector.register(stream, selectors.EVENT_READ)
 
@@ -250,7 +250,7 @@ class SnippetProcess:
                 if notice["stop_reason"] and not killed_for:
                     return Status.ERROR, notice["stop_reason"]
                 return interpret_wait_status(notice["status"], killed_for, timeout)
-        raise SandboxError("the run was cancelled")
+        raise SandboxError("the run of the snippet was cancelled")
 
     def _wait_readable(self, seconds: float) -> list[Any]:
         """Wait until a connection or pipe is readable. Return the readable ones."""

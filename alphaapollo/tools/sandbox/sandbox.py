@@ -151,13 +151,13 @@ class Sandbox:
 
     def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
-            return self._run_once(request, cancelled)
+            return self._run_request_once(request, cancelled)
         except SandboxError:  # a failure of the sandbox is retried once
             if request.session or cancelled.is_set() or self._zygote is None:
                 raise
-        return self._run_once(request, cancelled)
+        return self._run_request_once(request, cancelled)
 
-    def _run_once(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
+    def _run_request_once(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         mode = self.mode
         size = len(request.code.encode("utf-8", "surrogatepass"))
         if size > MAX_CODE_BYTES:
@@ -189,7 +189,7 @@ class Sandbox:
                 self.missing["bubblewrap"] = str(error)
                 continue
             for layers in self._list_layer_sets(zygote.available):
-                if _is_isolated(zygote, layers):
+                if _are_layers_effective(zygote, layers):
                     self._layers = layers.union(bubblewrap)
                     self._log_missing_layers(self._layers, zygote.available)
                     return zygote
@@ -217,7 +217,7 @@ class Sandbox:
             logger.warning("the sandbox runs without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
-def _is_isolated(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
+def _are_layers_effective(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
     """Return whether a test snippet cannot do what these isolation layers forbid, and can do what they allow."""
     readable = str(Path(__file__).resolve().parents[1] / "__init__.py")
     request = SandboxRequest(_PROBE % readable)

@@ -85,7 +85,7 @@ def is_supported() -> bool:
     return get_architecture() in SYS_SECCOMP
 
 
-def apply_filter(allow_files: bool) -> None:
+def apply_snippet_filter(allow_files: bool) -> None:
     """Apply the filter for Python snippets to this process, which must have one thread. Requires PR_SET_NO_NEW_PRIVS.
     `allow_files`: whether snippets may open files; Landlock then decides which files."""
     _install_filter(_build_bpf_program(PLAIN | FILES if allow_files else PLAIN, _make_argument_rules()))
@@ -111,17 +111,17 @@ def _argument_offset(argument: int) -> int:
 def _make_argument_rules() -> dict[str, list[_Condition]]:
     """Return {system call: conditions on its arguments under which it is allowed}."""
 
-    def is_null(argument: int) -> list[_Condition]:
+    def require_null(argument: int) -> list[_Condition]:
         return [(_argument_offset(argument), _FULL, [0]), (_argument_offset(argument) + 4, _FULL, [0])]
 
     own_pid = [(_argument_offset(0), _FULL, [os.getpid()])]
     return {
         "clone": [(_argument_offset(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
         "socketpair": [(_argument_offset(0), _FULL, [1]), (_argument_offset(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
-        "sendto": is_null(4),  # without an address
+        "sendto": require_null(4),  # without an address
         "kill": own_pid,
         "tgkill": own_pid,
-        "prlimit64": [(_argument_offset(0), _FULL, [0]), *is_null(2)],  # only read the limits of this process
+        "prlimit64": [(_argument_offset(0), _FULL, [0]), *require_null(2)],  # only read the limits of this process
         "ioctl": [(_argument_offset(1), _FULL, _IOCTL)],
         "fcntl": [(_argument_offset(1), _FULL, _FCNTL)],
         "prctl": [(_argument_offset(0), _FULL, _PRCTL)],

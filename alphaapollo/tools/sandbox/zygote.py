@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, ChildSpec, ForkContext, run_child
-from alphaapollo.tools.sandbox.preload import MODULES, warm_up
+from alphaapollo.tools.sandbox.preload import MODULES, trigger_lazy_imports
 
 CHECK_SECONDS = 0.2  # interval of the thread checks
 MAX_THREADS = 256  # per child
@@ -41,7 +41,7 @@ SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # 
 @dataclass
 class _ChildProcess:
     folder: str
-    notice: int  # connection that receives commands and, at the end, sends the notice
+    notice_socket: int  # connection that receives commands and, at the end, sends the notice
     may_fork: bool  # no seccomp filter forbids forking
     stop_reason: str = ""  # why the zygote killed the child
 
@@ -56,7 +56,7 @@ def main() -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):  # some Python builds lack some modules
             importlib.import_module(name)
-    warm_up()
+    trigger_lazy_imports()
     # Hide packages that are not loaded yet. Loaded packages still find their own modules.
     hidden = {*settings["sites"], sys.argv[2]}
     sys.path = [path for path in sys.path if path not in hidden]
@@ -90,9 +90,9 @@ def _make_fork_context(packages: list[str]) -> ForkContext:
 class Zygote:
     """Message loop of the zygote: forks children on request, executes commands for them, and reports when they end."""
 
-    def __init__(self, program: socket.socket, context: ForkContext, folder: str):
+    def __init__(self, program_socket: socket.socket, context: ForkContext, folder: str):
         self.context = context
-        self._program = program
+        self._program = program_socket
         self._folder = folder
         self._num_children = 0  # number of children forked so far
         self._children: dict[int, _ChildProcess] = {}  # pid -> child
@@ -113,14 +113,14 @@ class Zygote:
                     self._reap_children()
                 elif descriptor != self._program.fileno():
                     self._execute_command(descriptor)
-                elif not self.fork_next():
+                elif not self.fork_next_child():
                     self._kill_children()
                     return
             if (now := time.monotonic()) >= next_check:
-                self._limit_threads()
+                self._enforce_thread_limit()
                 next_check = now + CHECK_SECONDS
 
-    def _limit_threads(self) -> None:
+    def _enforce_thread_limit(self) -> None:
         """Kill children with more than MAX_THREADS threads."""
         for pid, child in self._children.items():
             with contextlib.suppress(OSError):  # /proc is mounted with hidepid
@@ -136,36 +136,36 @@ class Zygote:
         with contextlib.suppress(OSError):  # the program may have removed the folder
             remove_tree(self._folder)
 
-    def _execute_command(self, notice: int) -> None:
+    def _execute_command(self, notice_socket: int) -> None:
         """Stop, continue or kill a child as its notice connection says. If that is closed, kill the child."""
         for pid, child in self._children.items():
-            if child.notice != notice:
+            if child.notice_socket != notice_socket:
                 continue
             with contextlib.suppress(BlockingIOError):  # the event belongs to an earlier child
-                command = os.read(notice, MESSAGE_BYTES)
+                command = os.read(notice_socket, MESSAGE_BYTES)
                 if command in SIGNALS:
                     os.kill(pid, SIGNALS[command])
                 else:
                     _kill_child(pid)
                 if not command:
-                    self._poller.unregister(notice)
+                    self._poller.unregister(notice_socket)
 
-    def fork_next(self) -> bool:
+    def fork_next_child(self) -> bool:
         """Fork the child that the program's next message requests. Returns False if the program has ended."""
         text, received, _, _ = socket.recv_fds(self._program, MESSAGE_BYTES, 5)
         if not text:
             return False
-        notice, *descriptors = received
-        os.set_blocking(notice, False)
+        notice_socket, *descriptors = received
+        os.set_blocking(notice_socket, False)
         try:
-            self._fork_child(ChildSpec(**json.loads(text)), notice, descriptors)
+            self._fork_child(ChildSpec(**json.loads(text)), notice_socket, descriptors)
         except OSError as error:  # no free process or disk space: fail only this run
-            _send_end_notice(notice, 0, str(error))
+            _send_end_notice(notice_socket, 0, str(error))
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
-    def _fork_child(self, spec: ChildSpec, notice: int, descriptors: list[int]) -> None:
+    def _fork_child(self, spec: ChildSpec, notice_socket: int, descriptors: list[int]) -> None:
         self._num_children += 1
         folder = os.path.join(self._folder, f"run{self._num_children}")
         os.mkdir(folder, 0o700)
@@ -178,8 +178,8 @@ class Zygote:
             raise
         if pid == 0:
             run_child(spec, self.context, folder, descriptors)
-        self._children[pid] = _ChildProcess(folder, notice, "seccomp" not in spec.layers)
-        self._poller.register(notice, select.POLLIN)
+        self._children[pid] = _ChildProcess(folder, notice_socket, "seccomp" not in spec.layers)
+        self._poller.register(notice_socket, select.POLLIN)
 
     def _reap_children(self) -> None:
         """Remove the folders of children that have ended, and send the program their notices."""
@@ -192,11 +192,11 @@ class Zygote:
                 continue
             child = self._children.pop(pid)
             if child.may_fork:
-                _kill_group(pid)
+                _kill_process_group(pid)
             self._remove_folder(child.folder)
             with contextlib.suppress(KeyError):  # already unregistered because the program closed it
-                self._poller.unregister(child.notice)
-            _send_end_notice(child.notice, status, child.stop_reason)
+                self._poller.unregister(child.notice_socket)
+            _send_end_notice(child.notice_socket, status, child.stop_reason)
 
     def _remove_folder(self, folder: str) -> None:
         """Remove the folder of a child. A separate process removes a folder with contents, which can take long."""
@@ -230,19 +230,19 @@ def remove_tree(folder: str) -> None:
     os.rmdir(folder)
 
 
-def _send_end_notice(notice: int, status: int, stop_reason: str) -> None:
+def _send_end_notice(notice_socket: int, wait_status: int, stop_reason: str) -> None:
     """Tell the program that a child has ended, and close the notice connection of the child."""
     with contextlib.suppress(BrokenPipeError):
-        os.write(notice, json.dumps({"status": status, "stop_reason": stop_reason}).encode())
-    os.close(notice)
+        os.write(notice_socket, json.dumps({"status": wait_status, "stop_reason": stop_reason}).encode())
+    os.close(notice_socket)
 
 
 def _kill_child(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # the child is not reaped yet, so its pid is not reused
-    _kill_group(pid)
+    _kill_process_group(pid)
 
 
-def _kill_group(pid: int) -> None:
+def _kill_process_group(pid: int) -> None:
     """Kill a child and its process group, which includes processes that a child without seccomp filter started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

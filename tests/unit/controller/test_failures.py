@@ -62,7 +62,7 @@ def test_out_of_memory_names_the_keys() -> None:
         ),
         (NodeDiedError("node 7 is gone"), WorkerDied, "node 7 is gone"),
         (LocalRayletDiedError(), WorkerDied, "raylet"),
-        (OutOfDiskError("file system is full"), WorkerFailed, "full. Free memory or disk space on its node."),
+        (OutOfDiskError("file system is full"), WorkerFailed, "full. Free memory or disk space on the worker's node."),
     ],
 )
 def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind: type[Exception], says: str) -> None:

@@ -50,9 +50,8 @@ def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
     (tmp_path / "model" / "README.md").write_text("here")
     paths = {"model.path": "model"}
     here = inspect_node(paths, str(tmp_path))
-    assert (
-        here.files == {"model.path": (1, 2)} and here.versions["torch"][:1].isdigit() and "+" not in str(here.versions)
-    )
+    assert here.file_counts_and_bytes == {"model.path": (1, 2)}
+    assert here.versions["torch"][:1].isdigit() and "+" not in str(here.versions)
     assert describe_node_differences(here, here, paths) == []
 
 

@@ -19,7 +19,7 @@ class Worker:
     def __init__(self, calls: list[str]):
         self.calls = calls
 
-    async def prepare(self) -> None:
+    async def prepare_start(self) -> None:
         self.calls.append("engine imports")
 
     async def start(self) -> None:

@@ -33,7 +33,7 @@ def test_weights_are_not_verified():
 
 
 def test_an_answer_takes_time_and_a_slot():
-    engine = FakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, slots=2)
+    engine = FakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, max_concurrent_requests=2)
 
     async def play() -> list[float]:
         async def one() -> float:

@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_environment
+from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment
 
 
 def spec(device="cpu", path="org/model", transport="shared_memory", **rollout) -> EngineSpec:
@@ -14,7 +14,7 @@ def spec(device="cpu", path="org/model", transport="shared_memory", **rollout) -
 
 
 def test_cpu_settings():
-    variables, arguments = build_environment(spec()), build_engine_arguments(spec())
+    variables, arguments = build_vllm_environment(spec()), build_engine_arguments(spec())
     assert variables["OMP_WAIT_POLICY"] == "PASSIVE" and variables["OMP_NUM_THREADS"] == "1"
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and variables["VLLM_CPU_ATTN_SPLIT_KV"] == "0"
     assert variables["TORCH_COMPILE_DISABLE"] == "1" and variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
@@ -26,7 +26,7 @@ def test_cpu_settings():
 
 
 def test_threads_of_a_cpu_engine():
-    assert build_environment(spec(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
+    assert build_vllm_environment(spec(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
 
 
 def test_token_budget_of_a_step_holds_one_sequence():
@@ -34,7 +34,7 @@ def test_token_budget_of_a_step_holds_one_sequence():
 
 
 def test_cpu_tensor_parallel_is_a_process_a_rank():
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in build_environment(spec(tensor_model_parallel_size=2))
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in build_vllm_environment(spec(tensor_model_parallel_size=2))
     assert build_engine_arguments(spec(tensor_model_parallel_size=2))["distributed_executor_backend"] == "mp"
 
 
@@ -43,14 +43,14 @@ def test_gpu_settings(tmp_path):
     assert colocated["enable_sleep_mode"] and not apart["enable_sleep_mode"]
     assert not build_engine_arguments(spec("cuda", free_cache_engine=False))["enable_sleep_mode"]
     assert colocated["gpu_memory_utilization"] == 0.5 and "block_size" not in colocated
-    assert build_environment(spec("cuda", path=str(tmp_path), transport="ipc")) == {
+    assert build_vllm_environment(spec("cuda", path=str(tmp_path), transport="ipc")) == {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
-    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in build_environment(spec("cuda"))
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in build_vllm_environment(spec("cuda"))
     assert build_engine_arguments(spec("cuda", transport="nccl"))["weight_transfer_config"] == {"backend": "nccl"}
 
 
@@ -58,7 +58,7 @@ def test_adapter_engine_holds_one_adapter():
     arguments = build_engine_arguments(replace(spec("cuda", transport="adapter"), lora_rank=12))
     assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 1, 16)
     assert "weight_transfer_config" not in arguments
-    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in build_environment(spec("cuda", colocate=False))
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in build_vllm_environment(spec("cuda", colocate=False))
 
 
 def test_a_fake_engine_needs_a_local_folder():

@@ -258,11 +258,11 @@ def test_python_timeout_is_limited():
     [
         (
             {"tool_settings": {"pyhton_code": {}}},
-            r"pyhton_code: .*Did you mean 'python_code'\?.*It uses: python_code\. Add",
+            r"pyhton_code: .*Did you mean 'python_code'\?.*Its tools: python_code\. Add",
         ),
         (
             {"tool_settings": {"local_rag": {"index": "x"}}},
-            r"local_rag: .*It uses: python_code\. Add the tool to env\.tools",
+            r"local_rag: .*Its tools: python_code\. Add the tool to env\.tools",
         ),
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*a valid number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .*greater than 0"),
@@ -279,5 +279,5 @@ def test_invalid_tool_settings(env, says):
 
 
 def test_tool_settings_without_tools():
-    with pytest.raises(ValueError, match=r"single_turn does not use this tool\. It uses: none"):
+    with pytest.raises(ValueError, match=r"single_turn does not use this tool\. Its tools: none"):
         make_toolbox(Env(tool_settings={"python_code": {"timeout": 3}}))

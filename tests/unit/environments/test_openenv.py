@@ -174,7 +174,7 @@ def test_actions_and_observations(url):
 def test_errors_are_raised(url):
     with pytest.raises(RuntimeError):
         run(env(url), "<answer>raise</answer>")
-    with pytest.raises(KeyError, match=r"observation_field=board must be one of .*text"):
+    with pytest.raises(KeyError, match=r"observation_field=board is unknown.*text"):
         run(env(url, observation_field="board"), "")
 
 

@@ -52,17 +52,17 @@ def test_several_kinds_of_action():
     ],
 )
 def test_bare_word(text, word, kept):
-    found = read_action(text, bare_word=True)
+    found = read_action(text, allow_bare_word=True)
     assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
 def test_no_bare_word(text):
-    assert read_action(text, bare_word=True).error
+    assert read_action(text, allow_bare_word=True).error
 
 
 def test_linear_time():
     started = time.process_time()
     for text in ("<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000, "<think></think>" * 70_000 + "x"):
-        read_action(text, ["a", "answer"], bare_word=True)
+        read_action(text, ["a", "answer"], allow_bare_word=True)
     assert time.process_time() - started < 2.0

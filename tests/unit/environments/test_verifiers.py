@@ -149,9 +149,9 @@ def countdown(tmp_path, monkeypatch):
     if not REAL:
         for name, module in fake_modules().items():
             monkeypatch.setitem(sys.modules, name, module)
-    adapter._load_cached.cache_clear()
+    adapter._load_cached_environment.cache_clear()
     yield
-    adapter._load_cached.cache_clear()
+    adapter._load_cached_environment.cache_clear()
     sys.modules.pop("countdown_env", None)
 
 
@@ -259,7 +259,7 @@ def test_other_version_is_refused(monkeypatch):
 def test_score_without_metrics():
     environment = make(env())
     environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing, cleanup=_nothing))
-    assert asyncio.run(environment._score({"error": None, "reward": 1, "metrics": None})) == Score(1.0)
+    assert asyncio.run(environment._score_rollout({"error": None, "reward": 1, "metrics": None})) == Score(1.0)
     assert json.dumps(env().verifiers.args) == "{}"
 
 

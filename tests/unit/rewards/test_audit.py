@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import compare_with_label, read_labelled_answers
+from alphaapollo.rewards.audit import compare_score_with_label, read_labelled_answers
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Outcome, Score
 
@@ -66,7 +66,7 @@ def test_parquet_without_json_and_another_data_source(tmp_path):
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"data_source": "gsm8k"}, "3 invalid values. First: row 0, response: Field required"),
+        ({"data_source": "gsm8k"}, "3 invalid values, first in row 0, response: Field required"),
         ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: Input should be a valid boolean"),
         ({**ROWS[0], "response": ["4"]}, "row 0, response: Input should be a valid string"),
         ({**ROWS[0], "ground_truth": None}, "row 0, ground_truth: Input should be a valid string"),
@@ -100,7 +100,7 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
     ],
 )
 def test_scores_are_compared_with_labels(is_correct, score, kind):
-    assert compare_with_label(is_correct, score) == kind
+    assert compare_score_with_label(is_correct, score) == kind
 
 
 @pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")

@@ -151,7 +151,7 @@ def test_missing_settings_are_named(monkeypatch):
     rows = [Prompt(id=0, data_source="gsm8k", content="?", ground_truth="4")]
     check_gradable(rows, Reward())
     rows.append(Prompt(id=1, data_source="judge/a", content="?"))  # needs no ground truth
-    with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge. Set reward\.judge\.model"):
+    with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge, but reward\.judge\.model is empty"):
         check_gradable(rows, Reward())
     with pytest.raises(ValueError, match=r"reward\.timeout=10 must exceed reward\.judge\.timeout=60"):
         check_gradable(rows, Reward(judge=Judge(model="m")))

@@ -9,7 +9,7 @@ import yaml
 from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
 from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rewards.components import COMPONENTS, add_components, check_components
+from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import GRADERS
@@ -36,7 +36,7 @@ def test_the_tables_are_complete():
     assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
     assert [row[0].strip("| `") for row in rows("component")] == COMPONENTS.names()
     table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
-    assert table == [(grader.name, grader.patterns) for grader in GRADERS]
+    assert table == [(grader.name, grader.data_source_patterns) for grader in GRADERS]
 
 
 @pytest.mark.timeout(60)
@@ -70,14 +70,14 @@ def test_the_component_works(tmp_path):
 def test_the_configurations_work():
     for example in examples("yaml"):
         config = build_config(Config, yaml.safe_load(example))
-        check_components(config.reward.components, config.reward.required)
+        check_component_names(config.reward.components, config.reward.required)
 
 
 def test_magistral_table():
     reward = build_config(Config, yaml.safe_load(examples("yaml")[0])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}
-        score = add_components(Score(float(task)), parts, reward.components, reward.required)
+        score = add_component_rewards(Score(float(task)), parts, reward.components, reward.required)
         assert score.reward == pytest.approx(float(total.strip("| ")), rel=1e-15)
 
 

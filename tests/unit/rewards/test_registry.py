@@ -41,7 +41,7 @@ def test_every_prompt_needs_a_grader_and_a_ground_truth():
         Prompt(id=i, data_source="gsm8k", content="?", ground_truth=truth) for i, truth in enumerate(["1", None])
     ]
     check_gradable(prompts[:1], Reward())
-    with pytest.raises(ValueError, match=r"1 of 2 prompts have no ground truth, the first is row 1"):
+    with pytest.raises(ValueError, match=r"1 of 2 prompts have no ground truth; the first of them is row 1"):
         check_gradable(prompts, Reward())
     with pytest.raises(ValueError, match="no reward function for data_source 'poems'"):
         check_gradable([Prompt(id=0, data_source="poems", content="?", ground_truth="1")], Reward())

@@ -96,7 +96,7 @@ def test_a_response_template_that_does_not_fit_the_template():
 
 def test_unsuitable_parser_error_names_suitable_ones():
     pytest.importorskip("vllm")
-    with pytest.raises(ValueError, match=r"no such parser\. Did you mean 'hermes.*Known: .*qwen3_xml"):
+    with pytest.raises(ValueError, match=r"not a tool parser of vLLM\. Did you mean 'hermes.*Use one of: .*qwen3_xml"):
         reader("hermess")
     with pytest.raises(ValueError, match=r"does not work with this tokenizer: .*token"):
         reader("mistral")

@@ -162,13 +162,13 @@ def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"command": ["/nowhere/server"]}, "MCP server x: .*Check its command"),
-        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Check its command"),
+        ({"command": ["/nowhere/server"]}, "MCP server x: .*Check the command"),
+        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Check the command"),
         (
             {"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]},
-            "MCP server x: .*last line of its stderr: no licence.*Check its command",
+            "MCP server x: .*last line of its stderr: no licence.*Check the command",
         ),
-        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check its url"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check the url"),
     ],
 )
 def test_missing_server_is_a_value_error(arguments: dict[str, object], message: str) -> None:

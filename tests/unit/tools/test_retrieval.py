@@ -143,7 +143,7 @@ def test_invalid_arguments_of_build(tmp_path: Path) -> None:
         build_index(tmp_path / "none", tmp_path / "out")
     with pytest.raises(ValueError, match=r"has no documents \(1 files not one of"):
         build_index(tmp_path / "docs", tmp_path / "out")
-    with pytest.raises(ValueError, match="exists and is not an index"):
+    with pytest.raises(ValueError, match="exists, but is not an index"):
         build_index(tmp_path / "docs", tmp_path / "docs")
     (tmp_path / "docs" / "a.md").write_text("x")
     with pytest.raises(ValueError, match="cannot be written"):

@@ -121,7 +121,7 @@ def test_failed_fork_fails_only_its_run(name: str, tmp_path: Path, monkeypatch: 
         patch.setattr(os, name, broken)
         message = [json.dumps(dataclasses.asdict(spec)).encode()]
         socket.send_fds(ours, message, [theirs_notice.fileno(), null])
-        assert zygote.fork_next()
+        assert zygote.fork_next_child()
         assert "no more to be had" in json.loads(notice.recv(4096))["stop_reason"]
     os.close(null)
     assert not list(tmp_path.iterdir())

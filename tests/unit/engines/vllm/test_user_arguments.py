@@ -39,14 +39,14 @@ def test_arguments_set_by_the_project_are_refused():
     ],
 )
 def test_reserved_arguments_are_refused_with_the_reason(name: str, reason: str):
-    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} {reason}.*\. Remove it\.$"):
+    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} cannot be set, because it {reason}.*\. Remove it\.$"):
         check(**{name: 1})
 
 
 def test_names_unknown_to_vllm_are_refused():
     pytest.importorskip("vllm")
     check(hf_overrides={})
-    with pytest.raises(ValueError, match=r"hf_override: vLLM's EngineArgs has no such argument\. Did you mean 'hf_ov"):
+    with pytest.raises(ValueError, match=r"hf_override is not an argument of vLLM's EngineArgs\. Did you mean 'hf_ov"):
         check(hf_override={})
 
 

@@ -214,8 +214,8 @@ def test_outputs(wanted, printed, same):
 @pytest.mark.parametrize(
     ("truth", "what"),
     [
-        (None, "is not JSON with"),
-        ([], "is not JSON with"),
+        (None, "must be JSON with"),
+        ([], "must be JSON with"),
         ({"test": "x"}, "KeyError: 'entry_point'"),
         ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
