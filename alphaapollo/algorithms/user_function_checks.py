@@ -31,7 +31,7 @@ def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: in
 
     Raises ValueError if the estimator raises, or does not return Advantages of finite floats shaped like the mask.
     """
-    if _is_builtin(estimator.fn):
+    if _is_defined_by_alphaapollo(estimator.fn):
         return
     undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
     inputs = replace(make_toy_advantage_inputs(group_size, [*reward_names, *config.gdpo_rewards]), **undeclared)
@@ -44,7 +44,7 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
 
     Raises ValueError if the function raises, or its loss has the wrong shape, is not finite, or has no gradient.
     """
-    if _is_builtin(policy_loss.fn):
+    if _is_defined_by_alphaapollo(policy_loss.fn):
         return
     with _explain_errors(policy_loss.fn, str(policy_loss)):
         inputs = make_toy_loss_inputs(policy_loss, config)
@@ -67,7 +67,7 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
         ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
         kl=None if loss.is_pairwise else torch.tensor(0.1),
     )
-    if _is_builtin(loss.fn):
+    if _is_defined_by_alphaapollo(loss.fn):
         loss(answers, config)  # raises ValueError for invalid values of config keys
         return
     with _explain_errors(loss.fn, str(loss)):
@@ -133,7 +133,7 @@ def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossIn
     return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
 
 
-def _is_builtin(function: Callable[..., object]) -> bool:
+def _is_defined_by_alphaapollo(function: Callable[..., object]) -> bool:
     return function.__module__.startswith("alphaapollo.")
 
 

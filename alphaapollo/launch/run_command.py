@@ -11,14 +11,17 @@ from types import FrameType
 from typing import Any
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.config.schema.trainer import WatchedRun
+from alphaapollo.config.schema.trainer import RunWithWorkers
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
 def run_in_locked_folder(
-    trainer: WatchedRun, prepare: Callable[[], Any], run: Callable[[Any], None], interrupted_message: Callable[[], str]
+    trainer: RunWithWorkers,
+    prepare: Callable[[], Any],
+    run: Callable[[Any], None],
+    interrupted_message: Callable[[], str],
 ) -> int:
     """Lock the run's folder, call `prepare`, and call `run` with the result. A dry run only prepares, without a lock.
 

@@ -116,8 +116,8 @@ def _make_tool_call(function: dict[str, Any]) -> ToolCall:
 def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            f"env.tool_parser={parser_name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a "
-            "tokenizer with a response_template."
+            f"env.tool_parser={parser_name} needs vLLM, which is not installed. Run scripts/setup.sh, or remove "
+            "env.tool_parser and use a tokenizer whose response_template parses tool calls."
         )
     from alphaapollo.engines.vllm.tool_parser import make_vllm_tool_parser
 

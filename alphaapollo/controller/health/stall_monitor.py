@@ -22,7 +22,7 @@ from typing import Any
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.trainer import WatchedRun
+from alphaapollo.config.schema.trainer import RunWithWorkers
 from alphaapollo.controller.health.stall_detector import (
     STOPPED,
     RunSnapshot,
@@ -57,7 +57,7 @@ class StallMonitor:
     def __init__(
         self,
         ranks: Sequence[Ranks[Any]],
-        trainer: WatchedRun,
+        trainer: RunWithWorkers,
         device: Device,
         notify: Callable[[str], None],
         make_resume_hint: Callable[[], str],

@@ -26,7 +26,7 @@ class WorkerExtension:
     def alphaapollo_compute_weight_digest(self, repack_heads: bool = True) -> int:
         """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.
 
-        repack_heads: whether to repack tied heads first; a test passes False to show that the digest detects stale ones.
+        repack_heads: repack tied heads first. A test passes False to show that the digest detects stale heads.
         """
         model = self.model_runner.get_model()
         if repack_heads:

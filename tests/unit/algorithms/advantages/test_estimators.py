@@ -379,7 +379,7 @@ def test_unknown_estimators_suggest_similar_names():
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="allowed in needs are values, greedy_rewards, components, turns, mini_batches"):
+    with pytest.raises(ValueError, match="allowed in needs are values, greedy_rewards, components, turns"):
         register_estimator("with_logits", needs=("logits",))
 
 
