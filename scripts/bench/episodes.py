@@ -262,7 +262,7 @@ async def vllm(args: argparse.Namespace) -> dict[str, object]:
     assert runner is not None
     speeds: dict[str, dict[str, float]] = {}
     for turns in (1, args.turns):
-        worker._env = env.model_copy(update={"max_steps": turns})
+        worker._setup = replace(worker._setup, env=env.model_copy(update={"max_steps": turns}))
         worker._runner = replace(runner, engine=engine, limits=replace(runner.limits, max_turns=turns))
         engine.requests.clear()
         await play(worker, requests_of(args.episodes, 0, STOP_TOKENS))  # warm-up
