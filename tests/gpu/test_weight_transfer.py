@@ -94,7 +94,7 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
             await engine.sleep()
             if colocate:
                 assert torch.cuda.mem_get_info()[0] > free + 2**30, "sleep gives memory back"
-                with pytest.raises(EngineError, match="publish weights first"):
+                with pytest.raises(EngineError, match="Send weights first"):
                     await engine.generate(PROBE, Sampling(2), "too-early")
             await engine.wake_weights()
             update = await asyncio.to_thread(sender.send, on_gpu.items(), version)

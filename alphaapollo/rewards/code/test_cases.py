@@ -62,7 +62,9 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
         return FunctionTests(text, setup, find_undefined_functions(text, setup))
     inputs, outputs = fields["inputs"], fields["outputs"]
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs; give the same number of both, at least 1")
+        raise ValueError(
+            f"inputs (length {len(inputs)}) and outputs (length {len(outputs)}) need equal lengths of 1 or more"
+        )
     if entry:
         pairs = zip(inputs, outputs, strict=True)
         text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)

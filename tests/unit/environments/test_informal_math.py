@@ -266,7 +266,7 @@ def test_python_timeout_is_limited():
         ),
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*a valid number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .*greater than 0"),
-        ({"tool_settings": {"python_code": {"memory": 1}}}, r"no setting memory\. Known: timeout, memory_mb"),
+        ({"tool_settings": {"python_code": {"memory": 1}}}, r"no setting memory\. Known settings: timeout, memory_mb"),
         (
             {"informal_math": {"enable_local_rag": True}},
             r"local_rag needs the setting index\. Set env\.tool_settings\.local_rag\.index",

@@ -90,7 +90,9 @@ def test_server_that_dies_twice_is_an_environment_failure():
 
 def test_invalid_servers():
     refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Check the command")
-    refused(config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*It has: add, ")
+    refused(
+        config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*Its tools: add, "
+    )
     refused(config(command=[]), "MCP server small needs exactly one of command and url")
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
     refused(two, "several tools have the same name: add, count, sleep")

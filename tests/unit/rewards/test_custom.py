@@ -60,7 +60,7 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ),
         (
             "def f(prompt, completion, ground_truth): return 1.0",
-            r"must take \(prompt, completion\).*ground_truth",
+            r"has unsupported parameters .*ground_truth",
         ),
         ("f = 5", r"f in .* is a int\. Define it as `def f"),
         ("async def f(prompt, completion): return 1.0", "is an async function"),
@@ -100,7 +100,7 @@ def test_custom_components_are_known_by_name(tmp_path):
     [
         (("polite", "format"), r"reward component 'format' is registered twice.*my_reward\.py, line 4"),
         (("polite", "task"), "cannot be named task"),
-        (("prompt, completion", "text"), r"polite must take \(prompt, completion\)"),
+        (("prompt, completion", "text"), r"polite cannot be called .*Let it take \(prompt, completion\)"),
         (("import", "imprt"), r"SyntaxError.*line 2"),
     ],
 )

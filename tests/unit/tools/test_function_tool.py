@@ -116,7 +116,7 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         tool(double)
     with pytest.raises(ValueError, match="Did you mean 'double'"):
         make_tools(["dobule"], {})
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.double has no setting speed\. Known: none"):
+    with pytest.raises(ValueError, match=r"env\.tool_settings\.double has no setting speed\. Known settings: none"):
         make_tools(["double"], {"double": {"speed": 1}})
 
 
