@@ -63,7 +63,7 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     inputs, outputs = fields["inputs"], fields["outputs"]
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(
-            f"inputs (length {len(inputs)}) and outputs (length {len(outputs)}) need equal lengths of 1 or more"
+            f"inputs and outputs must have equal lengths of at least 1, not {len(inputs)} and {len(outputs)}"
         )
     if entry:
         pairs = zip(inputs, outputs, strict=True)

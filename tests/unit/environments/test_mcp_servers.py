@@ -97,4 +97,4 @@ def test_invalid_servers():
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
     refused(two, "several tools have the same name: add, count, sleep")
     closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
-    refused(closed, r"mcp_servers\.small\.environment: the variable NO_SUCH is not set")
+    refused(closed, r"mcp_servers\.small\.environment: the environment variable NO_SUCH is not set")

@@ -115,7 +115,7 @@ def test_deleted_index_is_a_tool_failure(index_folder: Path, tmp_path: Path) -> 
     copy = shutil.copytree(index_folder, tmp_path / "copy")
     toolbox = ToolBox([LocalRag(str(copy))], ToolLimits())
     shutil.rmtree(copy)
-    with pytest.raises(ToolFailedError, match="cannot be read"):
+    with pytest.raises(ToolFailedError, match="cannot read its index"):
         asyncio.run(toolbox.call("local_rag", {"repo_name": "sympy", "query": "dsolve"}, Session()))
 
 

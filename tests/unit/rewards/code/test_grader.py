@@ -219,7 +219,7 @@ def test_outputs(wanted, printed, same):
         ({"test": "x"}, "KeyError: 'entry_point'"),
         ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
-        ({"inputs": ["1"], "outputs": []}, "need equal lengths of 1 or more"),
+        ({"inputs": ["1"], "outputs": []}, "equal lengths of at least 1, not 1 and 0"),
         ({"test": "def check(", "entry_point": "f"}, "ground truth are broken: SyntaxError"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "are broken: ModuleNotF"),
         ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
