@@ -80,6 +80,21 @@ class Log:
     def write(self, step: int, groups: Any) -> None: ...
 
 
+class Saving:
+    def __init__(self) -> None:
+        self.saved: dict[int, dict[str, Any]] = {}
+
+    async def save(self, progress: Progress) -> None:
+        self.saved[progress.step] = asdict(progress)
+
+    async def metrics(self) -> dict[str, float]:
+        return {}
+
+    def mark_update_start(self) -> None: ...
+
+    def mark_update_end(self, progress: Progress) -> None: ...
+
+
 def make_run(
     monkeypatch: pytest.MonkeyPatch,
     steps: int = 12,
@@ -110,22 +125,15 @@ def make_run(
         engines.version = version
         return {}
 
-    saved: dict[int, dict[str, Any]] = {}
-
-    async def save(progress: Progress) -> None:
-        saved[progress.step] = asdict(progress)
-
-    async def get_memory_metrics() -> dict[str, float]:
-        return {}
-
     async def start_step(step: int | None, timer: Any) -> None: ...
 
+    saving = Saving()
     monkeypatch.setattr(loop, "learn_and_record", learn)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
         workers=SimpleNamespace(
-            policy=SimpleNamespace(get_memory_metrics=get_memory_metrics),
+            policy=SimpleNamespace(get_memory_metrics=saving.metrics),
             critic=None,
             reward_model=None,
             engines=engines,
@@ -142,10 +150,8 @@ def make_run(
         reward_model_scorer=None,
         reference_prefetcher=None,
         trained={},
-        saving=SimpleNamespace(
-            save=save, metrics=get_memory_metrics, mark_update_start=lambda: None, mark_update_end=lambda progress: None
-        ),
-        saved=saved,
+        saving=saving,
+        saved=saving.saved,
     )
 
 
