@@ -133,7 +133,7 @@ def _run_program(
         words = [*(["--config", str(file)] if file is not None else []), *overrides]
         config = load_config(schema, config_name, words)
         folder = config.trainer.folder.absolute()
-        object_words = objects.write_files(folder.with_name(f".{folder.name}.objects"))
+        object_words = objects.pickle_and_make_overrides(folder.with_name(f".{folder.name}.objects"))
         with_objects = load_config(schema, config_name, [*words, *object_words])
         _check_no_key_set_twice(config, object_words)
         module = f"alphaapollo.{find_command_module(config_name)}"

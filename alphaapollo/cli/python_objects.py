@@ -45,7 +45,7 @@ class PythonObjects:
     roles: Mapping[str, type[Role]] = field(default_factory=dict)  # role name -> class as in evolving/roles.py
     graded: bool = False  # whether a reward function scores the episodes of `environment`
 
-    def write_files(self, folder: Path) -> list[str]:
+    def pickle_and_make_overrides(self, folder: Path) -> list[str]:
         """Pickle the objects into files. Returns overrides that load them, e.g. `env.custom_module=.../objects.py`."""
         words: list[str] = []
         if self.reward is not None:  # graders load only this file

@@ -56,7 +56,7 @@ class Summary:
     samples: int  # number of samples of all problems
     outcomes: dict[str, int]  # outcome -> number of samples
     ends: dict[str, int]  # reason why an episode ended -> number of samples
-    figures: dict[str, Estimate]  # metrics: avg@n, pass@1 ... pass@n, maj@n, reward, response_length
+    metrics: dict[str, Estimate]  # e.g. avg@n, pass@1 ... pass@n, maj@n, reward, response_length
 
     @property
     def num_failed(self) -> int:
@@ -158,8 +158,8 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 
 
 def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
-    names, values = compute_problem_values(results, count_max_samples_per_problem(results))
-    means, counts = _compute_column_means(values)
+    names, values = compute_metrics_per_problem(results, count_max_samples_per_problem(results))
+    means, counts = _compute_column_means_and_counts(values)
     bounds = bootstrap_interval(values)
     estimates = {}
     for name, mean, interval, count in zip(names, means.tolist(), bounds.T.tolist(), counts.tolist(), strict=True):
@@ -172,17 +172,17 @@ def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summ
         samples=len(results),
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
-        figures=estimates,
+        metrics=estimates,
     )
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
     """Compute the mean of each metric over problems; NaN if no problem has a value. num_samples: n of avg@n."""
-    names, values = compute_problem_values(results, num_samples)
-    return dict(zip(names, _compute_column_means(values)[0].tolist(), strict=True))
+    names, values = compute_metrics_per_problem(results, num_samples)
+    return dict(zip(names, _compute_column_means_and_counts(values)[0].tolist(), strict=True))
 
 
-def _compute_column_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _compute_column_means_and_counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each column over its values that are not NaN, and the number of these values."""
     values = np.sort(values, axis=0)  # makes sums independent of the order of problems
     known = ~np.isnan(values)
@@ -191,7 +191,7 @@ def _compute_column_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0), counts
 
 
-def compute_problem_values(results: Iterable[SampleResult], num_samples: int) -> tuple[list[str], np.ndarray]:
+def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: int) -> tuple[list[str], np.ndarray]:
     """Compute each metric for each problem. Returns the F metric names and values [P, F], ordered by problem id.
 
     num_samples: n of avg@n and maj@n, and the largest k of pass@k. Failed samples are excluded, so pass@k may be NaN

@@ -69,7 +69,7 @@ class CandidateMaker:
     make_environment: Callable[[], Environment]
     num_verifiers: int
 
-    async def make_candidate(
+    async def propose_and_judge(
         self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
     ) -> None:
         """Make the candidate with this id and, if it has not failed, judge it. branch_model: name of the proposing
@@ -115,7 +115,7 @@ class CandidateMaker:
             tokens=usage.tokens,
             money=usage.money,
             failure=transcript.failure,
-            row=digest_row(prompt),
+            row=compute_prompt_digest(prompt),
         )
         self.pool.append(candidate)
         return candidate
@@ -166,8 +166,8 @@ class CandidateMaker:
             verdict = VerifierVerdict(candidate_key, verifier, model, failure=result.failure)
         else:
             vote, report = result.value.vote, result.value.text
-            slot, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
-            answer = await self.caller.ask_role(slot, branch_model, f"{candidate_key}/{slot}.{verifier}", view)
+            role, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
+            answer = await self.caller.ask_role(role, branch_model, f"{candidate_key}/{role}.{verifier}", view)
             upheld = None if answer.value is None else bool(answer.value)
             verdict = VerifierVerdict(candidate_key, verifier, model, result.messages, vote, report, upheld)
         self.pool.append(verdict)
@@ -190,7 +190,7 @@ def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
     return list(dict.fromkeys(reports))
 
 
-def digest_row(prompt: Prompt) -> str:
+def compute_prompt_digest(prompt: Prompt) -> str:
     """Return a digest of a problem's data row, to detect changed data when a run resumes."""
     row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
     return hashlib.blake2b(row, digest_size=8).hexdigest()

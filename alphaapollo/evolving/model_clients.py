@@ -117,7 +117,7 @@ class EngineClient:
 ModelClient = ServerClient | EngineClient
 
 
-def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
+def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Renderer]:
     """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
     ValueError if an engine would reject a model or its settings."""
     from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
@@ -176,6 +176,6 @@ def report_engine_progress(clients: Mapping[str, EngineClient]) -> None:
             for number, pid in enumerate(client.engine.list_pids())
         }
 
-    HEARTBEAT.watch_helpers(
+    HEARTBEAT.watch_helper_processes(
         lambda: sum(client.engine.get_progress_counter() for client in clients.values()), describe_engine_processes
     )

@@ -5,7 +5,7 @@
     verdict     VerifierVerdict   one verifier's vote and report on a candidate
     judgement   Judgement         the vote count of a candidate and the majority's merged report
     match       Match             one comparison of two candidates in the final tournament
-    choice      Choice            the chosen candidate of a problem
+    choice      ChosenCandidate   the chosen candidate of a problem
 
 Each line is one record, written once and never changed. A failed call, candidate, verdict or match is a record with a
 `failure`. Failures are counted, but not as wrong answers or votes.
@@ -59,7 +59,7 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
     failure: str = ""  # empty: the call succeeded
 
     @property
-    def owner(self) -> str:
+    def owner_key(self) -> str:
         """Key of the candidate that the call belongs to, or e.g. `p17.final` for a tournament."""
         return self.key.partition("/")[0]
 
@@ -162,7 +162,7 @@ class Match(msgspec.Struct, frozen=True, tag_field="kind", tag="match"):
     failure: str = ""  # reason for a missing preference; then `first`, which has the better votes, wins
 
 
-class Choice(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
+class ChosenCandidate(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
     """Record of the candidate that was chosen as the answer of a problem."""
 
     problem: int
@@ -171,7 +171,7 @@ class Choice(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
 
 
 JudgedCandidate = tuple[Candidate, Judgement]
-Record = ModelCall | Candidate | VerifierVerdict | Judgement | Match | Choice
+Record = ModelCall | Candidate | VerifierVerdict | Judgement | Match | ChosenCandidate
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ class Pool:
         self.verdicts: dict[str, dict[int, VerifierVerdict]] = defaultdict(dict)  # candidate -> verifier index
         self.judgements: dict[str, Judgement] = {}
         self.matches: dict[tuple[int, int], Match] = {}  # (problem, index)
-        self.choices: dict[int, Choice] = {}
-        self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.owner
+        self.choices: dict[int, ChosenCandidate] = {}
+        self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.owner_key
         self.seconds = 0.0  # run time of all processes, up to the last call
         self.incomplete_bytes = 0  # size of an incomplete last line
         self._by_problem: dict[int, list[Candidate]] = defaultdict(list)
@@ -279,7 +279,7 @@ class Pool:
                 self.calls[record.key] = record
                 self.all_calls.append(record)
                 self.seconds = max(self.seconds, record.ended_at)
-                self.usage[record.owner] += Usage(1, record.prompt_tokens + record.tokens, record.money)
+                self.usage[record.owner_key] += Usage(1, record.prompt_tokens + record.tokens, record.money)
             case Candidate():
                 self.candidates[record.key] = record
                 self._by_problem[record.id.problem].append(record)
@@ -289,5 +289,5 @@ class Pool:
                 self.judgements[record.candidate] = record
             case Match():
                 self.matches[record.problem, record.index] = record
-            case Choice():
+            case ChosenCandidate():
                 self.choices[record.problem] = record

@@ -24,13 +24,13 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
-from alphaapollo.evolving.candidates import CandidateMaker, Grader, digest_row
+from alphaapollo.evolving.candidates import CandidateMaker, Grader, compute_prompt_digest
 from alphaapollo.evolving.loop import EvolutionLoop
 from alphaapollo.evolving.model_clients import (
     EngineClient,
     ModelClient,
     ServerClient,
-    check_local_models,
+    check_models_and_load_renderers,
     make_engine_clients,
     report_engine_progress,
 )
@@ -38,7 +38,7 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
-from alphaapollo.launch.resume import StartPoint, find_start_by_results
+from alphaapollo.launch.resume import StartPoint, find_start_point_without_checkpoints
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
@@ -83,7 +83,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
     make_roles(config.all_roles)
     environment = find_environment_spec(config.env)
-    renderers = check_local_models(config) if serves else {}
+    renderers = check_models_and_load_renderers(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
     for renderer in renderers.values():
         total, limit = len(prompts), config.data.max_prompt_length
@@ -93,7 +93,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_by_results(config, FILE))
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_point_without_checkpoints(config, FILE))
     if not prepared.start.replaces_previous_run:
         _check_pool_matches_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
@@ -111,7 +111,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
 
 def _check_pool_matches_data(prepared: PreparedEvolution) -> None:
     """Raise ValueError if the run folder has results for other data than data.path."""
-    rows = {prompt.id: digest_row(prompt) for prompt in prepared.prompts}
+    rows = {prompt.id: compute_prompt_digest(prompt) for prompt in prepared.prompts}
     for candidate in Pool(prepared.folder).candidates.values():
         if rows.get(candidate.id.problem) != candidate.row:
             raise ValueError(

@@ -24,7 +24,7 @@ async def train(run: FinetuningRun) -> None:
         is_last = step == plan.total_steps
         indices = plan.stream.prompt_indices(progress.examples_consumed, size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
-        saving.mark_update_start()
+        saving.mark_models_inconsistent()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
         metrics = add_prefix("train", task.compute_metrics(stepped.sums) | stepped.metrics)
@@ -32,7 +32,7 @@ async def train(run: FinetuningRun) -> None:
         if is_due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val_batches) if val_batches else {}
             progress.validation |= await task.validate(run, step)
-            saving.checkpoints.check_keep_best(progress.validation)
+            saving.checkpoints.check_keep_best_metric(progress.validation)
             metrics |= progress.validation
         progress.step, progress.examples_consumed = step, progress.examples_consumed + size
         metrics |= await saving.metrics()
@@ -41,7 +41,7 @@ async def train(run: FinetuningRun) -> None:
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             run.tracker.log(step, metrics)
             run.console.show_step(step, metrics)
-        saving.mark_update_end(progress)
+        saving.mark_models_consistent(progress)
         if is_due(step, trainer.save_freq, is_last):
             await saving.save(progress)
 

@@ -6,9 +6,9 @@ write the copy during the next iteration.
     metrics           called at the end of each iteration: return the writing time, or raise the error of the write
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
-The loop calls `mark_update_start` before it changes the models and `mark_update_end` after the iteration. If the
-copies do not fit into memory (launch/memory), the worker groups write during `save`. run_and_save_on_signal saves the
-last iteration of an interrupted run.
+The loop calls `mark_models_inconsistent` before it changes the models and `mark_models_consistent` after the
+iteration. If the copies do not fit into memory (launch/memory), the worker groups write during `save`.
+run_and_save_on_signal saves the last iteration of an interrupted run.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ class BackgroundCheckpointWriter(Generic[P]):
         self._step = 0  # iteration of the last checkpoint
         self._seconds: float | None = None  # writing time of a checkpoint completed since the last `metrics` call
         self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
-        self._consistent: P | None = None  # progress at the last `mark_update_end`
+        self._consistent: P | None = None  # progress at the last `mark_models_consistent`
 
     async def save(self, progress: P) -> None:
         """Copy the state after a complete iteration, and start to write it. Raises the error of the previous
         checkpoint if that one failed."""
         await self._wait_for_previous_checkpoint()
-        self.mark_update_start()
+        self.mark_models_inconsistent()
         self._step = progress.step
         folder, now = self.checkpoints.begin_checkpoint(progress.step), deepcopy(progress)
         async with self._open_copy_phase():
-            await self._copy_group_states(folder)
+            await self._start_saving_worker_groups(folder)
         self._writing = asyncio.create_task(self._complete_checkpoint(folder, now))
-        self.mark_update_end(progress)
+        self.mark_models_consistent(progress)
 
     async def save_and_wait(self, folder: Path) -> None:
         """Write the state of all worker groups to the folder, and wait until it is on disk. Raises the error of the
         previous checkpoint if that one failed."""
         await self._wait_for_previous_checkpoint()
-        await self._copy_group_states(folder)
-        await self._wait_for_groups()
+        await self._start_saving_worker_groups(folder)
+        await self._wait_for_worker_groups()
 
-    def mark_update_start(self) -> None:
-        """Mark the models as inconsistent, because an update has begun. A signal then waits for `mark_update_end`."""
+    def mark_models_inconsistent(self) -> None:
+        """Mark that an update has begun. A signal then waits for `mark_models_consistent`."""
         self.in_update = True
 
-    def mark_update_end(self, progress: P) -> None:
+    def mark_models_consistent(self, progress: P) -> None:
         """Mark the models as consistent after an iteration. Raises CancelledError if the run is stopping."""
         self.in_update, self._consistent = False, deepcopy(progress)
         if self.is_stopping:
@@ -109,13 +109,13 @@ class BackgroundCheckpointWriter(Generic[P]):
             raise
         await self._wait_for_previous_checkpoint()
 
-    async def _copy_group_states(self, folder: Path) -> None:
+    async def _start_saving_worker_groups(self, folder: Path) -> None:
         """Let every worker group copy its state and start to write the copy."""
         for name, group in self.groups.items():
             await group.save(str(folder / name))
             await group.offload()
 
-    async def _wait_for_groups(self) -> float:
+    async def _wait_for_worker_groups(self) -> float:
         """Wait until every worker group has written its copy. Returns the seconds of the slowest one."""
         return max(await asyncio.gather(*(group.wait_for_save() for group in self.groups.values())))
 
@@ -140,7 +140,7 @@ class BackgroundCheckpointWriter(Generic[P]):
 
     async def _complete_checkpoint(self, folder: Path, progress: P) -> float:
         """Complete a checkpoint after all worker groups have copied their state. Returns the seconds of writing."""
-        seconds = await self._wait_for_groups()
+        seconds = await self._wait_for_worker_groups()
         started = time.perf_counter()
         with explain_write_errors("the checkpoint", folder):
             progress.write(folder)

@@ -87,15 +87,15 @@ def _find_run_of_model(model: Path) -> Path:
     return model
 
 
-def make_generation_config_values(newest: RunModel) -> dict[str, Any]:
+def make_generation_config_values(run_model: RunModel) -> dict[str, Any]:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
     limits. Graders are left out."""
-    is_known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
-    saved = read_saved_config(newest.run) if is_known else {}
+    is_known = run_model.run != run_model.folder and (run_model.run / "config.yaml").is_file()
+    saved = read_saved_config(run_model.run) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
-    merged = {"path": str(newest.folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
+    merged = {"path": str(run_model.folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
         "model": role.get("model", {}) | merged,
         "rollout": rollout | alone,

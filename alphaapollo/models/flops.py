@@ -62,13 +62,13 @@ class FlopsEstimator:
             embedding = model.get_input_embeddings().weight  # a lookup, not a product
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
-        def count_parameters(name: str, parameter: Any) -> int:
+        def count_active_parameters(name: str, parameter: Any) -> int:
             count: int = parameter.numel()
             return count * experts.experts_per_token // experts.num_experts if experts and EXPERTS in name else count
 
-        total = sum(count_parameters(name, parameter) for name, parameter in matrices.items())
+        total = sum(count_active_parameters(name, parameter) for name, parameter in matrices.items())
         trained = sum(
-            count_parameters(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad
+            count_active_parameters(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad
         )
         width = config.num_attention_heads * get_attention_head_size(config)
         return cls(total, trained, config.num_hidden_layers, width)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from alphaapollo.algorithms import sampling
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
-from alphaapollo.models.attention.backends import uses_registered_backend
+from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
@@ -102,7 +102,7 @@ class PolicyModel(FsdpRoot):
         (a checkpointed layer keeps no cache), and without compilation (each shape occurs once)."""
         attention = self.model.config._attn_implementation
         checkpointed = [module for module in self.model.modules() if module.training]
-        if uses_registered_backend(self.model):
+        if uses_alphaapollo_backend(self.model):
             # SDPA is faster, but does not cap scores.
             capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
             self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")

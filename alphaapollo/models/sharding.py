@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.utils.network import find_interface, take_reserved_port
+from alphaapollo.utils.network import find_interface, detach_reserved_socket
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -67,7 +67,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
         rendezvous = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     elif url.scheme == "tcp":
         assert url.hostname and url.port
-        is_first, listening = rank == 0, take_reserved_port(url.port) if rank == 0 else None
+        is_first, listening = rank == 0, detach_reserved_socket(url.port) if rank == 0 else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
             url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
         )
@@ -115,29 +115,29 @@ def shard_model(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: b
         register_fsdp_forward_method(root, method)
     if mesh.size() > 1:
         dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
-        _send_weights(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+        _scatter_params(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
     return root
 
 
 @torch.no_grad()
-def _send_weights(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
+def _scatter_params(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
     """Send slices of rank 0's parameters, and complete copies of its buffers, to all ranks (a collective)."""
     device = torch.device(mesh.device_type)
     is_source = dist.get_rank() == 0
     if not is_source:
         model.to_empty(device=slice_device)
 
-    def get_complete_tensor(name: str, like: Tensor) -> Tensor:
+    def take_or_allocate(name: str, like: Tensor) -> Tensor:
         if is_source:
             return tensors.pop(name).detach().to(device)
         return torch.empty(like.shape, dtype=like.dtype, device=device)
 
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        slices = distribute_tensor(get_complete_tensor(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        slices = distribute_tensor(take_or_allocate(name, parameter), mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
     for name, buffer in list(model.named_buffers()):
-        full = get_complete_tensor(name, buffer)  # on the device, also if slices stay in host memory
+        full = take_or_allocate(name, buffer)  # on the device, also if slices stay in host memory
         dist.broadcast(full, 0)
         path, _, key = name.rpartition(".")
         model.get_submodule(path)._buffers[key] = full

@@ -69,7 +69,7 @@ class MetricsAdvisor:
 
     def list_warnings(self, step: int, metrics: Metrics) -> list[str]:
         """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently."""
-        warnings = _check_iteration(metrics)
+        warnings = _find_iteration_warnings(metrics)
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
             recent = [*self._recent]
@@ -79,7 +79,7 @@ class MetricsAdvisor:
         return [f"step {step}: {text}" for text in new]
 
 
-def _check_iteration(metrics: Metrics) -> dict[str, str]:
+def _find_iteration_warnings(metrics: Metrics) -> dict[str, str]:
     """Check the metrics of a single iteration for failures, truncation, zero gradients and log-prob mismatch."""
     warnings = {
         name: text.format(metrics[name], name=name)

@@ -21,12 +21,12 @@ RenderPrompt = Callable[[list[Message] | str], list[int]]
 RenderObservation = Callable[[list[Message], int | None], list[int]]
 
 
-def build_append_rows(turns: Sequence[Turn]) -> list[Row]:
+def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the only training row of an append-context episode: context_0 + action_0 + context_1 + action_1 + ..."""
     return [_build_row(turns)] if turns else []
 
 
-def build_memory_rows(turns: Sequence[Turn]) -> list[Row]:
+def build_memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
     return [_build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
@@ -57,7 +57,7 @@ def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
 class AppendContext:
     """Append context: one token sequence that grows each turn. Sampled tokens are never tokenized again."""
 
-    build_rows = staticmethod(build_append_rows)
+    build_rows = staticmethod(build_append_context_rows)
 
     def __init__(self, render_prompt: RenderPrompt, render_observation: RenderObservation):
         self._render_prompt, self._render_observation = render_prompt, render_observation
@@ -87,7 +87,7 @@ class MemoryContext:
     oldest steps are dropped.
     """
 
-    build_rows = staticmethod(build_memory_rows)
+    build_rows = staticmethod(build_memory_context_rows)
 
     def __init__(
         self,

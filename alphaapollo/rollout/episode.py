@@ -21,7 +21,7 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
-from alphaapollo.rollout.context import Context, build_append_rows, check_rows_match_turns
+from alphaapollo.rollout.context import Context, build_append_context_rows, check_rows_match_turns
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.types import (
@@ -70,7 +70,7 @@ class _EpisodeAttempt:
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     score: Score | None = None
     first_observation: list[Message] | str | None = None
-    build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_rows
+    build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_context_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ async def train(run: TrainingRun) -> None:
         step = run.progress.step + 1
         await run.profiler.start_step(step, timer)
         collected = await collect_groups(run, step, timer)
-        run.saving.mark_update_start()
+        run.saving.mark_models_inconsistent()
         with timer("generate"):
             await run.workers.engines.sleep()
         timer = await finish_iteration(run, collected, timer.seconds["generate"], timer)
@@ -52,13 +52,13 @@ async def finish_iteration(
     config, progress = run.config, run.progress
     step = progress.step + 1
     is_last = run.goal.is_reached(progress, step)
-    metrics = compute_rollout_metrics(collected.generated, collected.groups, collected.rounds, generation_seconds)
-    metrics |= compute_staleness_metrics(collected.groups, step - 1) if in_flight else {}
+    metrics = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
+    metrics |= compute_staleness_metrics(collected.selected, step - 1) if in_flight else {}
     metrics |= collected.recovery_metrics
     metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
     metrics |= run.reference_prefetcher.take_metrics() if run.reference_prefetcher else {}
     run.rollout_log.write(step, collected.generated)
-    learned = await learn_and_record(run, step, collected.groups, timer)
+    learned = await learn_and_record(run, step, collected.selected, timer)
     metrics |= learned.metrics
     progress.kl_coef = learned.kl_coef
     with timer("publish"):
@@ -71,7 +71,7 @@ async def finish_iteration(
     metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
     run.console.show_step(step, metrics)
-    run.saving.mark_update_end(progress)
+    run.saving.mark_models_consistent(progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
     if is_due(step, config.trainer.save_freq, is_last):
         with timer("checkpoint"):
@@ -130,7 +130,7 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
     )
     for suffix, groups in validation.groups.items():
         run.rollout_log.write_validation(step, groups, suffix)
-    run.saving.checkpoints.check_keep_best(validation.metrics)
+    run.saving.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
 
 

@@ -30,7 +30,7 @@ async def train_async(run: TrainingRun) -> None:
             await run.profiler.start_step(step, timer)
             collected = await in_flight.take_batch(step, timer)
             since, taken = taken, time.perf_counter()
-            run.saving.mark_update_start()
+            run.saving.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
                     await run.workers.engines.pause()

@@ -37,7 +37,7 @@ def new_run_id() -> str:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[None]:
+def treat_signals_as_ctrl_c() -> Iterator[None]:
     """Context manager that treats SIGTERM and SIGHUP (unless under nohup) as Ctrl-C.
 
     SIGINT is also handled in background jobs of shell scripts, which start with SIGINT ignored.
@@ -89,9 +89,9 @@ def list_mapped_shared_memory() -> list[Path]:
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
 
 
-def _wait_for_process_and_exit(pid: int, paths: list[Path], remove_shared_memory: bool) -> None:
+def _wait_for_process_and_exit(pid: int, cleanup_paths: list[Path], remove_shared_memory: bool) -> None:
     wait_for_exit(pid)
-    remove_paths([*paths, *list_mapped_shared_memory()] if remove_shared_memory else paths)
+    remove_paths([*cleanup_paths, *list_mapped_shared_memory()] if remove_shared_memory else cleanup_paths)
     os._exit(1)
 
 

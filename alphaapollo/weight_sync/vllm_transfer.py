@@ -41,7 +41,7 @@ class VllmTransferSender:
     _engine: TrainerWeightTransferEngine[Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._update_client = SingleUpdateClient(self.client)
+        self._update_client = SingleUpdateWeightSyncClient(self.client)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (name in the Hugging Face checkpoint, full tensor on the GPU) pairs to the engines. A collective: all
@@ -120,7 +120,7 @@ class VllmTransferSender:
         )
 
 
-class SingleUpdateClient:
+class SingleUpdateWeightSyncClient:
     """Client through which vLLM calls the engines. vLLM would start and finish a weight update for each bucket; here
     these two calls do nothing, so all buckets are one update. `failed` is a future with the first engine error."""
 

@@ -77,7 +77,7 @@ class PolicyWorker(TrainingWorker):
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
-        self.self_check_warnings = make_mismatch_warnings(check_logprobs(self.policy, self.builder, self.dtype))
+        self.logprob_check_warnings = make_mismatch_warnings(check_logprobs(self.policy, self.builder, self.dtype))
         logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
@@ -137,7 +137,7 @@ class PolicyWorker(TrainingWorker):
         self.state.reload()
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
-            self.teacher.reload_for(batch)
+            self.teacher.reload_and_check_batch(batch)
         balancer = self.make_expert_load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
@@ -303,6 +303,6 @@ class PolicyWorker(TrainingWorker):
             return {}
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         rows, estimate = self.batch.rows, self.flops.estimate_training_flops
-        flops = sum(estimate(*rows.segment_lengths(micro)) for micro in micro_batches)
+        flops = sum(estimate(*rows.get_segment_and_prefix_lengths(micro)) for micro in micro_batches)
         rank_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
         return {"perf/mfu/actor": rank_flops / seconds / self.peak_flops}

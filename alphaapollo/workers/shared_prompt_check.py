@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.models.attention.backends import uses_registered_backend
+from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.ulysses import find_stateful_layer_types
@@ -48,7 +48,7 @@ class SharedPromptCheck:
         self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
         if stateful := find_stateful_layer_types(model.config):
             self.unsupported_reason = f"{self.name} has layers of type {', '.join(sorted(stateful))}, which carry state"
-        elif not uses_registered_backend(model):
+        elif not uses_alphaapollo_backend(model):
             self.unsupported_reason = f"{self.name} has its own attention code"
         else:
             mismatch = self._measure_mismatch(_make_example_rows(model.config.get_text_config().vocab_size), [0, 1])

@@ -49,12 +49,12 @@ class FrozenTeacher:
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
-        self.reload_for(batch)
+        self.reload_and_check_batch(batch)
         column = compute_token_values(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 
-    def reload_for(self, batch: RankBatch) -> None:
+    def reload_and_check_batch(self, batch: RankBatch) -> None:
         """Reload the parameters, and check that the teacher supports the shared prompts of the batch."""
         self.parameters.reload()
         self.sharing.check_batch(batch)

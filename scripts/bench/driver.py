@@ -29,8 +29,8 @@ from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
-from alphaapollo.trainer.metrics import compute_layout_metrics, compute_rollout_metrics  # noqa: E402
-from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit  # noqa: E402
+from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics  # noqa: E402
+from alphaapollo.trainer.step.credit import CreditSettings, WorkerOutputs, assign_credit  # noqa: E402
 from alphaapollo.trainer.step.training_batch import BatchSettings, build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -66,7 +66,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))
     requests = [
-        GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, draw=i) for i in range(count // GROUP)
+        GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, stream_position=i) for i in range(count // GROUP)
     ]
     factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
     groups = (run_group(request, runner, lambda _: factory(services)) for request in requests)
@@ -89,8 +89,8 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     settings = BatchSettings(max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
     batch = build_batch(groups, Actor(), Algorithm(), settings)
     start = span("batch", start)
-    compute_layout_metrics(batch.layout, False, 0, len(batch.trajectories))
-    assign_credit(batch, WorkerColumns(), CreditSettings(get_estimator("grpo"), Algorithm(), Actor(), 0.0))
+    compute_batch_metrics(batch.layout, False, 0, len(batch.trajectories))
+    assign_credit(batch, WorkerOutputs(), CreditSettings(get_estimator("grpo"), Algorithm(), Actor(), 0.0))
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:
         log = RolloutLog(Path(folder))

@@ -30,7 +30,7 @@ from alphaapollo.engines.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.models.load import load_causal_lm  # noqa: E402
 from alphaapollo.models.micro_batch import MicroBatchBuilder  # noqa: E402
 from alphaapollo.models.policy import PolicyModel  # noqa: E402
-from alphaapollo.rollout.context import build_append_rows  # noqa: E402
+from alphaapollo.rollout.context import build_append_context_rows  # noqa: E402
 from alphaapollo.types import Row, Sampling, Turn  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 
@@ -67,7 +67,7 @@ async def sample(folder: str, count: int, length: int) -> list[Row]:
     completions = await asyncio.gather(*calls)
     await engine.close()
     turns = [Turn(ids, completion, "") for ids, completion in zip(prompts, completions, strict=True)]
-    return [build_append_rows([turn])[0] for turn in turns]
+    return [build_append_context_rows([turn])[0] for turn in turns]
 
 
 @torch.no_grad()

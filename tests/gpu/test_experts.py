@@ -14,7 +14,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.rollout.context import build_append_rows
+from alphaapollo.rollout.context import build_append_context_rows
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
 
@@ -47,7 +47,7 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
         turns.append(Turn(context, completion, ""))
         seen += completion.token_ids
     await engine.close()
-    (row,) = build_append_rows(turns)
+    (row,) = build_append_context_rows(turns)
     assert row.token_ids == seen and row.routed_experts is not None and len(row.routed_experts) == len(seen)
     return row
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from alphaapollo.rollout.context import build_append_rows, build_memory_rows
+from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -61,7 +61,7 @@ class Episode:
             info = {"state": action.state}
             turns.append(Turn(shown, completion, "text", action.reward, action.valid, info))
             past = past + action.tokens
-        rows = build_append_rows(turns) if context == "append" else build_memory_rows(turns)
+        rows = build_append_context_rows(turns) if context == "append" else build_memory_context_rows(turns)
         return Trajectory(self.prompt, self.sample, turns, rows, self.score, self.end)
 
 

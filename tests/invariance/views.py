@@ -17,7 +17,7 @@ from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
-from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.credit import CreditSettings, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
@@ -102,7 +102,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
         return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
 
     values = by_position(logprobs.values) if "values" in estimator.needs else None
-    computed = WorkerColumns(
+    computed = WorkerOutputs(
         by_position(logprobs.old), by_position(logprobs.ref), values, teacher_logprobs=by_position(logprobs.ref)
     )
     settings = CreditSettings(estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)

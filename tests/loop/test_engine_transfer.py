@@ -20,7 +20,7 @@ from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.vllm_transfer import SingleUpdateClient, VllmTransferSender
+from alphaapollo.weight_sync.vllm_transfer import SingleUpdateWeightSyncClient, VllmTransferSender
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 
@@ -109,9 +109,9 @@ def test_called_vllm_functions_exist() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_worker import Worker
 
-    assert isinstance(SingleUpdateClient(Client()), VLLMWeightSyncClient)
+    assert isinstance(SingleUpdateWeightSyncClient(Client()), VLLMWeightSyncClient)
     for method in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
-        ours = inspect.signature(getattr(SingleUpdateClient, method))
+        ours = inspect.signature(getattr(SingleUpdateWeightSyncClient, method))
         assert list(ours.parameters) == list(inspect.signature(getattr(VLLMWeightSyncClient, method)).parameters)
         assert callable(getattr(Worker, method)) and callable(getattr(VllmEngine, method))
     assert {"packed", "rank"} <= {field.name for field in dataclasses.fields(IPCTrainerInitInfo)}

@@ -50,19 +50,19 @@ class Config(Section):
         return self.env.rollout.n
 
     @property
-    def trajectories(self) -> int:
+    def trajectories_per_batch(self) -> int:
         """Trajectories of a full batch."""
         return self.data.train_batch_size * self.group_size
 
     @property
-    def mini_batches(self) -> int:
+    def num_mini_batches(self) -> int:
         """Mini-batches of a full batch."""
-        return math.ceil(self.trajectories / self.actor_rollout_ref.actor.ppo_mini_batch_size)
+        return math.ceil(self.trajectories_per_batch / self.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps per iteration with a full batch."""
-        return self.mini_batches * self.actor_rollout_ref.actor.ppo_epochs
+        return self.num_mini_batches * self.actor_rollout_ref.actor.ppo_epochs
 
     @property
     def needs_reference(self) -> bool:
@@ -81,7 +81,7 @@ class Config(Section):
 
     def count_critic_steps(self, iterations: int) -> int:
         """Return the critic's optimizer steps in the first `iterations` iterations."""
-        return iterations * self.mini_batches * self.critic.ppo_epochs
+        return iterations * self.num_mini_batches * self.critic.ppo_epochs
 
     def find_problems(self) -> Iterator[str]:
         yield from self._find_batch_problems()
@@ -92,14 +92,14 @@ class Config(Section):
 
     def _find_batch_problems(self) -> Iterator[str]:
         prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
-        if self.trajectories > MAX_TRAJECTORIES:
+        if self.trajectories_per_batch > MAX_TRAJECTORIES:
             sizes = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
             yield f"{sizes} exceeds the limit of {MAX_TRAJECTORIES} trajectories per iteration. Lower one of them."
-        elif size < self.trajectories and self.trajectories % size:
-            divisor = next(d for d in range(size, 0, -1) if self.trajectories % d == 0)
+        elif size < self.trajectories_per_batch and self.trajectories_per_batch % size:
+            divisor = next(d for d in range(size, 0, -1) if self.trajectories_per_batch % d == 0)
             yield (
-                f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories} trajectories of an iteration "
-                f"({prompts} prompts x {self.group_size}). Set {divisor} or another divisor."
+                f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories_per_batch} trajectories of an "
+                f"iteration ({prompts} prompts x {self.group_size}). Set {divisor} or another divisor."
             )
         if self.algorithm.filter_groups.enable and self.group_size == 1:
             yield "algorithm.filter_groups.enable=true needs groups of several samples. Set env.rollout.n=8."

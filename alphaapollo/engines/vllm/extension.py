@@ -30,7 +30,7 @@ class WorkerExtension:
         """
         model = self.model_runner.get_model()
         if repack_heads:
-            repack_tied_heads(model)
+            repack_tied_heads_on_cpu(model)
         return compute_model_digest(model, PACKED_DIGEST)
 
     def alphaapollo_compute_adapter_digest(self) -> int:
@@ -43,7 +43,7 @@ class WorkerExtension:
             path.unlink(missing_ok=True)
 
 
-def repack_tied_heads(model: torch.nn.Module) -> None:
+def repack_tied_heads_on_cpu(model: torch.nn.Module) -> None:
     """Repack the output heads that share their weight with the embedding. On a CPU, vLLM computes with a packed
     copy of the weight, which a weight sync does not update."""
     from vllm.model_executor.layers import utils

@@ -83,11 +83,11 @@ def set_up_engine_process() -> None:
     """Make this process of an engine exit with the engine's owner and write to the engine's log. No effect in the
     owner's process."""
     if os.getpid() != int(os.environ[PARENT]):
-        _set_up_process_once(os.getpid())
+        _set_up_engine_process_once(os.getpid())
 
 
 @functools.cache  # once per process
-def _set_up_process_once(pid: int) -> None:
+def _set_up_engine_process_once(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_when_process_ends(int(os.environ[PARENT]), cleanup, remove_shared_memory=True)
     redirect_output_to_file(os.environ[LOG])

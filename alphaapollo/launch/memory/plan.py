@@ -69,7 +69,7 @@ class MemoryPlan:
     def has_headroom(self) -> bool:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
-    def add_problem(self, advice: str) -> MemoryPlan:
+    def mark_as_too_large(self, advice: str) -> MemoryPlan:
         """Return the plan with a `problem`: the peak does not fit. advice: sentence with the suggested fix."""
         phase, usage = self.peak
         largest = sorted(usage.to_dict().items(), key=lambda item: -item[1])[:3]
@@ -144,7 +144,7 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
     policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, divergence)
     trained = {"policy": policy}
     if _has_critic(config):
-        own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
+        own, steps = config.critic, config.num_mini_batches * config.critic.ppo_epochs
         trained["critic"] = _plan_trained_model(
             config, device, make_critic_model_section(role.model, own), own.fsdp_config, steps, computes_logits=False
         )
@@ -157,14 +157,14 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         reference = plan_frozen_model(role.model, role.ref.fsdp_config, policy.shards, device)
     idle, in_update = reference.idle, reference.loaded if full_kl else reference.idle
 
-    def sum_idle_memory(active: str, frozen: MemoryUsage) -> MemoryUsage:
-        return sum((model.usage_while_idle() for name, model in trained.items() if name != active), fixed + frozen)
+    def sum_idle_memory(active_role: str, frozen: MemoryUsage) -> MemoryUsage:
+        return sum((model.usage_while_idle() for name, model in trained.items() if name != active_role), fixed + frozen)
 
     phases: dict[str, MemoryUsage] = {}
     if config.teacher.divergence:
         model = make_teacher_model_section(role.model, config.teacher)
         teacher = plan_frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
-        head, forward = _plan_teacher_pass(config, model)
+        head, forward = _plan_teacher_head_and_forward(config, model)
         idle += teacher.idle
         if config.teacher.uses_full_vocabulary:  # its head stays gathered in the policy's update
             in_update += teacher.loaded + head
@@ -174,7 +174,7 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         phases["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_memory("policy", in_update)
     for name, one in trained.items():
         beside = sum_idle_memory(name, in_update if name == "policy" else idle)
-        phases |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.plan_update().items()}
+        phases |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.usage_during_update().items()}
     buckets = MemoryUsage(transfer_buckets=_count_weight_sync_bytes(policy, get_dtype_bytes(role.rollout.dtype)))
     phases["publish"] = policy.usage_after_step() + sum_idle_memory("policy", in_update) + buckets
     phases["generate"] = sum_idle_memory("", idle)
@@ -186,7 +186,7 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
     return phases, offloaded, copies
 
 
-def _plan_teacher_pass(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
+def _plan_teacher_head_and_forward(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
     """Return the memory of the teacher's gathered head, and of the rest of its forward pass."""
     sizes, width, (rows, length) = load_model_sizes(model), get_dtype_bytes(model.dtype), find_micro_batch_shape(config)
     layers = MemoryUsage(
@@ -231,7 +231,7 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     data, actor = config.data, config.actor_rollout_ref.actor
     return compute_micro_batch_shape(
         longest_row=data.max_prompt_length + data.max_response_length,
-        step_rows=min(actor.ppo_mini_batch_size, config.trajectories),
+        rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_batch),
         max_tokens=actor.ppo_max_token_len_per_gpu,
         num_ranks=config.trainer.num_ranks,
         sequence_parallel_size=actor.ulysses_sequence_parallel_size,
@@ -284,7 +284,7 @@ def fit_memory(
     if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
         return config, replace(plan, problem=problem)
     if not plan.fits:
-        return config, plan.add_problem(_suggest_memory_settings(config, device, capacity))
+        return config, plan.mark_as_too_large(_suggest_memory_settings(config, device, capacity))
     if host_memory and plan.offloaded_bytes > host_memory:
         problem = (
             f"memory: offloading needs {plan.offloaded_bytes / GIB:.0f} GiB of host memory per node, but a node has "
@@ -320,19 +320,19 @@ def find_cheapest_memory_settings(
     """Return the settings {key: value} that cost the least time among those whose memory plan satisfies
     `is_acceptable`, or None if no settings do."""
 
-    def has_acceptable_plan(keys: Mapping[str, object]) -> bool:
-        return is_acceptable(plan_memory(replace_keys(config, keys), device, capacity))
+    def is_plan_acceptable_with(settings: Mapping[str, object]) -> bool:
+        return is_acceptable(plan_memory(replace_keys(config, settings), device, capacity))
 
     keys: dict[str, object] = {}
     options = list_memory_saving_keys(config, device)
-    while not has_acceptable_plan(keys):
+    while not is_plan_acceptable_with(keys):
         option = next(options, None)
         if option is None:
             return None
         keys[option[0]] = option[1]
     for key in reversed(list(keys)):
         fewer = {other: value for other, value in keys.items() if other != key}
-        keys = fewer if has_acceptable_plan(fewer) else keys
+        keys = fewer if is_plan_acceptable_with(fewer) else keys
     return keys
 
 

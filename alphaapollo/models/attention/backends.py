@@ -52,7 +52,7 @@ def register_backend(backend: Attention, simulation: Callable[[AttentionCall], T
     return name
 
 
-def uses_registered_backend(model: PreTrainedModel) -> bool:
+def uses_alphaapollo_backend(model: PreTrainedModel) -> bool:
     """Return whether the model uses a backend of this module instead of the attention in its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
 
@@ -104,7 +104,7 @@ class AttentionCall:
         )
 
     def gather_segment_keys_and_values(self) -> tuple[Tensor, Tensor]:
-        """Gather the keys and values that each segment of packed rows attends to (see SegmentKeys), segment after
+        """Gather the keys and values that each segment of packed rows attends to (see SegmentAttentionKeys), segment after
         segment. Without shared prompts they are unchanged. [1, kv heads, sum of lengths, d]"""
         keys = self.required_packing.keys
         if keys is None:
@@ -176,7 +176,7 @@ def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
         padded.remainder_mask,
     )
     output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prompts, remainders)])
-    return F.embedding(padded.unpadded, output).unflatten(1, (heads, -1))[None]
+    return F.embedding(padded.token_positions, output).unflatten(1, (heads, -1))[None]
 
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:
@@ -302,7 +302,7 @@ def _attend_causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
 def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: causal mask (T = S)."""
     if call.softcap is not None or call.sinks is not None:
-        return attend_explicitly(call, query, key, value, mask)
+        return attend_eager(call, query, key, value, mask)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)
 
@@ -316,7 +316,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **se
     return F.scaled_dot_product_attention(query, key, value, **settings).to(dtype)
 
 
-def attend_explicitly(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention with score capping or attention sinks, which SDPA does not support. Keys and values must have
     as many heads as queries."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling

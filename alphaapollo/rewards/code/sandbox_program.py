@@ -5,7 +5,7 @@ The two programs run in separate processes, so that an answer can neither read n
     run_tests    runs the tests with stubs for the answer's functions; prints the calls to the stubs, or the verdict
     run_answer   runs the answer and a list of calls to its functions; prints the result or exception of each call
 
-In the first run of the tests, no results are known. Each stub returns an `UnknownResult`, which supports every
+In the first run of the tests, no results are known. Each stub returns an `UnknownCallResult`, which supports every
 operation, and asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results are found
 in later runs.
 """
@@ -30,7 +30,7 @@ MAX_ITEMS = 100_000  # items read from an iterator
 MAX_TEXT = 500  # characters of an error message
 
 
-class OpaqueResult:
+class NonJsonResult:
     """Placeholder in the test process for a result that cannot be sent as JSON. It equals no other value."""
 
     def __init__(self, text: str):
@@ -47,7 +47,7 @@ class ArgumentError(TypeError):
 def encode_value(value: Any, opaque: list[Any]) -> Any:
     """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `opaque`."""
     kind = type(value)
-    if kind is UnknownResult:
+    if kind is UnknownCallResult:
         opaque.append(value)
         return ["unknown", value._depth]
     if value is None or kind in (bool, str):
@@ -75,7 +75,7 @@ def encode_value(value: Any, opaque: list[Any]) -> Any:
 
 
 def decode_value(data: Any) -> Any:
-    """Reverse `encode_value`. A value that JSON could not represent becomes an OpaqueResult."""
+    """Reverse `encode_value`. A value that JSON could not represent becomes an NonJsonResult."""
     if not isinstance(data, list):
         return data
     kind, *parts = data
@@ -91,12 +91,12 @@ def decode_value(data: Any) -> Any:
         "complex": complex,
         "bytes": bytes.fromhex,
         "range": range,
-        "opaque": OpaqueResult,
+        "opaque": NonJsonResult,
     }
     return kinds[kind](*parts)
 
 
-class UnknownResult:
+class UnknownCallResult:
     """Placeholder for the result of a call that was not executed yet. It equals every value, and acts as a number and
     as a collection.
 
@@ -111,25 +111,25 @@ class UnknownResult:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _find_deepest_result(self, *args)
+        return _get_result_of_deepest_call(self, *args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
-def _find_deepest_result(*operands: Any) -> Any:
-    """Return the UnknownResult with the largest depth among the operands of an operator."""
-    return max((operand for operand in operands if type(operand) is UnknownResult), key=lambda result: result._depth)
+def _get_result_of_deepest_call(*operands: Any) -> Any:
+    """Return the UnknownCallResult with the largest depth among the operands of an operator."""
+    return max((value for value in operands if type(value) is UnknownCallResult), key=lambda value: value._depth)
 
 
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
     getitem setitem delitem enter"""
 for _name in OPERATORS.split():
-    setattr(UnknownResult, f"__{_name}__", _find_deepest_result)
+    setattr(UnknownCallResult, f"__{_name}__", _get_result_of_deepest_call)
 for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": True, "ge": True, "bool": True,
                       "contains": True, "len": 0, "hash": 0, "int": 0, "float": 0.0, "index": 0, "complex": 0j,
                       "str": "", "repr": "", "format": "", "exit": None}.items():  # fmt: skip
-    setattr(UnknownResult, f"__{_name}__", lambda *operands, value=_value: value)
+    setattr(UnknownCallResult, f"__{_name}__", lambda *operands, value=_value: value)
 
 
 class CallLimitExceeded(BaseException):
@@ -160,19 +160,19 @@ class CallRecorder:
             raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions; use fewer")
         opaque: list[Any] = []
         encoded = [name, encode_value(args, opaque), encode_value(kwargs, opaque)]
-        depth = max((value._depth for value in opaque if type(value) is UnknownResult), default=0)
+        depth = max((value._depth for value in opaque if type(value) is UnknownCallResult), default=0)
         if depth >= MAX_DEPTH:
             raise CallLimitExceeded(f"the tests nest more than {MAX_DEPTH} calls to the answer's functions")
         if depth:
             self.unknown += 1
-            return UnknownResult(depth + 1)
+            return UnknownCallResult(depth + 1)
         if opaque:
             raise ArgumentError(f"the tests call {name} with an argument that is not plain data (numbers, text, lists)")
         self.calls.append(encoded)
         results = self._known.get(json.dumps(encoded))
         if not results:
             self.unknown += 1
-            return UnknownResult(1)
+            return UnknownCallResult(1)
         outcome, value, args_after = results.pop(0)
         for arg, content in zip(args, decode_value(args_after), strict=True):
             _replace_content(arg, content)

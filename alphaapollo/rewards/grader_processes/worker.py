@@ -46,14 +46,14 @@ class GraderWorker:
     def serve_requests(self) -> None:
         takes_turns, load_error = False, ""
         try:
-            takes_turns = self._load_functions()
+            takes_turns = self._load_reward_functions()
         except ValueError as error:
             load_error = str(error)
         self._write_line(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
         while not load_error and self._requests.peek(1):
             self._write_line(encode_reply(self._grade_episode(*decode_request(pickle.load(self._requests)))))
 
-    def _load_functions(self) -> bool:
+    def _load_reward_functions(self) -> bool:
         """Load the user's reward function and the reward components. Returns whether any of them takes a trajectory."""
         reward, functions = self._reward, []
         if reward.custom_module:

@@ -80,7 +80,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     rules = [*context.landlock_rules, (folder_descriptor, landlock.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
-    _move_descriptors(
+    _move_to_fixed_descriptors(
         [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
     )
     linux.set_rlimits(
@@ -111,7 +111,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
         seccomp.apply_snippet_filter(has_landlock)
 
 
-def _move_descriptors(descriptors: list[int]) -> None:
+def _move_to_fixed_descriptors(descriptors: list[int]) -> None:
     """Move control, stdin, stdout, stderr and the ruleset to fixed descriptor numbers. Close all other descriptors."""
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
     for source, target in zip(copies, (CONTROL, 0, 1, 2, RULESET), strict=True):

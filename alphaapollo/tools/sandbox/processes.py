@@ -33,7 +33,7 @@ from alphaapollo.tools.sandbox.types import (
     SandboxRequest,
     SandboxResult,
     Status,
-    format_mode,
+    format_sandbox_mode,
     format_signal,
 )
 from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, SHARED, STOP, remove_tree
@@ -88,7 +88,7 @@ class ZygoteProcess:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C reaches only the main program, which then closes the sandbox
             )
-        self.available = self._wait_until_ready()
+        self.available = self._receive_available_layers()
 
     @property
     def has_ended(self) -> bool:
@@ -100,7 +100,7 @@ class ZygoteProcess:
             try:
                 socket.send_fds(self._socket, [json.dumps(asdict(spec)).encode()], descriptors)
             except OSError as error:
-                raise SandboxError(self.end()) from error
+                raise SandboxError(self.end_and_explain()) from error
 
     def kill(self) -> None:
         """Kill the zygote. Its children die with it."""
@@ -108,7 +108,7 @@ class ZygoteProcess:
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def end(self) -> str:
+    def end_and_explain(self) -> str:
         """Kill the zygote, remove its folder, and return an error message with the last line of its stderr."""
         with self._lock:
             if self._is_closed:
@@ -129,13 +129,13 @@ class ZygoteProcess:
                     remove_tree(self.folder)
             return f"the pre-forked interpreter failed{f': {lines[-1][:300]}' if lines else ''}"
 
-    def _wait_until_ready(self) -> dict[str, bool]:
+    def _receive_available_layers(self) -> dict[str, bool]:
         self._socket.settimeout(START_TIMEOUT)
         message = b""
         with contextlib.suppress(TimeoutError, ConnectionResetError):
             message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         if not message:
-            raise SandboxError(self.end())
+            raise SandboxError(self.end_and_explain())
         self._socket.settimeout(None)
         (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
         self._pidfd = os.pidfd_open(pid)
@@ -153,7 +153,7 @@ class SnippetProcess:
 
     def __init__(self, zygote: ZygoteProcess, layers: Collection[str], request: SandboxRequest):
         self._zygote = zygote
-        self._mode = format_mode(layers)
+        self._mode = format_sandbox_mode(layers)
         self._is_session = bool(request.session)
         self._selector = selectors.PollSelector()
         self._notice, notice = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -202,7 +202,7 @@ class SnippetProcess:
             self._selector.unregister(self._control)
             self._send_command(KILL)
             self._wait_readable(KILL_TIMEOUT)
-            notice = self._read_notice()
+            notice = self._read_exit_notice()
             text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
             raise SandboxError(f"the sandbox could not isolate a process: {text or notice['status']}")
         for stream in (self._out, self._err):
@@ -230,7 +230,7 @@ class SnippetProcess:
             self._read_output(out, err)
             is_late, is_too_long = time.monotonic() >= deadline, out.total + err.total > OUTPUT_STOP_BYTES
             if is_late and killed_for:  # the killed process does not end
-                raise SandboxError(self._zygote.end())
+                raise SandboxError(self._zygote.end_and_explain())
             if (is_late or is_too_long) and not killed_for:
                 killed_for = Status.TIMEOUT if is_late else Status.OUTPUT
                 deadline = time.monotonic() + KILL_TIMEOUT
@@ -245,7 +245,7 @@ class SnippetProcess:
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
                 self._drain_output(out, err)
-                notice = self._read_notice()
+                notice = self._read_exit_notice()
                 self.close()
                 if notice["stop_reason"] and not killed_for:
                     return Status.ERROR, notice["stop_reason"]
@@ -261,11 +261,11 @@ class SnippetProcess:
         with contextlib.suppress(OSError):  # the process has already ended
             self._notice.send(command)
 
-    def _read_notice(self) -> dict[str, Any]:
+    def _read_exit_notice(self) -> dict[str, Any]:
         """Return {status: wait status, stop_reason}, which the zygote sends when the process has ended."""
         message = _receive_message(self._notice)
         if not message:
-            raise SandboxError(self._zygote.end())
+            raise SandboxError(self._zygote.end_and_explain())
         notice: dict[str, Any] = json.loads(message)
         return notice
 

@@ -24,7 +24,7 @@ from alphaapollo.tools.sandbox.types import (
     SandboxResult,
     SandboxUnavailableError,
     Status,
-    format_mode,
+    format_sandbox_mode,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Sandbox:
             if self._zygote is None or self._zygote.has_ended:
                 self._end_zygote()
                 if self._layers is None:
-                    self._zygote = self._start_strongest_zygote()
+                    self._zygote = self._start_most_isolated_zygote()
                 else:
                     self._zygote = ZygoteProcess("bubblewrap" in self._layers)
         return self
@@ -110,7 +110,7 @@ class Sandbox:
         """Layers in use, e.g. "prefork+rlimits+landlock+seccomp+bubblewrap"."""
         self.start()
         assert self._layers is not None
-        return format_mode(self._layers)
+        return format_sandbox_mode(self._layers)
 
     def run(self, code: str, **options: Any) -> SandboxResult:
         """Run one snippet. `options`: fields of SandboxRequest."""
@@ -147,7 +147,7 @@ class Sandbox:
     def _end_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
-            zygote.end()
+            zygote.end_and_explain()
 
     def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
@@ -175,7 +175,7 @@ class Sandbox:
             result = session.process.run(request, lambda: cancelled.is_set() or session.is_ended.is_set())
         return replace(result, restarted=restarted)
 
-    def _start_strongest_zygote(self) -> ZygoteProcess:
+    def _start_most_isolated_zygote(self) -> ZygoteProcess:
         """Start the pre-forked interpreter with the strongest isolation layers that work on this machine."""
         self.missing = dict.fromkeys(sorted(self._without), "it is disabled")
         if not shutil.which("bwrap"):
@@ -188,12 +188,12 @@ class Sandbox:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
-            for layers in self._list_layer_sets(zygote.available):
-                if _are_layers_effective(zygote, layers):
+            for layers in self._list_isolation_layer_sets(zygote.available):
+                if _are_isolation_layers_effective(zygote, layers):
                     self._layers = layers.union(bubblewrap)
                     self._log_missing_layers(self._layers, zygote.available)
                     return zygote
-            zygote.end()
+            zygote.end_and_explain()
             self.missing.setdefault("bubblewrap", "forbidden operations succeed in it")
         raise SandboxUnavailableError(
             "the sandbox cannot isolate Python code on this machine: no seccomp filter works "
@@ -201,7 +201,7 @@ class Sandbox:
             f"Use a machine that has seccomp, or set {UNSAFE_VARIABLE}=1 if you trust the code."
         )
 
-    def _list_layer_sets(self, available: Mapping[str, bool]) -> Iterator[frozenset[str]]:
+    def _list_isolation_layer_sets(self, available: Mapping[str, bool]) -> Iterator[frozenset[str]]:
         """Yield the sets of isolation layers to try, from the strongest to the weakest one that is allowed."""
         usable = [name for name in ("seccomp", "landlock", "setuid") if available[name] and name not in self._without]
         for choice in product((True, False), repeat=len(usable)):
@@ -217,7 +217,7 @@ class Sandbox:
             logger.warning("the sandbox runs without %s (%s): %s.", name, self.missing[name], OPTIONAL_LAYERS[name])
 
 
-def _are_layers_effective(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
+def _are_isolation_layers_effective(zygote: ZygoteProcess, layers: Collection[str]) -> bool:
     """Return whether a test snippet cannot do what these isolation layers forbid, and can do what they allow."""
     readable = str(Path(__file__).resolve().parents[1] / "__init__.py")
     request = SandboxRequest(_PROBE % readable)

@@ -85,7 +85,7 @@ class OutputCapture:
         return (bytes(self._head) + note + bytes(self._tail)).decode("utf-8", errors="replace")
 
 
-def format_mode(layers: Collection[str]) -> str:
+def format_sandbox_mode(layers: Collection[str]) -> str:
     """Return the name of a combination of isolation layers, e.g. `prefork+rlimits+seccomp`."""
     return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
 

@@ -31,7 +31,7 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
     return [
         *describe_ineffective_keys(config, unread),
         *_list_off_policy_warnings(config, estimator, policy_loss),
-        *_list_memory_context_warnings(config, estimator, policy_loss),
+        *_list_warnings_on_separate_turns(config, estimator, policy_loss),
     ]
 
 
@@ -119,9 +119,9 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
     if config.optimizer_steps == 1:
         return
     stale_steps = (
-        f"an iteration has {config.optimizer_steps} optimizer steps ({config.mini_batches} mini-batches x "
+        f"an iteration has {config.optimizer_steps} optimizer steps ({config.num_mini_batches} mini-batches x "
         f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
-        f"{ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1."
+        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_batch} and {ACTOR}.ppo_epochs=1."
     )
     if policy_loss.on_policy:
         yield f"{LOSS}={policy_loss.name} has no importance ratio, but {stale_steps}"
@@ -129,7 +129,7 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
         yield f"{derived}, but {stale_steps}"
 
 
-def _list_memory_context_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield warnings for env.context=memory, where each turn of a trajectory is a separate training sequence."""
     if config.env.context != "memory":
         return

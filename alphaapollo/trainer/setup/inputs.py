@@ -37,7 +37,7 @@ from alphaapollo.trainer.step.reward_model_scorer import (
     make_reward_model_tokenizer,
     uses_reward_function,
 )
-from alphaapollo.trainer.step.training_batch import check_length_budgets
+from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt, Score
 
 PROBE_TOKENS = 64
@@ -63,7 +63,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     Raises ValueError if one of them cannot be used.
     """
     data, trainer = config.data, config.trainer
-    _check_model_settings(config)
+    _check_model_and_engine_settings(config)
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
 
     def read_split(files: str | list[str], config_key: str, max_samples: int) -> tuple[list[Prompt], list[str]]:
@@ -80,7 +80,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
         val_prompts, more = read_split(data.val_files, "data.val_files", data.val_max_samples)
         notices += more
     if config.algorithm.length_budget.mode:
-        check_length_budgets(prompts)
+        check_prompts_have_length_budgets(prompts)
     everything = [*prompts, *val_prompts]
     has_reward_function, more = _try_reward_function(config, everything)
     notices += more
@@ -101,9 +101,9 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     )
 
 
-def _check_model_settings(config: Config) -> None:
+def _check_model_and_engine_settings(config: Config) -> None:
     role = config.actor_rollout_ref
-    models, model, rollout = _list_training_rank_models(config), role.model, role.rollout
+    models, model, rollout = _list_models_on_training_ranks(config), role.model, role.rollout
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
     check_target_modules(model, "actor_rollout_ref.model")
     check_moe_keys(model, "actor_rollout_ref.model", rollout.router_replay)
@@ -116,7 +116,7 @@ def _check_model_settings(config: Config) -> None:
     check_sequence_parallel_size(size, f"actor_rollout_ref.actor.{key}", models)
 
 
-def _list_training_rank_models(config: Config) -> dict[str, Model]:
+def _list_models_on_training_ranks(config: Config) -> dict[str, Model]:
     """Return the settings of the models that training ranks load, by the config key of their path."""
     policy = config.actor_rollout_ref.model
     models = {"actor_rollout_ref.model.path": policy}

@@ -59,12 +59,12 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
     validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
     return rows | {
         "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
-        "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
+        "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
         "optimizer steps an iteration": (
-            f"{config.optimizer_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
+            f"{config.optimizer_steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
         ),
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",

@@ -34,7 +34,7 @@ COLUMN_NAMES = {
 
 
 @dataclass(frozen=True)
-class WorkerColumns:
+class WorkerOutputs:
     """Log-probs and values that the workers computed, as matrices [B, L]. None: not needed."""
 
     old_logprobs: np.ndarray | None = None
@@ -77,7 +77,7 @@ class AssignedCredit:
     metrics: dict[str, float]
 
 
-def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> AssignedCredit:
+def assign_credit(batch: Batch, computed: WorkerOutputs, settings: CreditSettings) -> AssignedCredit:
     """Compute advantages and returns of a batch of B sequences, and split them by training rank."""
     rewards, metrics = _add_kl_penalty(batch, computed, settings)
     result, returns = _estimate_advantages(batch, computed, rewards, settings)
@@ -96,7 +96,7 @@ def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSetting
     return AssignedCredit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
-def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
+def _add_kl_penalty(batch: Batch, computed: WorkerOutputs, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
     """Subtract the KL penalty from the token rewards [B, L] if algorithm.use_kl_in_reward. Also returns metrics."""
     if not settings.algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
@@ -115,7 +115,7 @@ def _add_kl_penalty(batch: Batch, computed: WorkerColumns, settings: CreditSetti
 
 
 def _estimate_advantages(
-    batch: Batch, computed: WorkerColumns, rewards: Tensor, settings: CreditSettings
+    batch: Batch, computed: WorkerOutputs, rewards: Tensor, settings: CreditSettings
 ) -> tuple[Advantages, Tensor]:
     """Return the estimator's advantages and returns [B, L], and the total reward of each trajectory [N]."""
     estimator, returns = settings.estimator, sum_rewards_per_trajectory(rewards, batch.trajectory_ids)
@@ -136,7 +136,7 @@ def _estimate_advantages(
 
 
 def _add_teacher_advantages(
-    advantages: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
+    advantages: Advantages, batch: Batch, computed: WorkerOutputs, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
     """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
     if not teacher.uses_sampled_tokens:
@@ -149,7 +149,7 @@ def _add_teacher_advantages(
 
 
 def _pack_columns(
-    batch: Batch, computed: WorkerColumns, result: Advantages, settings: CreditSettings
+    batch: Batch, computed: WorkerOutputs, result: Advantages, settings: CreditSettings
 ) -> list[Columns[np.ndarray]]:
     """Split matrices [B, L] and vectors [B] by training rank, and store the matrices flat, without padding."""
     layout, dtype = batch.layout, np.dtype(settings.dtype)
@@ -176,18 +176,18 @@ def _pack_columns(
     ]
 
 
-def choose_loss_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:
+def choose_loss_tokens(batch: Batch, computed: WorkerOutputs, advantages: Tensor, actor: Actor) -> np.ndarray | None:
     """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 
-    The choice is made per mini-batch, because micro-batches depend on lengths and the token budget. `batch.token_keys`
+    The choice is made per mini-batch, because micro-batches depend on lengths and the token budget. `batch.token_noise`
     gives the tokens a random order, which decides ties. Returns uint8 [B, L], 1 = chosen; None if the loss does not
     choose tokens.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
         return None
-    assert computed.old_logprobs is not None and batch.token_keys is not None
-    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_keys
+    assert computed.old_logprobs is not None and batch.token_noise is not None
+    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_noise
     counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
     chosen = torch.zeros_like(counted)
     for rows in batch.layout.mini_batch_rows:

@@ -17,9 +17,9 @@ from alphaapollo.data.batch import compute_offsets
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics import compute_layout_metrics
+from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import TrajectoryGroup
 
@@ -53,7 +53,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         )
         batch = build_batch(groups, actor, config.algorithm, settings)
     with timer("columns"):
-        computed = await compute_worker_columns(run, groups, batch)
+        computed = await compute_logprobs_and_values(run, groups, batch)
     if error := computed.describe_non_finite(batch.mask):
         return await _skip_iteration(run, step, error)
     run.iterations_skipped = 0
@@ -61,7 +61,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, options)
     num_excluded = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
-    metrics = compute_layout_metrics(batch.layout, plan.padded, num_excluded, len(batch.trajectories))
+    metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded, len(batch.trajectories))
     metrics = credit.metrics | metrics
     with timer("update"):
         run.console.show_phase("update", 0, 1)
@@ -105,7 +105,7 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
-async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
+async def compute_logprobs_and_values(run: LearnerState, groups: list[TrajectoryGroup], batch: Batch) -> WorkerOutputs:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -127,7 +127,7 @@ async def compute_worker_columns(run: LearnerState, groups: list[TrajectoryGroup
     values = await critic.compute_values() if critic else None
     columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
     matrices = {name: layout.to_matrix(parts) for name, parts in columns.items() if parts is not None}
-    return WorkerColumns(ref_logprobs=ref, **matrices)
+    return WorkerOutputs(ref_logprobs=ref, **matrices)
 
 
 async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:

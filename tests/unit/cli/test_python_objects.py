@@ -62,14 +62,14 @@ def keys(words: list[str]) -> dict[str, str]:
 
 
 def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
-    given = keys(PythonObjects(reward=likes_seven).write_files(tmp_path / "objects"))
+    given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path / "objects"))
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
     assert load_reward_function(path, name)(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
 
 
 def test_reward_loads_without_its_module(tmp_path: Path) -> None:
     """The function and the names it uses work in a process that cannot import this file."""
-    given = keys(PythonObjects(reward=likes_seven).write_files(tmp_path))
+    given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path))
     code = f"""
 import sys
 from alphaapollo.rewards.custom import load_reward_function
@@ -91,7 +91,9 @@ assert "torch" not in sys.modules
 
 
 def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> None:
-    given = keys(PythonObjects(reward=likes_seven, environment=Riddle, tools=[double]).write_files(tmp_path))
+    given = keys(
+        PythonObjects(reward=likes_seven, environment=Riddle, tools=[double]).pickle_and_make_overrides(tmp_path)
+    )
     assert (given["env.env_name"], given["env.tools"]) == ("Riddle", "['double']")
     load_user_module(given["env.custom_module"], "env.custom_module")
     registered = get_environment_spec("Riddle")
@@ -101,12 +103,12 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
 
 
 def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
-    plain = keys(PythonObjects(estimator=my_advantages).write_files(tmp_path / "plain"))
+    plain = keys(PythonObjects(estimator=my_advantages).pickle_and_make_overrides(tmp_path / "plain"))
     assert plain["algorithm.adv_estimator"] == "my_advantages"
     load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("my_advantages").needs == ()
     declared = Estimator("with_values", my_advantages, needs=("values",))
-    given = keys(PythonObjects(estimator=declared).write_files(tmp_path / "declared"))
+    given = keys(PythonObjects(estimator=declared).pickle_and_make_overrides(tmp_path / "declared"))
     assert given["algorithm.adv_estimator"] == "with_values"
     load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("with_values").needs == ("values",)
@@ -114,21 +116,21 @@ def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
 
 def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
     both = {"verifier": Suspicious, "verifier_of_verifiers": Suspicious}
-    given = keys(PythonObjects(roles=both).write_files(tmp_path))
+    given = keys(PythonObjects(roles=both).pickle_and_make_overrides(tmp_path))
     assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
     assert make_role("Suspicious").read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
 def test_no_objects_write_no_files(tmp_path: Path) -> None:
-    assert PythonObjects().write_files(tmp_path / "objects") == []
+    assert PythonObjects().pickle_and_make_overrides(tmp_path / "objects") == []
     assert not (tmp_path / "objects").exists()
 
 
 def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(ValueError, match="reward passed to the call cannot be pickled for the processes of the run"):
-        PythonObjects(reward=lambda prompt, completion: float(lock.locked())).write_files(tmp_path)
+        PythonObjects(reward=lambda prompt, completion: float(lock.locked())).pickle_and_make_overrides(tmp_path)
 
 
 def test_modules_pickled_by_value() -> None:

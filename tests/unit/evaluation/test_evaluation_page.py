@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
-from alphaapollo.evaluation.metrics import compute_problem_values
+from alphaapollo.evaluation.metrics import compute_metrics_per_problem
 from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES
 
@@ -37,7 +37,7 @@ def test_the_keys_exist() -> None:
 def test_the_figures_are_those_of_the_table() -> None:
     table = re.findall(r"^\| `([\w@]+)`", TEXT, re.MULTILINE)
     assert {"avg@n", "pass@k", "maj@n", "reward", "response_length"} <= set(table)
-    names = {re.sub(r"@\d+", "@", name) for name in compute_problem_values([], 3)[0]}
+    names = {re.sub(r"@\d+", "@", name) for name in compute_metrics_per_problem([], 3)[0]}
     assert names == {re.sub(r"@\w", "@", name) for name in table if "@" in name or name in names}
     assert ", ".join(FIELDS) in TEXT and f"{RESAMPLES:,}" in TEXT
     assert all(f"`{name}`" in TEXT for name in RESPONSES)

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.evaluation.metrics import (
     SampleResult,
-    compute_problem_values,
+    compute_metrics_per_problem,
     convert_trajectory,
     merge_repeated_prompts,
     read_sample_result,
@@ -114,7 +114,7 @@ def test_sources_apart_and_together() -> None:
 def test_the_order_of_results_does_not_matter() -> None:
     shuffled = [TWO_PROBLEMS[index] for index in np.random.default_rng(0).permutation(8)]
     assert summarize(shuffled) == summarize(TWO_PROBLEMS)
-    assert np.array_equal(compute_problem_values(shuffled, 4)[1], compute_problem_values(TWO_PROBLEMS, 4)[1])
+    assert np.array_equal(compute_metrics_per_problem(shuffled, 4)[1], compute_metrics_per_problem(TWO_PROBLEMS, 4)[1])
 
 
 def trajectory(sample: int, score: Score, texts: list[str]) -> Trajectory:

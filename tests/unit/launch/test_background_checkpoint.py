@@ -219,11 +219,11 @@ class SignalledLoop:
             await self.part(step, "collect")
             progress.prompts_consumed += 4
             await self.part(step, "reward")
-            saving.mark_update_start()
+            saving.mark_models_inconsistent()
             await self.part(step, "learn")
             progress.step = step
             self.ended.append(step)
-            saving.mark_update_end(progress)
+            saving.mark_models_consistent(progress)
             if step % self.save_freq == 0:
                 await saving.save(progress)
 

@@ -26,7 +26,7 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    sharding._send_weights = lambda *_: None  # the model has no data
+    sharding._scatter_params = lambda *_: None  # the model has no data
     model = load_meta_model(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
@@ -69,7 +69,7 @@ def test_moments_of_an_update():
         SIZES, ActivationBytes(saved=7000, layer_peak=500, head_peak=900), shards=4, dtype_bytes=2
     )
     own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
-    assert trained.plan_update() == {
+    assert trained.usage_during_update() == {
         "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),
         "layer": MemoryUsage(**own, gathered_layers=2 * 400 + 400, activations=7500, logits=300),
         "root": MemoryUsage(**own, gathered_layers=8 * 200 + 200),
@@ -80,7 +80,7 @@ def test_moments_of_an_update():
 def test_offload_keys_reduce_the_usage():
     def held(**how: bool) -> tuple[int, int, int]:
         trained = TrainedModelMemory(SIZES, NOTHING, 1, 2, **how)
-        return trained.usage_while_idle().total, trained.plan_update()["head"].total, trained.offloaded_bytes()
+        return trained.usage_while_idle().total, trained.usage_during_update()["head"].total, trained.offloaded_bytes()
 
     assert held() == (12_000, 16_400, 0)
     assert held(offload_optimizer=True) == (4000, 16_400, 8000)

@@ -34,7 +34,7 @@ def tensors_for_other_ranks(rank: int, num_ranks: int, address: str) -> dict[str
     def scatter(model: nn.Module, tensors: dict[str, torch.Tensor], *others: Any) -> None:
         kept.update(tensors)
 
-    sharding._send_weights = scatter  # type: ignore[assignment]
+    sharding._scatter_params = scatter  # type: ignore[assignment]
     model = Model()
     parameters = {id(one) for one in (*model.parameters(), *model.buffers())}
     shard_model(model, make_mesh("cpu"), torch.float32, offload_policy=False)

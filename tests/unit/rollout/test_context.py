@@ -8,7 +8,12 @@ import pytest
 
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout.context import MemoryContext, build_append_rows, build_memory_rows, check_rows_match_turns
+from alphaapollo.rollout.context import (
+    MemoryContext,
+    build_append_context_rows,
+    build_memory_context_rows,
+    check_rows_match_turns,
+)
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
@@ -105,11 +110,11 @@ def turn(context: list[int], action: list[int], logprobs: list[float] | None = N
 
 
 def test_no_turns_make_no_row():
-    assert build_append_rows([]) == [] == build_memory_rows([])
+    assert build_append_context_rows([]) == [] == build_memory_context_rows([])
 
 
 def test_row_of_two_turns():
-    (row,) = build_append_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
+    (row,) = build_append_context_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
     assert row.token_ids == [1, 2, 3, 4, 5, 6]
     assert row.action_mask == [0, 1, 1, 0, 0, 1]
     assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
@@ -118,14 +123,14 @@ def test_row_of_two_turns():
 
 def test_rows_must_equal_the_engine_prompts():
     turns = [turn([1], [2, 3]), turn([4], [5])]
-    rows = build_append_rows(turns)
+    rows = build_append_context_rows(turns)
     check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
         check_rows_match_turns(rows, turns, [[1], [1, 2, 4]])
     rows[0].action_mask[0] = 1
     with pytest.raises(AssertionError, match="does not cover exactly the sampled"):
         check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
-    fresh = build_memory_rows(turns)
+    fresh = build_memory_context_rows(turns)
     check_rows_match_turns(fresh, turns, [[1], [4]])
     fresh[1].token_ids[-1] = 9
     with pytest.raises(AssertionError, match="differs from the sampled tokens"):
@@ -150,12 +155,12 @@ def test_experts_of_a_row_come_from_the_turn_that_computed_them():
     """Two prompt tokens, an action of three cut to two, three tokens of the environment, an action of two."""
     first, second = routed([1, 2], 3, 2 + 3 - 1, cut=1), routed([7, 8, 9], 2, 7 + 2 - 1)
     second.completion.routed_experts[:] += 100
-    (row,) = build_append_rows([first, second])
+    (row,) = build_append_context_rows([first, second])
     assert row.routed_experts is not None and row.turn_ends == [3, 8]
     # Position 3, the last that is left of the first action, was computed in the second turn; position 8 never.
     assert row.routed_experts.ravel().tolist() == [0, 1, 2, 103, 104, 105, 106, 107, 107]
-    one, other = build_memory_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
+    one, other = build_memory_context_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
     assert one.routed_experts.ravel().tolist() == [0, 1, 2, 2]
     assert other.routed_experts.ravel().tolist() == [*range(100, 108), 107]
     second.completion = replace(second.completion, routed_experts=None)
-    assert build_append_rows([first, second])[0].routed_experts is None
+    assert build_append_context_rows([first, second])[0].routed_experts is None

@@ -8,7 +8,7 @@ import numpy as np
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import (
     Completion,
@@ -63,13 +63,13 @@ def build(
 def credit_of(
     batch: Batch,
     estimator: str,
-    computed: WorkerColumns | None = None,
+    computed: WorkerOutputs | None = None,
     actor: Actor | None = None,
     kl_coef: float = 0.0,
     **algorithm: Any,
 ) -> AssignedCredit:
     settings = CreditSettings(get_estimator(estimator), Algorithm(**algorithm), actor or Actor(), kl_coef)
-    return assign_credit(batch, computed or WorkerColumns(), settings)
+    return assign_credit(batch, computed or WorkerOutputs(), settings)
 
 
 def matrix_of(batch: Batch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:

@@ -42,8 +42,8 @@ class Engines:
         self.calls: list[str] = []
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
-        draws = random.Random(f"{self.seed}:{request.draw}")
-        self.played.append(request.draw)
+        draws = random.Random(f"{self.seed}:{request.stream_position}")
+        self.played.append(request.stream_position)
         versions = []
         for _ in range(draws.choice([1, 1, 1, 2, 3, 20])):
             versions.append(self.version)
@@ -54,7 +54,7 @@ class Engines:
         own = [trajectory(sample, reward, len(versions), outcome) for sample, reward in enumerate(rewards)]
         for one in own:
             one.rows[0].weight_versions = versions
-        return replace(group(*own), prompt=replace(request.prompt, extra_info={"draw": request.draw}))
+        return replace(group(*own), prompt=replace(request.prompt, extra_info={"draw": request.stream_position}))
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         for index, request in enumerate(requests):
@@ -90,9 +90,9 @@ class Saving:
     async def metrics(self) -> dict[str, float]:
         return {}
 
-    def mark_update_start(self) -> None: ...
+    def mark_models_inconsistent(self) -> None: ...
 
-    def mark_update_end(self, progress: Progress) -> None: ...
+    def mark_models_consistent(self, progress: Progress) -> None: ...
 
 
 def make_run(

@@ -1,6 +1,6 @@
 import torch
 
-from alphaapollo.rollout.context import build_append_rows, build_memory_rows
+from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
 from alphaapollo.trainer.step.credit import assign_turn_numbers
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, matrix_of
@@ -10,7 +10,7 @@ def turn(context: list[int], length: int, **info) -> Turn:
     return Turn(context, Completion([1] * length, [-0.1] * length, StopReason.STOP, 0), "text", info=info)
 
 
-def trajectory(*turns: Turn, rows=build_append_rows, reward: float = 0.0) -> Trajectory:
+def trajectory(*turns: Turn, rows=build_append_context_rows, reward: float = 0.0) -> Trajectory:
     return Trajectory(0, 0, list(turns), rows(turns), Score(reward), EpisodeEnd.DONE)
 
 
@@ -27,7 +27,7 @@ def test_append_rows_with_anchors_from_context_tokens():
 def test_memory_rows_with_anchors_from_the_environment():
     """The same state is an anchor within its group only, for any prompt."""
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
-    played = [trajectory(*turns, rows=build_memory_rows) for _ in range(2)]
+    played = [trajectory(*turns, rows=build_memory_context_rows) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
     numbered = assign_turn_numbers(played, torch.tensor([0, 0, 1, 1]), mask)
     assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]

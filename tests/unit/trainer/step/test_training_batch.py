@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.step.credit import WorkerColumns
-from alphaapollo.trainer.step.training_batch import Batch, check_length_budgets, is_usable_for_training
+from alphaapollo.trainer.step.credit import WorkerOutputs
+from alphaapollo.trainer.step.training_batch import Batch, check_prompts_have_length_budgets, is_usable_for_training
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -112,7 +112,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
-        credit = credit_of(batch, "dr_grpo", WorkerColumns(old_logprobs=old[order]), Actor(**actor))
+        credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order]), Actor(**actor))
         return matrix_of(batch, credit, "chosen")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
@@ -126,7 +126,7 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
 
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
-        computed = WorkerColumns(old_logprobs=np.zeros((4, 10), dtype=np.float32))
+        computed = WorkerOutputs(old_logprobs=np.zeros((4, 10), dtype=np.float32))
         credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
         return matrix_of(batch, credit, "chosen")[np.argsort(order)]
 
@@ -165,7 +165,7 @@ def test_loss_weights_are_the_same_for_any_number_of_ranks() -> None:
 
 def test_kl_in_the_reward_is_per_token_k1() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))])
-    computed = WorkerColumns(
+    computed = WorkerOutputs(
         old_logprobs=np.array([[-1.0, -2.0], [-1.0, -1.0]], dtype=np.float32),
         ref_logprobs=np.array([[-1.5, -2.0], [-1.0, -3.0]], dtype=np.float32),
         values=np.zeros((2, 2), dtype=np.float32),
@@ -221,9 +221,9 @@ def test_length_budget_of_the_prompt(settings: dict[str, Any], expected: list[fl
 
 def test_a_missing_length_budget_is_named() -> None:
     good, bad = Prompt(3, "test", "a", extra_info={"length_budget": 8}), Prompt(4, "test", "b")
-    check_length_budgets([good])
+    check_prompts_have_length_budgets([good])
     with pytest.raises(ValueError, match="row 4 has None"):
-        check_length_budgets([good, bad])
+        check_prompts_have_length_budgets([good, bad])
 
 
 def test_remax_baseline_is_shaped_like_the_samples() -> None:
