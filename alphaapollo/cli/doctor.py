@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from alphaapollo.utils.network import reserve_port, take_reserved_port
+from alphaapollo.utils.network import detach_reserved_socket, reserve_port
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -202,7 +202,7 @@ def check_ports() -> Iterator[CheckResult]:
         loopback_error = find_connection_error("127.0.0.1", port)
         hostname_error = find_connection_error(socket.gethostname(), port)
     finally:
-        os.close(take_reserved_port(port))
+        os.close(detach_reserved_socket(port))
     if loopback_error:
         yield CheckResult(
             "ports", f"127.0.0.1 cannot be reached: {loopback_error}", "fail", "allow loopback connections"

@@ -107,9 +107,9 @@ class TrainedGroup(ModelGroup[L]):
         """Export the model in Hugging Face format. A LoRA model is merged, or exported as a peft adapter."""
         await self.ranks.call(lambda worker: worker.export(output_folder, lora_form))
 
-    async def compute_fingerprints(self) -> dict[str, tuple[str, float]]:
+    async def compute_state_fingerprints(self) -> dict[str, tuple[str, float]]:
         """Return name -> (digest, norm) for the trained weights and for each optimizer moment, e.g. exp_avg."""
-        every = await self.ranks.call(lambda worker: worker.compute_fingerprints())
+        every = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
         parts = {name: list(zip(*(rank[name] for rank in every), strict=True)) for name in every[0]}
         return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
 
@@ -135,9 +135,9 @@ class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
 
     name = "trainer"
 
-    async def get_self_check_warnings(self) -> list[str]:
+    async def get_logprob_check_warnings(self) -> list[str]:
         """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
-        return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
+        return (await self.ranks.call(lambda worker: worker.logprob_check_warnings))[0]
 
     async def step(self, batches: Sequence[B], skip_bad_step: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
@@ -155,7 +155,7 @@ class RLGroup(TrainedGroup[R]):
     """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
     the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
-    async def get_unsupported_prompt_sharing_reason(self) -> str | None:
+    async def get_prompt_sharing_obstacle(self) -> str | None:
         """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
         return (await self.ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
 
@@ -169,9 +169,9 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
 
     name = "policy"
 
-    async def get_self_check_warnings(self) -> list[str]:
+    async def get_logprob_check_warnings(self) -> list[str]:
         """Return the warnings of the check that compares the policy's log-probs with a reference at the start."""
-        return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
+        return (await self.ranks.call(lambda worker: worker.logprob_check_warnings))[0]
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""

@@ -91,7 +91,7 @@ def describe_node_differences(node: NodeContents, driver: NodeContents, paths: M
         elif there is None:
             lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
         elif there != here:
-            lines.append(f"{key}={paths[key]} has {_format_size(there)}, not {_format_size(here)}. Copy it again.")
+            lines.append(f"{key}={paths[key]} has {_format_files(there)}, not {_format_files(here)}. Copy it again.")
     return lines
 
 
@@ -107,6 +107,6 @@ def _count_files_and_bytes(path: Path) -> tuple[int, int] | None:
     return len(sizes), sum(sizes)
 
 
-def _format_size(count_and_bytes: tuple[int, int] | None) -> str:
+def _format_files(count_and_bytes: tuple[int, int] | None) -> str:
     number, num_bytes = count_and_bytes or (0, 0)
     return f"{number} file(s) of {num_bytes:,} bytes"

@@ -22,7 +22,7 @@ from alphaapollo.controller.ray_cluster import (
 )
 from alphaapollo.controller.ray_placement import (
     assign_actor_slots,
-    check_weight_writer_nodes,
+    check_engine_nodes_have_ranks,
     choose_visible_gpus,
     reserve_placement_groups,
 )
@@ -90,7 +90,7 @@ class RayWorkerGroups(WorkerGroups):
         engine_locations = located.get("rollout", [])
         rank_locations = next((locations for role, locations in located.items() if role != "rollout"), [])
         if specs.needs_shared_memory:
-            check_weight_writer_nodes(rank_locations, engine_locations)
+            check_engine_nodes_have_ranks(rank_locations, engine_locations)
         visible = {
             role: choose_visible_gpus(placement, role, [one.gpus for one in rank_locations])
             for role in self.ranks_by_role
@@ -139,7 +139,7 @@ class RayWorkerGroups(WorkerGroups):
                 task.cancel()
 
     @property
-    def required_processes(self) -> Mapping[str, int]:
+    def required_service_processes(self) -> Mapping[str, int]:
         return find_local_ray_processes()
 
     async def replace_engine(self, index: int) -> None:

@@ -75,13 +75,13 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
     return [{"CUDA_VISIBLE_DEVICES": devices} for devices in gpus]
 
 
-def check_weight_writer_nodes(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
+def check_engine_nodes_have_ranks(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
     """Raise ValueError if an engine's node has no training rank, which would write the weights to shared memory."""
     for index, engine in enumerate(engines):
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(
-                f"engine {index} runs on node {engine.ip}, which has no training rank. rollout.name=hf and "
-                "rollout.lora=adapter send weights only within a node. Set rollout.colocate=true, or use neither."
+                f"node {engine.ip} has engine {index} but no training rank. rollout.name=hf and rollout.lora=adapter "
+                "need both. Set rollout.colocate=true, or use rollout.name=vllm with rollout.lora=merged."
             )
 
 
@@ -97,6 +97,6 @@ async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, flo
         alive = sum(node["Alive"] for node in ray.nodes())
         ray.shutdown()
         raise ValueError(
-            f"the cluster cannot place this run: it needs {bundles} (one per node or engine) and has {total} on "
-            f"{alive} node(s), of which {free} are free. Wait for other jobs to end, start more nodes, or {fix}."
+            f"this run needs {bundles} (one entry per node or engine), but only {free} of {total} are free on the "
+            f"cluster's {alive} node(s). Wait for other jobs to end, start more nodes, or {fix}."
         )

@@ -74,7 +74,7 @@ class WorkerGroups:
         return partial(self.specs.engine_builder, index, node)
 
     @property
-    def required_processes(self) -> Mapping[str, int]:
+    def required_service_processes(self) -> Mapping[str, int]:
         """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
         return {}
 

@@ -20,15 +20,15 @@ from alphaapollo.types import Message, Prompt
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
     """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
 
-    Raises ValueError if a file is unreadable, has no column `prompt_key` or has invalid rows, or if some prompts are
-    chats and others are texts.
+    Raises ValueError for an unreadable file, a missing column `prompt_key`, invalid rows, or a mix of chats and texts.
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         rows = read_rows(path)
         if prompt_key not in (columns := list_column_names(rows)):
             raise ValueError(
-                f"{path}: no column {prompt_key!r}. The columns are {', '.join(columns)}. {_suggest_fix(columns, path)}"
+                f"{path}: no column {prompt_key!r}. The columns are {', '.join(columns)}. "
+                f"{_suggest_fix_for_missing_prompts(columns, path)}"
             )
         contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
         is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
@@ -36,24 +36,24 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
-def read_chat(value: list[Any], label: str) -> list[Message]:
+def read_chat(value: list[Any], column: str) -> list[Message]:
     """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
 
-    Raises ValueError, starting with `label`, if a message is malformed or all contents are empty.
+    Raises ValueError, starting with `column`, if a message is malformed or all contents are empty.
     """
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{label} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
+            raise ValueError(f"{column} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"{label} has the message {_shorten_repr(message)}; its content must be text.")
+            raise ValueError(f"{column} has the message {_shorten_repr(message)}; its content must be text.")
         messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
-        raise ValueError(f"{label} is empty. Fill it or remove the row.")
+        raise ValueError(f"{column} is empty. Fill it or remove the row.")
     return messages
 
 
-def _suggest_fix(columns: Sequence[str], path: str) -> str:
+def _suggest_fix_for_missing_prompts(columns: Sequence[str], path: str) -> str:
     """Return the suggested fix for a data file without a prompt column: convert the file, or set data.prompt_key."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
         script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
@@ -129,7 +129,7 @@ def _convert_ground_truth_to_text(truth: Any) -> str | None:
         return truth
     if isinstance(truth, bytes) or truth != truth:
         kind = "bytes" if isinstance(truth, bytes) else "NaN"
-        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}; no answer can equal it. Write it as text.")
+        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}, which no answer can equal. Set it to a text or number.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 

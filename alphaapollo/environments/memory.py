@@ -38,12 +38,12 @@ def select_steps(steps: Sequence[Step], count: int, memory_type: MemoryType) -> 
     elif memory_type == "score":
         costs = {index: -steps[index].score for index in earlier}
     else:
-        costs = _compute_rank_sums(steps, earlier)
+        costs = _sum_score_and_length_ranks(steps, earlier)
     order = sorted(costs, key=lambda index: (costs[index], -index))  # of steps with equal cost, the later one first
     return [steps[index] for index in sorted([*order[: count - 1], newest])]
 
 
-def _compute_rank_sums(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
+def _sum_score_and_length_ranks(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
     """Return {index of a step: its rank by score + its rank by length}. Of equal actions, only the last is included."""
     unique = {steps[index].action: index for index in indices}.values()
     scores = sorted({-steps[index].score for index in unique})

@@ -68,7 +68,7 @@ class VerifiersEnvironment:
         openai_client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
         client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(openai_client)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
-        if not await self._wait_for_request():
+        if not await self._wait_for_model_request():
             reason = _describe_rollout_error(self._rollout.result())
             raise RuntimeError(f"environment {self._settings.name} ended before its first model request ({reason})")
         return Observation(self._chat)
@@ -78,7 +78,7 @@ class VerifiersEnvironment:
         content = action or " "  # verifiers treats an empty answer as a server failure
         before = [*self._chat, Message(role="assistant", content=content)]
         self._answer.set_result(_make_chat_completion(content))
-        if not await self._wait_for_request():
+        if not await self._wait_for_model_request():
             return StepResult(done=True, score=await self._score_rollout(self._rollout.result()))
         if self._chat[: len(before)] != before:
             raise RuntimeError(
@@ -101,7 +101,7 @@ class VerifiersEnvironment:
         self._requests.put_nowait((chat, answer))
         return await answer
 
-    async def _wait_for_request(self) -> bool:
+    async def _wait_for_model_request(self) -> bool:
         """Wait for the next request of the verifiers environment. Returns False if the episode ended instead."""
         assert self._rollout is not None
         request = asyncio.ensure_future(self._requests.get())

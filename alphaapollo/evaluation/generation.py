@@ -25,7 +25,7 @@ from alphaapollo.data.rendering import make_template_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
 from alphaapollo.evaluation.report import write_report
-from alphaapollo.evaluation.results import FinishedResults, open_results, read_finished_results
+from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch.input_checks import (
     check_context_length,
     check_rewards,
@@ -37,10 +37,10 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.resume import StartPoint, find_start_by_results
+from alphaapollo.launch.resume import StartPoint, find_start_from_results
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.models.folder_check import check_weight_files
-from alphaapollo.observability.counter import ProgressCounter
+from alphaapollo.observability.counter import LoopProgressBar
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
@@ -66,7 +66,7 @@ class GenerationPlan:
         """Sampling requests of the prompts without results. A validation with the same seed gets the same samples."""
         done, sampling = self.finished.prompt_ids, make_sampling(self.config)
         return [
-            GroupRequest(prompt, self.config.data.n_samples, sampling, draw=0, validate=True)
+            GroupRequest(prompt, self.config.data.n_samples, sampling, stream_position=0, validate=True)
             for prompt in self.prompts
             if prompt.id not in done
         ]
@@ -100,7 +100,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     rollout = resolve_inference_rollout(
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
     )
-    start, finished = find_start_by_results(config, RESULTS), FinishedResults()
+    start, finished = find_start_from_results(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
@@ -168,8 +168,8 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal
     path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.prompt_ids)
     with (
         SPANS("generate"),
-        open_results(path, plan.finished) as write,
-        ProgressCounter("prompts", len(plan.prompts), done, terminal) as counter,
+        open_results_writer(path, plan.finished) as write,
+        LoopProgressBar("prompts", len(plan.prompts), done, terminal) as counter,
     ):
         async for _, group in workers.engines.generate(plan.requests):
             write(group)

@@ -36,7 +36,7 @@ def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict
         candidates = pool.get_candidates(problem)
         right = [one for one in candidates if is_right(pool, one, criterion) is True]
         wrong = [one for one in candidates if is_right(pool, one, criterion) is False]
-        rows["sft"] += [{"messages": list(one.messages), **_describe_source(one)} for one in right]
+        rows["sft"] += [{"messages": list(one.messages), **_get_source_fields(one)} for one in right]
         rows["preference"] += _make_preference_rows(candidates, right, wrong)[:max_pairs]
         rows["verifier"] += [
             row for one in candidates for row in _make_verifier_rows(pool, one) if criterion == "truth"
@@ -65,7 +65,7 @@ def _make_preference_rows(
             "prompt": prompt,
             "chosen": list(good.messages[good.num_prompt_messages :]),
             "rejected": list(bad.messages[bad.num_prompt_messages :]),
-            **_describe_source(good),
+            **_get_source_fields(good),
         }
         for good, bad in product(right, wrong)
     ]
@@ -77,10 +77,10 @@ def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[Row]:
     if prompt is None or candidate.is_right is None:
         return []
     truth = {"style": "rule", "ground_truth": "right" if candidate.is_right else "wrong"}
-    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_describe_source(candidate)}]
+    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_get_source_fields(candidate)}]
 
 
-def _describe_source(candidate: Candidate) -> Row:
+def _get_source_fields(candidate: Candidate) -> Row:
     key = candidate.id
     return {
         "data_source": "evolving",
@@ -96,7 +96,7 @@ def export_training_rows(run_folder: Path, output_folder: Path, criterion: Crite
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)
     if not any(rows.values()):
         other = "votes" if criterion == "truth" else "truth"
-        raise ValueError(f"--by {criterion} finds no right or wrong solution in {run_folder}. Use --by {other}.")
+        raise ValueError(f"--by {criterion} cannot tell whether any solution in {run_folder} is right. Use --by {other}.")
     output_folder.mkdir(parents=True, exist_ok=True)
     counts = {name: len(file_rows) for name, file_rows in rows.items() if file_rows}
     for name in counts:

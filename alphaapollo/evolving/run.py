@@ -38,7 +38,7 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
-from alphaapollo.launch.resume import StartPoint, find_start_point_without_checkpoints
+from alphaapollo.launch.resume import StartPoint, find_start_from_results
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
@@ -93,7 +93,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_point_without_checkpoints(config, FILE))
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_from_results(config, FILE))
     if not prepared.start.replaces_previous_run:
         _check_pool_matches_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
@@ -115,8 +115,8 @@ def _check_pool_matches_data(prepared: PreparedEvolution) -> None:
     for candidate in Pool(prepared.folder).candidates.values():
         if rows.get(candidate.id.problem) != candidate.row:
             raise ValueError(
-                f"{prepared.folder} has results for other data: its candidate {candidate.key} is not a solution of row "
-                f"{candidate.id.problem} of data.path. Set another trainer.experiment_name, or "
+                f"{prepared.folder} has results for other data: row {candidate.id.problem} of data.path has changed "
+                f"since candidate {candidate.key} was generated for it. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
 

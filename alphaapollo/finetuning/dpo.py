@@ -57,7 +57,7 @@ class DpoTask(PairTask):
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.max_length for example in examples)
         return MemoryRequest(
-            longest, rows_per_example=len(examples[0].rows), needs_reference=self._uses_reference("live")
+            longest, rows_per_example=len(examples[0].rows), needs_reference=self._uses_reference_mode("live")
         )
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -66,7 +66,7 @@ class DpoTask(PairTask):
     async def begin_run(self, run: FinetuningRun) -> None:
         """Read the saved reference log-probs. If there are none, compute them with the initial weights."""
         await super().begin_run(run)
-        if not self._uses_reference("kept"):
+        if not self._uses_reference_mode("kept"):
             return
         plan = run.plan
         ranks: Any = run.trainer.ranks  # ranks of PreferenceWorker
@@ -80,7 +80,7 @@ class DpoTask(PairTask):
             save_reference_logps(path, digest, logps)
         assign_reference_logps(examples, logps)
 
-    def _uses_reference(self, mode: Literal["kept", "live"]) -> bool:
+    def _uses_reference_mode(self, mode: Literal["kept", "live"]) -> bool:
         """Return whether the loss needs a reference model and preference.reference has the value `mode`."""
         preference = self.config.preference
         return get_preference_loss(preference.loss).needs_reference and preference.reference == mode

@@ -36,7 +36,7 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress) -> None:
             checkpoints = CheckpointFolder(trainer.folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
             saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notice)
             ready = FinetuningRun(plan, model, progress, saving, session.tracker, console)
-            for warning in await model.get_self_check_warnings():
+            for warning in await model.get_logprob_check_warnings():
                 console.notice(warning)
             await plan.task.begin_run(ready)
             if checkpoint := plan.start.checkpoint:

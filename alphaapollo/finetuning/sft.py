@@ -47,7 +47,7 @@ class SftTask(FinetuningTask):
         data = self.config.data
         answers = (self.config.rollout.max_num_seqs, data.max_prompt_length, data.max_response_length)
         longest = max(len(row.token_ids) for row in examples)
-        return MemoryRequest(longest, sampling=answers if self.prompts else None)
+        return MemoryRequest(longest, sampling_shape=answers if self.prompts else None)
 
     def make_batches(self, examples: Sequence[Row], plan: FinetuningPlan) -> list[RankBatch]:
         return build_train_batch(

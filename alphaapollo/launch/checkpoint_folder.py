@@ -40,7 +40,7 @@ def read_progress(folder: Path) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
-            raise TypeError("`step` is not an integer")
+            raise TypeError("its field 'step' is not an integer")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
     return fields
@@ -120,7 +120,7 @@ class CheckpointFolder:
         best = self.find_best()
         return None if best is None else f"{self.keep_best} is best in {best}"
 
-    def check_keep_best(self, metrics: Mapping[str, float]) -> None:
+    def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `keep_best` is not among the metrics of the first validation."""
         has_failed = any(name.startswith("val/failed") and value == 1 for name, value in metrics.items())
         if self.keep_best is None or self._is_checked or has_failed:
@@ -212,7 +212,7 @@ def find_damage(checkpoint: Path) -> list[str]:
         return [message for message in pool.map(describe_damage, written) if message]
 
 
-def find_step_mismatch(checkpoint: Path) -> list[str]:
+def find_folder_name_errors(checkpoint: Path) -> list[str]:
     """Return a message if the folder was renamed, so that its name has another iteration than its progress.json."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step

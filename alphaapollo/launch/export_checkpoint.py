@@ -21,7 +21,7 @@ from alphaapollo.launch.push_to_hub import check_push_target
 from alphaapollo.launch.resume import read_saved_config
 
 if TYPE_CHECKING:
-    from alphaapollo.models.export.verification import Kind
+    from alphaapollo.models.export.verification import ModelKind
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ExportPlan:
 
     checkpoint: Path
     weights_folder: Path  # folder with the model's weights in the checkpoint
-    kind: Kind
+    kind: ModelKind
     model: Model  # model section with the base model of the run
     run_config: dict[str, Any]  # saved configuration of the run, as plain values
     dtype: Literal["float32", "bfloat16"]
@@ -50,7 +50,7 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     run = checkpoint.parents[1]
     saved = read_saved_config(run)
     model = _read_model_section(saved, run, config)
-    kind: Kind = "reward model" if "bradley_terry" in saved else config.role
+    kind: ModelKind = "reward model" if "bradley_terry" in saved else config.role
     weights = _find_weights_folder(checkpoint, kind)
     stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
@@ -103,7 +103,7 @@ def write_export(export: ExportPlan) -> str:
     return proof
 
 
-def _find_weights_folder(checkpoint: Path, kind: Kind) -> Path:
+def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:
     names = ("critic",) if kind == "critic" else ("policy", "model")
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":

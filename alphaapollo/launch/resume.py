@@ -24,7 +24,7 @@ from alphaapollo.launch.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
     find_damage,
-    find_step_mismatch,
+    find_folder_name_errors,
     list_checkpoints,
     move_aside,
     parse_step,
@@ -49,7 +49,7 @@ class StartPoint:
     changes: tuple[ConfigChange, ...] = ()  # configuration changes since the earlier start
     damaged: tuple[str, ...] = ()  # messages about damaged newer checkpoints
     last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
-    lost_metrics: str = ""  # message about missing lines in metrics.jsonl
+    lost_metrics_notice: str = ""  # message about missing lines in metrics.jsonl
     replaces_previous_run: bool = False  # the folder has a previous run, which is moved aside
 
     def describe(self) -> list[str]:
@@ -65,7 +65,7 @@ class StartPoint:
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         repeated = f"; iterations {self.step + 1} to {self.last_logged_step} are repeated"
         resumes = f"resumes from {self.checkpoint}{repeated if self.last_logged_step > self.step else ''}."
-        return [*damaged, resumes, *filter(None, [self.lost_metrics]), *aside, *since]
+        return [*damaged, resumes, *filter(None, [self.lost_metrics_notice]), *aside, *since]
 
     def has_exported_model(self) -> bool:
         """Return whether the run's folder `model` (the exported model) is newer than the checkpoint."""
@@ -135,7 +135,7 @@ def find_start_point(config: Config | TuningConfig) -> StartPoint:
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
-def find_start_by_results(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
+def find_start_from_results(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
     """Return the start point of a command without checkpoints, which resumes if its folder has the file `results_name`.
     Raises ValueError as find_config_changes does."""
     folder = config.trainer.folder
@@ -187,7 +187,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
     are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (messages := find_damage(checkpoint) or find_step_mismatch(checkpoint)):
+        if not (messages := find_damage(checkpoint) or find_folder_name_errors(checkpoint)):
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(messages)}")
     if damaged:
@@ -199,7 +199,7 @@ def find_config_changes(config: Config | TuningConfig | GenerationConfig | Evolv
     """Return the configuration changes since the last start of the run. Raises ValueError if a key has changed that
     identifies a run, if the folder belongs to another command, or if its configuration cannot be read."""
     folder = config.trainer.folder
-    changes = find_changes(_read_config_of_command(folder, type(config)), config)
+    changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
         raise ValueError(_format_refused_changes(folder, refused))
     return changes
@@ -209,7 +209,7 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
     """Raise ValueError if the folder has a run of another command. For commands that never resume."""
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
-        _read_config_of_command(folder, type(config))
+        _read_config_and_check_command(folder, type(config))
 
 
 def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[ConfigChange]:
@@ -217,7 +217,7 @@ def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list
     is refused, because any run may be selected."""
     if _find_saved_config(folder)[0] is None:
         return []
-    changes = find_changes(_read_config_of_command(folder, type(config)), config)
+    changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
     return [
         replace(change, verdict="applied") if change.verdict == "refused" else change
         for change in changes
@@ -255,7 +255,7 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     return (first if first.is_file() else None), 0
 
 
-def _read_config_of_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """Read the newest saved configuration of a run. Raises ValueError if the run belongs to another command than
     `schema`."""
     values = read_saved_config(folder)

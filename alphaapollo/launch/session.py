@@ -55,14 +55,14 @@ class TrainingSession:
 
 @asynccontextmanager
 async def open_session(
-    config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, steps: tuple[int, int], timer: Timer
+    config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, step_range: tuple[int, int], timer: Timer
 ) -> AsyncIterator[TrainingSession]:
     """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
-    WorkerDied or RunStalled. steps: (completed iterations, total iterations)."""
+    WorkerDied or RunStalled. step_range: (completed iterations, total iterations)."""
     trainer, folder = config.trainer, config.trainer.folder
     if reason := explain_missing_cluster(trainer):
         raise ValueError(reason)
-    moved, (done, total) = start.prepare_folder(config), steps
+    moved, (done, total) = start.prepare_folder(config), step_range
     console = Console()
     console.start(total, done)
     if moved:
@@ -73,7 +73,7 @@ async def open_session(
         with timer("start"):
             console.show_phase("start", 0, 1)
             workers = await start_workers(config, specs)
-        required, device = workers.required_processes, specs.placement.device
+        required, device = workers.required_service_processes, specs.placement.device
         stalls = StallMonitor(workers.ranks, trainer, device, console.notice, lambda: resume_hint(folder), required)
         processes = monitor_processes(required, lambda event: console.notice(f"{event}; {resume_hint(folder)}"))
         async with processes, stalls:

@@ -32,7 +32,7 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
-            first = await _try_reset(config, Services(_reject_call, config, tools, _reject_call), prompt)
+            first = await _reset_environment(config, Services(_raise_in_reset, config, tools, _raise_in_reset), prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
     finally:
         if tools is not None:
@@ -46,14 +46,14 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
 
 
 async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade two made-up answers to one prompt with the user's reward function, in a grader process. Returns both
+    """Grade two trial answers to one prompt with the user's reward function, in a grader process. Returns both
     scores. Raises ValueError if the reward function fails on both answers."""
     scores = await grade_trial_answers(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{function} fails on row {prompt.id} with each of two made-up answers. The last error was: "
+        f"{function} fails on row {prompt.id} for the ground truth and for an empty answer. Last error: "
         f"{scores[-1].reason}. Return a number or a dict of numbers for every answer."
     )
 
@@ -68,7 +68,7 @@ async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewa
         await client.close()
 
 
-async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
+async def _reset_environment(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
     """Create, reset and close the environment once. Returns its first observation."""
     where = f"env.env_name={config.env_name}, row {prompt.id}"
     caller, seconds = EnvironmentCaller(), config.episode_timeout
@@ -90,5 +90,5 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
         ) from failure
 
 
-def _reject_call(*_: object) -> Never:
-    raise RuntimeError("`reset` of the environment parses tool calls or calls the grader. Move these calls to `step`.")
+def _raise_in_reset(*_: object) -> Never:
+    raise RuntimeError("reset() of the environment uses services.parse_calls or services.score. Use them only in step().")

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.utils.network import find_interface, detach_reserved_socket
+from alphaapollo.utils.network import detach_reserved_socket, find_interface
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -162,7 +162,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     On shared GPUs, the trainers free their memory before the engines use it, as in each iteration (loop.py). With
     trainer.val_before_train, a new run then validates.
     """
-    for warning in await run.workers.policy.get_self_check_warnings():
+    for warning in await run.workers.policy.get_logprob_check_warnings():
         run.console.notice(warning)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
     run.create_reference_prefetcher()
@@ -192,7 +192,7 @@ async def can_share_prompt_computation(run: TrainingRun) -> bool:
     """Whether each prompt may be computed once for all its samples: policy and critic must pass a self-check. Raises
     ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.get_unsupported_prompt_sharing_reason())]
+    problems = [problem for role in roles if (problem := await role.get_prompt_sharing_obstacle())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
     return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
 

@@ -25,7 +25,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def reserve_port(host: str) -> int:
-    """Return a free TCP port of `host` (empty: all addresses). The port is reserved until take_reserved_port."""
+    """Return a free TCP port of `host` (empty: all addresses). The port is reserved until detach_reserved_socket."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
@@ -34,7 +34,7 @@ def reserve_port(host: str) -> int:
     return port
 
 
-def take_reserved_port(port: int) -> int:
+def detach_reserved_socket(port: int) -> int:
     """Return the file descriptor of the socket that listens on a reserved port. The caller must close it."""
     return _reserved.pop(port).detach()
 

@@ -11,7 +11,7 @@ import torch
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 
 
-def select_digested_parts(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def select_tensor_parts_for_digest(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the part of a parameter that this tensor-parallel rank adds to the digest, so that no element counts twice:
     the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only."""
     from vllm.distributed import get_tensor_model_parallel_rank
@@ -40,7 +40,7 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                parts = select_digested_parts(layer, name, parameter)
+                parts = select_tensor_parts_for_digest(layer, name, parameter)
                 live[id(parameter)] = compute_joint_digest(parts) if parameter.numel() else 0
                 total += live[id(parameter)]
             if name == "weight" and hasattr(layer, packed_digest_attribute):

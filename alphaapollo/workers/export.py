@@ -11,7 +11,7 @@ from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export import verification
 from alphaapollo.models.export.hf_folder import export_critic, export_model
-from alphaapollo.models.export.verification import Kind
+from alphaapollo.models.export.verification import ModelKind
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -21,7 +21,7 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, init
 
 
 def export_checkpoint(
-    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: Kind = "policy"
+    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: ModelKind
 ) -> float:
     """Export the weights in a worker's checkpoint folder as a Hugging Face model folder, and verify the folder.
 
@@ -44,7 +44,7 @@ def export_checkpoint(
 
 @torch.no_grad()
 def _write_hf_folder(
-    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: Kind
+    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: ModelKind
 ) -> tuple[list[int], list[float]]:
     """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))

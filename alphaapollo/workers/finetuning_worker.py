@@ -38,7 +38,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     tuning: TuningConfig
     model: FsdpRoot
     routers: Routers | None = None  # routers of a mixture of experts; None: a dense model
-    self_check_warnings: list[str]
+    logprob_check_warnings: list[str]
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """Compute a micro-batch's loss share and metric sums. `counts`: sums of count_loss_terms over all ranks."""
 
     def load_model(self) -> None:
-        """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `self_check_warnings`."""
+        """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `logprob_check_warnings`."""
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
         model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
-        self.self_check_warnings = make_mismatch_warnings(check_logprobs(model, self.builder, self.dtype))
+        self.logprob_check_warnings = make_mismatch_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad_step: bool = False) -> FinetuningStepResult:
         """Run one optimizer step. A non-finite gradient skips it (`skip_bad_step`) or raises FloatingPointError."""

@@ -80,7 +80,7 @@ class TrainingWorker(ModelWorker):
         self.state.offload()
 
     @torch.no_grad()
-    def compute_fingerprints(self) -> dict[str, tuple[int, float]]:
+    def compute_state_fingerprints(self) -> dict[str, tuple[int, float]]:
         """Compute (digest, sum of squares) of this rank's shard of the weights and of each optimizer moment.
 
         The values of all ranks add up to those of the model. With several replicas (HSDP), all but the first return 0.

@@ -159,7 +159,7 @@ class FakePolicy:
 
     def __init__(self, latencies: Latencies, clock: Clock):
         self.latencies, self.clock = latencies, clock
-        self.self_check_warnings: tuple[str, ...] = ()
+        self.logprob_check_warnings: tuple[str, ...] = ()
 
     def load_batch(self, batch: RankBatch) -> None:
         self.batch = batch
@@ -205,7 +205,7 @@ class FakeRollout:
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         with self.clock.elsewhere():
-            draws = np.random.default_rng([request.sampling.seed, request.draw])
+            draws = np.random.default_rng([request.sampling.seed, request.stream_position])
             lengths = self._lengths(draws, request.num_samples)
         seconds = float(lengths.max()) / self.latencies.tokens_per_second + self.latencies.grading
         end = self._time() + seconds

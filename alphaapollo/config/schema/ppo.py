@@ -60,8 +60,8 @@ class Config(Section):
         return math.ceil(self.trajectories_per_batch / self.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps per iteration with a full batch."""
+    def steps_per_iteration(self) -> int:
+        """The policy's optimizer steps per iteration with a full batch."""
         return self.num_mini_batches * self.actor_rollout_ref.actor.ppo_epochs
 
     @property
@@ -77,7 +77,7 @@ class Config(Section):
 
     def count_policy_steps(self, iterations: int) -> int:
         """Return the policy's optimizer steps in the first `iterations` iterations; critic warmup has none."""
-        return max(0, iterations - self.trainer.critic_warmup) * self.optimizer_steps
+        return max(0, iterations - self.trainer.critic_warmup) * self.steps_per_iteration
 
     def count_critic_steps(self, iterations: int) -> int:
         """Return the critic's optimizer steps in the first `iterations` iterations."""

@@ -17,7 +17,7 @@ import torch
 
 from alphaapollo.engines.vllm.interpreted import is_triton_interpreted
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.weight_sync.vllm_digest import select_digested_parts
+from alphaapollo.weight_sync.vllm_digest import select_tensor_parts_for_digest
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 
@@ -56,7 +56,7 @@ def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
     def pack_and_record_digest(layer: Any, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
-            parts = list(select_digested_parts(layer, "weight", layer.weight))
+            parts = list(select_tensor_parts_for_digest(layer, "weight", layer.weight))
             setattr(layer, PACKED_DIGEST, digests.submit(compute_joint_digest, parts))
         dispatch(layer, remove_weight)
         if is_matrix:

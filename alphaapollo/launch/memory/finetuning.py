@@ -35,7 +35,7 @@ class MemoryRequest:
     rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
     computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
     needs_reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
-    sampling: tuple[int, int, int] | None = None  # per rank: (responses at a time, prompt tokens, response tokens)
+    sampling_shape: tuple[int, int, int] | None = None  # per rank: (responses at once, prompt tokens, response tokens)
 
 
 def fit_finetuning_memory(
@@ -56,7 +56,7 @@ def fit_finetuning_memory(
         plan = _plan_memory(config, model, device, request, capacity)
     if plan.fits:
         return model, plan.add_checkpoint_copies(device, host_memory)
-    return model, plan.add_problem(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
+    return model, plan.mark_as_too_large(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
 
 
 def _plan_memory(
@@ -69,9 +69,9 @@ def _plan_memory(
         fixed += MemoryUsage(
             frozen_models=count_frozen_bytes(trained.sizes, trained.shards, get_dtype_bytes(model.dtype))
         )
-    of_model = trained.plan_update()
-    if request.sampling:
-        of_model[SAMPLING] = _plan_sampling(trained, model, *request.sampling)
+    of_model = trained.usage_during_update()
+    if request.sampling_shape:
+        of_model[SAMPLING] = _plan_sampling(trained, model, *request.sampling_shape)
     phases = {name: usage + fixed for name, usage in of_model.items()}
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":

@@ -130,8 +130,7 @@ def _count_imported_library_bytes(config: Config) -> int:
         return 0  # everything is in the policy's process
     ranks = trainer.n_gpus_per_node * (_has_critic(config) + config.reward_model.enable)
     per_engine = 3 if rollout.name == "vllm" else 1  # worker; with vLLM also its engine core and fork server
-    driver = 1
-    return (ranks + per_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
+    return (ranks + per_engine * (rollout.num_engines or 1) + 1) * RUNTIME["cpu"] + RAY  # 1: the driver
 
 
 def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
@@ -141,7 +140,8 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
     divergence = (
         make_divergence(config.teacher) if config.teacher.uses_full_vocabulary else REVERSE if full_kl else None
     )
-    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, divergence)
+    steps = config.steps_per_iteration
+    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, steps, divergence)
     trained = {"policy": policy}
     if _has_critic(config):
         own, steps = config.critic, config.num_mini_batches * config.critic.ppo_epochs
@@ -174,7 +174,7 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         phases["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_memory("policy", in_update)
     for name, one in trained.items():
         beside = sum_idle_memory(name, in_update if name == "policy" else idle)
-        phases |= {f"update of the {name}, {moment}": usage + beside for moment, usage in one.usage_during_update().items()}
+        phases |= {f"update of the {name}, {phase}": used + beside for phase, used in one.usage_during_update().items()}
     buckets = MemoryUsage(transfer_buckets=_count_weight_sync_bytes(policy, get_dtype_bytes(role.rollout.dtype)))
     phases["publish"] = policy.usage_after_step() + sum_idle_memory("policy", in_update) + buckets
     phases["generate"] = sum_idle_memory("", idle)

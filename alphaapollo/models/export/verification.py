@@ -10,13 +10,13 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.utils.seeds import derive_seed
 
-Kind = Literal["policy", "reward model", "critic"]
-AUTO_CLASSES: dict[Kind, str] = {
+ModelKind = Literal["policy", "reward model", "critic"]
+AUTO_CLASSES: dict[ModelKind, str] = {
     "policy": "AutoModelForCausalLM",
     "reward model": "AutoModelForSequenceClassification",
     "critic": "AutoModelForTokenClassification",
 }
-OUTPUT_NAMES: dict[Kind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
+OUTPUT_NAMES: dict[ModelKind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
 PROBE_TOKENS = 64
 TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 """Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
@@ -32,7 +32,7 @@ def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
 
 
 @torch.no_grad()
-def compute_transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
+def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[int], source: Model) -> list[float]:
     """Compute the outputs of an exported model on `token_ids` with transformers only, in float32.
 
     Returns a policy's log-probs of all tokens except the first [T - 1], a critic's values of all tokens except the last

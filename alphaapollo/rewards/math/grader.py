@@ -26,7 +26,7 @@ from alphaapollo.rewards.math.plain_answers import (
     WORD,
     compare_clock_times,
     compare_letters,
-    compare_numbers_with_base,
+    compare_numbers_in_base_notation,
     compare_words,
     split_unit,
 )
@@ -133,7 +133,7 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     """Return whether an answer equals the ground truth. Both are normalized LaTeX (see `normalize_latex`)."""
     if remove_spacing(truth) == remove_spacing(answer):
         return True
-    for compare in (compare_letters, compare_numbers_with_base, compare_clock_times, compare_words):
+    for compare in (compare_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
     truth, unit = split_unit(truth, answer)

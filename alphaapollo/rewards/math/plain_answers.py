@@ -51,7 +51,7 @@ def compare_letters(truth: str, answer: str) -> bool | None:
     return (found[1] or found[2]).upper() == expected[1]
 
 
-def compare_numbers_with_base(truth: str, answer: str) -> bool | None:
+def compare_numbers_in_base_notation(truth: str, answer: str) -> bool | None:
     """Return whether two numbers such as 1011_2 have the same digits and base, or None for other answers."""
     expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
     if not expected or not found or not any(map(str.isdigit, expected[1])):

@@ -82,7 +82,7 @@ class Sandbox:
     def __init__(self, without: Iterable[str] = (), allow_unsafe: bool = False, max_concurrent: int | None = None):
         self._without = frozenset(without)
         if unknown := self._without - OPTIONAL_LAYERS.keys():
-            raise ValueError(f"without={sorted(unknown)} has unknown layers. Use {', '.join(OPTIONAL_LAYERS)}.")
+            raise ValueError(f"unknown sandbox layers: without={sorted(unknown)}. Known: {', '.join(OPTIONAL_LAYERS)}.")
         self._allow_unsafe = allow_unsafe
         max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
         self._slots = threading.Semaphore(max_concurrent)

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from alphaapollo.launch.failures import FAILURES
         from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare, replay
-        from alphaapollo.trainer.replay.table import print_comparison
+        from alphaapollo.trainer.replay.table import print_and_check_comparison
 
         try:
             recording = read_recording(options.recording)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = asyncio.run(replay(prepared))
     except FAILURES as error:
         return report_error(error, 1)
-    return 0 if print_comparison(prepared, outcome) else 1
+    return 0 if print_and_check_comparison(prepared, outcome) else 1
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

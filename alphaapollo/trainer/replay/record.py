@@ -83,7 +83,7 @@ async def collect_learning_outcome(run: LearnerState, step: int, learned: Update
         columns = {name: learned.batch.layout.to_matrix(parts)[is_action] for name, parts in computed.items()}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
-            fingerprints |= {f"{name} {part}": value for part, value in (await role.compute_fingerprints()).items()}
+            fingerprints |= {f"{name} {key}": value for key, value in (await role.compute_state_fingerprints()).items()}
             await role.offload()
     return LearningOutcome(learned.metrics | {"kl/next_coef": learned.kl_coef}, fingerprints, columns)
 

@@ -44,14 +44,14 @@ def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, compa
     return values
 
 
-def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
+def print_and_check_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
     """Print recorded and replayed values side by side. Returns False if they differ but should be equal."""
     recording, recorded = prepared.recording, prepared.recording.outcome
     print(f"iteration {recording.info.step}, recorded in {recording.folder}")
     if recorded is None:
         recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
     if recorded.error or replayed.error:
-        return _print_errors(prepared, recorded, replayed)
+        return _print_and_check_errors(prepared, recorded, replayed)
     values = compare_outcomes(recorded, replayed, prepared.expects_exact_result)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     for value in values:
@@ -80,7 +80,7 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
     return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_difference_causes)}"
 
 
-def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
+def _print_and_check_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
     """Print the errors that ended the recorded or the replayed update. Returns whether they are as expected."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")

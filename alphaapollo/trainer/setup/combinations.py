@@ -116,11 +116,11 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
         key = "trainer.max_staleness"
         yield f"{derived}, but {key}={trainer.max_staleness} uses older samples. Set {key}=0."
-    if config.optimizer_steps == 1:
+    if config.steps_per_iteration == 1:
         return
     stale_steps = (
-        f"an iteration has {config.optimizer_steps} optimizer steps ({config.num_mini_batches} mini-batches x "
-        f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
+        f"an iteration has {config.steps_per_iteration} optimizer steps ({config.num_mini_batches} "
+        f"mini-batches x {actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
         f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_batch} and {ACTOR}.ppo_epochs=1."
     )
     if policy_loss.on_policy:

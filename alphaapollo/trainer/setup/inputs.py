@@ -216,7 +216,7 @@ def check_teacher_tokens(teacher: Teacher, policy: Model, policy_renderer: Rende
         reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
         rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
         if rows < needed:
-            raise ValueError(f"{cause}, but {path} computes {rows} logits and the policy {needed}. {fix}")
+            raise ValueError(f"{cause}, but {path} computes {rows} logits, fewer than the policy's {needed}. {fix}")
     if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
         return []
     return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]

@@ -49,7 +49,7 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
 def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config) -> dict[str, str]:
     """Return the table rows (label -> text) about batch sizes, lengths and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    prompts, samples = config.data.train_batch_size, config.group_size
+    prompts, samples, steps = config.data.train_batch_size, config.group_size, config.steps_per_iteration
     rates = [_describe_learning_rate(actor.optim)]
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
@@ -63,9 +63,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
-        "optimizer steps an iteration": (
-            f"{config.optimizer_steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
-        ),
+        "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": validation if inputs.val_prompts else "none",

@@ -77,7 +77,7 @@ class InFlightGroups:
         if not self._staleness:
             num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
             collected = await collect_groups(self._run, step, timer)
-            self._count_collected_groups(collected, num_unfinished - len(self._run.progress.unfinished))
+            self._update_group_counts(collected, num_unfinished - len(self._run.progress.unfinished))
             return collected
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
@@ -164,7 +164,7 @@ class InFlightGroups:
         del self._version[position]
         self._run.progress.unfinished.remove(position)
 
-    def _count_collected_groups(self, collected: CollectedGroups, num_started_before_resume: int) -> None:
+    def _update_group_counts(self, collected: CollectedGroups, num_started_before_resume: int) -> None:
         """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
 
         num_started_before_resume: number of returned groups that were already started before the run resumed.
@@ -174,10 +174,10 @@ class InFlightGroups:
         self._counts.update(
             started=len(collected.generated) - num_started_before_resume,
             finished=len(collected.generated),
-            trained=len(collected.groups),
+            trained=len(collected.selected),
             dropped_failed=len(collected.generated) - len(usable),
             dropped_no_signal=len(usable) - num_passed,
-            dropped_stale=num_passed - len(collected.groups),
+            dropped_stale=num_passed - len(collected.selected),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_placement import assign_actor_slots, check_weight_writer_nodes, choose_visible_gpus
+from alphaapollo.controller.ray_placement import assign_actor_slots, check_engine_nodes_have_ranks, choose_visible_gpus
 from alphaapollo.controller.ray_ranks import ActorLocation
 
 NODES: Any = "nodes"  # two, of four GPUs
@@ -62,6 +62,8 @@ def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
 
 def test_an_engine_on_a_node_without_training_rank_is_named() -> None:
     ranks = [ActorLocation(1, "a", "10.0.0.1", "")]
-    check_weight_writer_nodes(ranks, [ActorLocation(2, "a", "10.0.0.1", "")])
+    check_engine_nodes_have_ranks(ranks, [ActorLocation(2, "a", "10.0.0.1", "")])
     with pytest.raises(ValueError, match=r"engine 1 runs on node 10\.0\.0\.2.*rollout\.colocate=true"):
-        check_weight_writer_nodes(ranks, [ActorLocation(2, "a", "10.0.0.1", ""), ActorLocation(3, "b", "10.0.0.2", "")])
+        check_engine_nodes_have_ranks(
+            ranks, [ActorLocation(2, "a", "10.0.0.1", ""), ActorLocation(3, "b", "10.0.0.2", "")]
+        )

@@ -68,7 +68,7 @@ def test_reference_and_checkpoint_copies_are_counted():
 
 def test_kv_cache_of_answers_is_counted():
     """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
-    few, many = (MemoryRequest(1024, sampling=(count, 512, 512)) for count in (4, 4096))
+    few, many = (MemoryRequest(1024, sampling_shape=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
     assert plan.usage_by_phase["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
     problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem

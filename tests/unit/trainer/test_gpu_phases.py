@@ -114,7 +114,7 @@ class Trainer:
         self.gpu.work(self.role, "load")
 
     sharing = SimpleNamespace(unsupported_reason=None)
-    self_check_warnings = ("bfloat16 is doubtful",)
+    logprob_check_warnings = ("bfloat16 is doubtful",)
 
     def get_memory_metrics(self) -> dict[str, float]:
         return {}

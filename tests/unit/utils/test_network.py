@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from alphaapollo.utils.network import find_interface, listen_on_loopback_only, reserve_port, take_reserved_port
+from alphaapollo.utils.network import detach_reserved_socket, find_interface, listen_on_loopback_only, reserve_port
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
@@ -19,7 +19,7 @@ def test_reserved_port_is_not_given_again() -> None:
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     with (
-        socket.socket(fileno=take_reserved_port(port)) as listening,
+        socket.socket(fileno=detach_reserved_socket(port)) as listening,
         socket.create_connection(("127.0.0.1", port), timeout=5),
     ):
         listening.accept()[0].close()

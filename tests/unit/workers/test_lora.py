@@ -255,8 +255,8 @@ def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
     case = Case(str(model_folder("qwen3")), lora_rank=4)
     ours, _ = run_ranks(save_on_two, 2, case, str(tmp_path / "saved"))
     model = Model(path=case.folder, lora_rank=4)
-    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "merged"), "merged")
-    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "adapter"), "adapter")
+    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "merged"), "merged", "policy")
+    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "adapter"), "adapter", "policy")
     assert log_probs(plain(str(tmp_path / "merged"))) == pytest.approx(ours, abs=1e-4)
     for adapter in ("adapter", "saved_adapter"):
         assert log_probs(in_peft(case.folder, tmp_path / adapter)) == pytest.approx(ours, abs=1e-4)

@@ -96,7 +96,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
 
     said: list[str] = []
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
-    role = SimpleNamespace(get_unsupported_prompt_sharing_reason=problem)
+    role = SimpleNamespace(get_prompt_sharing_obstacle=problem)
     run: Any = SimpleNamespace(
         config=config,
         workers=SimpleNamespace(policy=role, critic=None),

@@ -22,7 +22,7 @@ from alphaapollo.trainer.replay.recording import (
     write_inputs,
     write_outcome,
 )
-from alphaapollo.trainer.replay.table import compare_outcomes, judge_replay, print_comparison
+from alphaapollo.trainer.replay.table import compare_outcomes, judge_replay, print_and_check_comparison
 from alphaapollo.types import Completion, Row, StopReason, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import group, trajectory
 
@@ -117,9 +117,9 @@ def with_loss(change: float) -> LearningOutcome:
 
 
 def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_comparison(prepared(), OUTCOME)
+    assert print_and_check_comparison(prepared(), OUTCOME)
     assert "bit for bit equal: 6 of 6" in capsys.readouterr().out
-    assert not print_comparison(prepared(), with_loss(1e-6))
+    assert not print_and_check_comparison(prepared(), with_loss(1e-6))
     said = capsys.readouterr().out
     assert "not equal: the first difference is in actor/loss; the largest difference is 1.0e-06, in actor/loss" in said
     other = replace(OUTCOME, columns={"advantages": np.array([0.5, -1.5], dtype=np.float32)})
@@ -154,10 +154,10 @@ def test_an_inexact_replay_has_a_tolerance() -> None:
 def test_a_recorded_error_must_occur_again(capsys: pytest.CaptureFixture[str]) -> None:
     bad = LearningOutcome({}, {}, {}, "the policy worker of rank 0: the gradient norm is nan")
     same = LearningOutcome({}, {}, {}, "the gradient norm is nan")
-    assert print_comparison(prepared(bad), same)
-    assert not print_comparison(prepared(bad), OUTCOME)
-    assert print_comparison(prepared(bad, float64=True), OUTCOME)  # so it was numerical
-    assert not print_comparison(prepared(), same)
+    assert print_and_check_comparison(prepared(bad), same)
+    assert not print_and_check_comparison(prepared(bad), OUTCOME)
+    assert print_and_check_comparison(prepared(bad, float64=True), OUTCOME)  # so it was numerical
+    assert not print_and_check_comparison(prepared(), same)
     assert "recorded: a complete step\nreplayed: the gradient norm is nan" in capsys.readouterr().out
-    assert print_comparison(prepared(None), OUTCOME)
+    assert print_and_check_comparison(prepared(None), OUTCOME)
     assert "recorded: the run ended before there was an outcome" in capsys.readouterr().out
