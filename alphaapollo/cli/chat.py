@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             chat = EngineChat(config, terminal)
         except ValueError as error:
             return report_error(error, 2)
-    terminal.write(f"{newest.folder}, in {config.env.env_name}. {USAGE}")
+    terminal.write(f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     try:
         chat.run()
     except FAILURES as error:
@@ -143,7 +143,7 @@ class EngineChat:
 
         self._num_prompts += 1
         prompt = Prompt(self._num_prompts, "chat", content)
-        request = GroupRequest(prompt, 1, make_sampling(self._config), draw=self._num_prompts, validate=True)
+        request = GroupRequest(prompt, 1, make_sampling(self._config), stream_position=self._num_prompts, validate=True)
         groups = [group async for _, group in workers.engines.generate([request])]
         return groups[0].trajectories[0]
 

@@ -48,7 +48,7 @@ class TrainedRun(LoggedRun):
 
         newest = find_newest_model(self.folder)
         export_newest_model(newest)
-        return newest.folder
+        return newest.model_folder
 
     def plot(self, *names: str) -> Figure:
         """Plot the metrics with these names; by default reward, accuracy and loss.

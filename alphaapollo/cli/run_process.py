@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
-from alphaapollo.utils.watchdog import exit_when_process_ends, stop_on_signals
+from alphaapollo.utils.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
 
 OnIteration = Callable[[int, dict[str, float]], None]
 """Callback that receives the step and the metrics of an iteration."""
@@ -135,5 +135,5 @@ class AppendedLineReader:
 
 if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
     exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
-    with stop_on_signals():
+    with treat_signals_as_ctrl_c():
         sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             spec = make_engine_spec(config)
         except ValueError as error:
             return report_error(error, 2)
-    name = options.name or newest.run.name
+    name = options.name or newest.run_folder.name
     command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
     command += [word for word in more if not _is_override(word)]
-    print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
+    print(f"{newest.model_folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
     print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
     return os.execve(command[0], command, os.environ | build_server_environment(spec))
 

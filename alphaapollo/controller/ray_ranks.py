@@ -96,9 +96,9 @@ class WorkerActor(Generic[W]):
             exit_when_process_ends(driver.pid, cleanup_folders)
         self.worker = await await_if_awaitable(build())
 
-    async def call(self, function: bytes, *item: Any) -> Any:
-        """Call function(worker, *item) and return the result. The function is pickled by `pickle_function`."""
-        return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *item))
+    async def call(self, function: bytes, *arguments: Any) -> Any:
+        """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
+        return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *arguments))
 
     @ray.method(concurrency_group=HEALTH)
     def report(self) -> ProcessReport:
@@ -149,11 +149,11 @@ class RayRanks(Ranks[W]):
         return str(await self._wait_for_call(0, self.actors[0].reserve_address.remote()))
 
     async def start(
-        self, builders: Sequence[Callable[[], Awaitable[W] | W]], environments: Sequence[dict[str, str]]
+        self, builders: Sequence[Callable[[], Awaitable[W] | W]], environment_variables: Sequence[dict[str, str]]
     ) -> None:
         """Build the worker of each rank in its process. builders: functions that return the workers, in rank order.
-        environments: environment variables to set in each process."""
-        each = enumerate(zip(builders, environments, strict=True))
+        environment_variables: variables to set in each process."""
+        each = enumerate(zip(builders, environment_variables, strict=True))
         calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
         await self._wait_for_all_calls(calls, "start")
 

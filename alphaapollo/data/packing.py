@@ -236,13 +236,13 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
 
 
 def split_micro_batches_on_ranks(
-    rank_bundle_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
+    row_lengths_by_rank_and_bundle: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
     """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank.
 
     A rank with too few micro-batches splits those with the most bundles, and adds empty ones if that is not enough.
     """
-    ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in rank_bundle_lengths]
+    ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in row_lengths_by_rank_and_bundle]
     count = max([1, *map(len, ranks)])
     return [_split_largest_micro_batches(batches, count) for batches in ranks]
 

@@ -31,18 +31,18 @@ def read_action(text: str, tags: Sequence[str] = ("answer",), allow_bare_word: b
     Actions with different tags in one text are an error. With `allow_bare_word`, the first word of a text without tags
     is the action.
     """
-    start = _find_end_of_open_thought(text)
+    start = _find_end_of_thought_opened_in_prompt(text)
     found = list(_find_tagged_actions(text, start, tags))
     kinds = list(dict.fromkeys(action.tag for action in found))
     if len(kinds) > 1:
         return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
     if found:
         return found[0]
-    word = _find_first_word(text, start) if allow_bare_word else None
+    word = _find_bare_word_action(text, start) if allow_bare_word else None
     return word or Action(error=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 
 
-def _find_end_of_open_thought(text: str) -> int:
+def _find_end_of_thought_opened_in_prompt(text: str) -> int:
     """Return the position after a `</think>` whose `<think>` is part of the prompt; 0 if there is none."""
     end, opened = text.find(f"</{THINK}>"), text.find(f"<{THINK}>")
     return end + len(f"</{THINK}>") if end >= 0 and (opened < 0 or end < opened) else 0
@@ -57,14 +57,14 @@ def _find_tagged_actions(text: str, position: int, tags: Sequence[str]) -> Itera
         if end >= 0:
             content, position = text[position:end].strip(), end + len(f"</{kind}>")
             if kind != THINK:
-                yield Action(kind, content, _count_kept_chars(text, position))
+                yield Action(kind, content, _find_cut_position(text, position))
         elif kind == THINK:
             return  # the remaining text is an open thought
         else:
             never_closed.add(kind)
 
 
-def _find_first_word(text: str, position: int) -> Action | None:
+def _find_bare_word_action(text: str, position: int) -> Action | None:
     """Return the first word after thoughts, without surrounding punctuation, as an action; None if there is none."""
     while text.startswith(f"<{THINK}>", position := len(text) - len(text[position:].lstrip())):
         end = text.find(f"</{THINK}>", position)
@@ -72,8 +72,8 @@ def _find_first_word(text: str, position: int) -> Action | None:
             return None
         position = end + len(f"</{THINK}>")
     word = re.compile(r"\S+").match(text, position)
-    return Action("", word[0].strip(PUNCTUATION), _count_kept_chars(text, word.end())) if word else None
+    return Action("", word[0].strip(PUNCTUATION), _find_cut_position(text, word.end())) if word else None
 
 
-def _count_kept_chars(text: str, end: int) -> int | None:
+def _find_cut_position(text: str, end: int) -> int | None:
     return end if text[end:].strip() else None

@@ -125,7 +125,7 @@ class ConfusionMatrix:
         return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
 
 
-def count_single_votes(judgements: Sequence[GradedJudgement]) -> ConfusionMatrix:
+def compute_vote_confusion_matrix(judgements: Sequence[GradedJudgement]) -> ConfusionMatrix:
     """Return the confusion matrix of all single votes."""
     counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
     for judgement, right in judgements:
@@ -262,7 +262,7 @@ def make_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> dict[s
     }
 
 
-def _compute_calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
+def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict[str, int]) -> dict[str, Any] | None:
     """Return how well votes predict the grades; None if no candidate has both votes and a grade."""
     by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
     for candidate in graded:
@@ -279,9 +279,9 @@ def _compute_calibration(pool: Pool, graded: Sequence[Candidate], table: dict[st
     sizes = range(1, int(counts.max()) + 1)
     return {
         "candidates": len(votes),
-        "single": count_single_votes(votes),
+        "single": compute_vote_confusion_matrix(votes),
         "majority": ConfusionMatrix(
-            table["right_for"], table["wrong_for"], table["right_against"], table["wrong_against"]
+            verdicts["right_for"], verdicts["wrong_for"], verdicts["right_against"], verdicts["wrong_against"]
         ),
         "roc": roc,
         "auc": compute_area_under_curve(roc),
@@ -353,7 +353,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _format_calibration(calibration: dict[str, Any]) -> list[str]:
-    def format_values_by_n(values: dict[int, float]) -> str:
+    def format_pairs(values: dict[int, float]) -> str:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 
     single = calibration["single"]
@@ -363,9 +363,9 @@ def _format_calibration(calibration: dict[str, Any]) -> list[str]:
         f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
         f"{single.false_positive_rate:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-        f"best of n by votes    {format_values_by_n(best_of)}",
-        f"oracle of n           {format_values_by_n(oracle)}",
-        f"majority of k votes   {format_values_by_n(calibration['votes'])}",
+        f"best of n by votes    {format_pairs(best_of)}",
+        f"oracle of n           {format_pairs(oracle)}",
+        f"majority of k votes   {format_pairs(calibration['votes'])}",
     ]
 
 

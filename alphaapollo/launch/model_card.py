@@ -53,7 +53,7 @@ def format_model_card(
         f"It was trained from {shorten_path(base_model)}.",
         "## Data and algorithm\n\n" + "\n".join(_describe_training(saved, command)),
         "## Keys that differ from the defaults\n\n"
-        + _format_table(("key", "value"), list_changed_keys(saved, command)),
+        + _format_table(("key", "value"), list_non_default_keys(saved, command)),
         "## Metrics\n\n" + _format_table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
         "## Versions\n\n"
         + _format_table(("package", "version"), [*list_versions(PACKAGES), ("python", platform.python_version())]),
@@ -67,7 +67,7 @@ def shorten_path(path: str) -> str:
     return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
-def list_changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
+def list_non_default_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
     """Yield (key, value) of each configuration key with a non-default value, except secrets and output paths."""
     values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys(saved)}
     for name, key in list_keys(COMMANDS[command]).items():

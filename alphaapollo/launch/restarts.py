@@ -14,7 +14,7 @@ from typing import Any
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.checkpoint_folder import list_checkpoints, parse_step
+from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
@@ -23,7 +23,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 
-def run_with_restarts(prepared_run: Any, run: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
+def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Coroutine[Any, Any, None]]) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
     restarted.
 
@@ -53,12 +53,12 @@ def run_with_restarts(prepared_run: Any, run: Callable[[Any, Any], Coroutine[Any
         last_death, restarts = (iteration, death.role), restarts + 1
         Console().notice(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
-            prepared_run = prepare_restart(prepared_run)
+            prepared_run = prepare_restart_from_newest_checkpoint(prepared_run)
         except ValueError as error:
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death
 
 
-def prepare_restart(prepared_run: Any) -> Any:
+def prepare_restart_from_newest_checkpoint(prepared_run: Any) -> Any:
     """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
     did before.
 

@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.config.schema.trainer import RunWithWorkers
+from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
 def run_in_locked_folder(
-    trainer: RunWithWorkers,
+    trainer: RunSettings,
     prepare: Callable[[], Any],
     run: Callable[[Any], None],
     interrupted_message: Callable[[], str],
@@ -53,7 +53,7 @@ def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
     signal often reaches the workers as well."""
     was_signalled = False
 
-    async def run_and_watch_signals() -> None:
+    async def await_coroutine_and_watch_sigint() -> None:
         handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
 
         def forward_signal(number: int, frame: FrameType | None) -> None:
@@ -69,7 +69,7 @@ def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
             signal.signal(signal.SIGINT, handler)
 
     try:
-        asyncio.run(run_and_watch_signals())
+        asyncio.run(await_coroutine_and_watch_sigint())
     except WorkerLost as death:
         if was_signalled:
             raise KeyboardInterrupt from death

@@ -28,9 +28,9 @@ LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwar
 class RunModel:
     """Location of a run's model: a Hugging Face folder that transformers and vLLM can load."""
 
-    run: Path  # folder of the run; the model's folder if the run is unknown
-    folder: Path  # folder of the model
-    checkpoint: Path | None = None  # checkpoint that must be exported to `folder` first; None: the model exists
+    run_folder: Path  # folder of the run; the model's folder if the run is unknown
+    model_folder: Path
+    checkpoint: Path | None = None  # checkpoint that must be exported to `model_folder` first; None: the model exists
 
 
 def find_newest_model(path: Path) -> RunModel:
@@ -90,12 +90,12 @@ def _find_run_of_model(model: Path) -> Path:
 def make_generation_config_values(run_model: RunModel) -> dict[str, Any]:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
     limits. Graders are left out."""
-    is_known = run_model.run != run_model.folder and (run_model.run / "config.yaml").is_file()
-    saved = read_saved_config(run_model.run) if is_known else {}
+    is_known = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
+    saved = read_saved_config(run_model.run_folder) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
-    merged = {"path": str(run_model.folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
+    merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
         "model": role.get("model", {}) | merged,
         "rollout": rollout | alone,
@@ -126,7 +126,7 @@ def export_newest_model(newest: RunModel) -> None:
     """Export the model's checkpoint in a subprocess, unless the model exists. Raises ConfigError if this fails."""
     if newest.checkpoint is None:
         return
-    keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.folder))]
+    keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.model_folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
     if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
         raise ConfigError(f"{newest.checkpoint} could not be exported. See the error of the export above.")

@@ -98,11 +98,11 @@ def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
-def check_ulysses_support(config: PretrainedConfig, setting: str, size: int, size_key: str, custom_code: bool) -> None:
+def check_ulysses_support(config: PretrainedConfig, model: str, size: int, size_key: str, custom_code: bool) -> None:
     """Raise ValueError if a model does not support sequence parallelism.
 
     Args:
-        setting: config key and path of the model, for the message.
+        model: config key and path of the model, for the message.
         size: number of ranks that split every sequence.
         size_key: config key of `size`.
         custom_code: the model folder has its own modeling code.
@@ -119,7 +119,7 @@ def check_ulysses_support(config: PretrainedConfig, setting: str, size: int, siz
     elif heads % size or not heads:
         reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
     if reason:
-        raise ValueError(f"{size_key}={size} is not supported: {setting} {reason}. Set {size_key}={possible}.")
+        raise ValueError(f"{size_key}={size} is not supported: {model} {reason}. Set {size_key}={possible}.")
 
 
 def _find_rope_types(rope_parameters: dict[str, Any]) -> list[str]:

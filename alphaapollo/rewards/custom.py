@@ -45,13 +45,13 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     return adapted
 
 
-def adapt_verl_function(function: Callable[..., Any], names: list[str]) -> RewardFunction:
-    """Wrap a reward function with verl's signature so that it takes (prompt, completion). `names`: its parameters."""
+def adapt_verl_function(function: Callable[..., Any], parameter_names: list[str]) -> RewardFunction:
+    """Wrap a reward function with verl's parameters so that it takes (prompt, completion)."""
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
         values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
         arguments = dict(zip(VERL_NAMES, values, strict=True))
-        return convert_verl_result(function(**{name: arguments[name] for name in names}))
+        return convert_verl_result(function(**{name: arguments[name] for name in parameter_names}))
 
     return reward
 

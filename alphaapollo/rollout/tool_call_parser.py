@@ -8,7 +8,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -41,11 +41,11 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
 
 
 def check_tool_call_parser(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[Any], arguments: Mapping[str, Any]
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[Any], template_arguments: Mapping[str, Any]
 ) -> None:
     """Check that a tool-call parser can be built. Raises the same errors as make_tool_call_parser. The check runs in a
     subprocess, because importing vLLM takes memory and freezes vLLM's settings."""
-    inputs = (env, tokenizer_path, trust_remote_code, list(schemas), dict(arguments))
+    inputs = (env, tokenizer_path, trust_remote_code, schemas, dict(template_arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_check_parser_in_subprocess, *inputs).result()
 

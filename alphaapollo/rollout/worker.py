@@ -39,7 +39,7 @@ from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.time_limit import pause_time_limits, resume_time_limits
+from alphaapollo.utils.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, get_weights_folder
 
@@ -131,7 +131,7 @@ class RolloutWorker:
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        HEARTBEAT.watch_helpers(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
+        HEARTBEAT.watch_helper_processes(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
     def _list_engine_processes(self) -> dict[int, str]:
@@ -157,13 +157,13 @@ class RolloutWorker:
 
     async def pause(self) -> None:
         """Pause generation between two tokens (engines/protocol.py), and the time limits of environments."""
-        pause_time_limits()
+        pause_all_time_limits()
         await self.engine.pause()
 
     async def resume(self) -> None:
         """Resume generation and time limits after `pause`."""
         await self.engine.resume()
-        resume_time_limits()
+        resume_all_time_limits()
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         """Finish a weight sync, and return the digest of the engine's weights. Running requests must be paused.

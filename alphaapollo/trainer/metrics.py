@@ -183,17 +183,17 @@ def compute_mean_length_penalty(
     return before / len(trajectories) - float(shaped_rewards.mean())
 
 
-def compute_layout_metrics(layout: TrainBatch, padded: bool, num_excluded: int, num_trained: int) -> dict[str, float]:
+def compute_batch_metrics(batch: TrainBatch, padded: bool, num_excluded: int, num_trained: int) -> dict[str, float]:
     """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
-    loads = [rank.count_computed_tokens(padded=False) for rank in layout.rank_batches]
-    cells = layout.count_computed_tokens(padded)
+    loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
+    cells = batch.count_computed_tokens(padded)
     return {
         "batch/trajectories": float(num_trained),
         "batch/lost": float(num_excluded),
-        "batch/rows": float(layout.num_rows),
-        "batch/tokens": float(layout.num_tokens),
-        "batch/sharing": layout.num_tokens / sum(loads),
-        "batch/micro_batches": float(sum(len(step.micro_batches) for step in layout.rank_batches[0].mini_batches)),
+        "batch/rows": float(batch.num_rows),
+        "batch/tokens": float(batch.num_tokens),
+        "batch/sharing": batch.num_tokens / sum(loads),
+        "batch/micro_batches": float(sum(len(step.micro_batches) for step in batch.rank_batches[0].mini_batches)),
         "batch/padding": 1 - sum(loads) / cells,
         "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
     }

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from alphaapollo.utils.redaction import redact
 from alphaapollo.utils.temp_folder import run_in_temp_folder
-from alphaapollo.utils.watchdog import stop_on_signals
+from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 
 class MainFunction(Protocol):
@@ -50,7 +50,7 @@ def entry_point(main: MainFunction) -> MainFunction:
         try:
             if sys.excepthook is sys.__excepthook__:
                 sys.excepthook = print_redacted_traceback
-            with stop_on_signals():
+            with treat_signals_as_ctrl_c():
                 return run_in_temp_folder(lambda: main(argv))
         except KeyboardInterrupt:  # commands with a run folder report more (launch/run_command.py)
             print("\ninterrupted", file=sys.stderr)

@@ -5,7 +5,7 @@
         with exclude_from_time_limit():     # waiting in a function or task of the block is not counted
             await semaphore.acquire()
 
-pause_time_limits and resume_time_limits apply to all limits of the process, e.g. while the trainer uses the GPU.
+pause_all_time_limits and resume_all_time_limits apply to the whole process, e.g. while the trainer uses the GPU.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _running: set[TimeLimit] = set()  # limits inside a count_time() block
 _paused = False
 
 
-def pause_time_limits() -> None:
-    """Stop counting time in all time limits of this process until resume_time_limits."""
+def pause_all_time_limits() -> None:
+    """Stop counting time in all time limits of this process until resume_all_time_limits."""
     global _paused
     _paused = True
     for limit in _running:
         limit._update_time_left()
 
 
-def resume_time_limits() -> None:
-    """Continue counting time in all time limits of this process after pause_time_limits."""
+def resume_all_time_limits() -> None:
+    """Continue counting time in all time limits of this process after pause_all_time_limits."""
     global _paused
     _paused = False
     for limit in _running:

@@ -58,8 +58,8 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights = joined.rows.common_value(loss_weights)
-        sequence_weights = joined.rows.common_value(sequence_weights)
+        loss_weights = joined.row_groups.common_value(loss_weights)
+        sequence_weights = joined.row_groups.common_value(sequence_weights)
     return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 

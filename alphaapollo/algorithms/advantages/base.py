@@ -169,7 +169,7 @@ def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn]
 class Trajectories:
     """The N trajectories of a batch, each of one or several token sequences (rows)."""
 
-    rows: Groups  # groups the B rows by trajectory
+    row_groups: Groups  # groups the B rows by trajectory
     groups: Groups  # groups the N trajectories by prompt
     scores: Tensor  # [N]
     lengths: Tensor  # [N] number of action tokens over all rows
@@ -186,7 +186,7 @@ class Trajectories:
 
     def expand_to_tokens(self, advantages: Tensor) -> Advantages:
         """Give every action token the advantage of its trajectory; 0 elsewhere. [N] -> [B, L]."""
-        token_advantages = advantages[self.rows.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
+        token_advantages = advantages[self.row_groups.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
         return Advantages(token_advantages, token_advantages)
 
 

@@ -19,7 +19,7 @@ from alphaapollo.config.schema.base import (
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
-from alphaapollo.config.schema.trainer import RunWithWorkers
+from alphaapollo.config.schema.trainer import RunSettings
 
 REQUEST_IDENTITY = OnResume("refused", "it determines what is requested, and from which model")
 
@@ -137,7 +137,7 @@ class EvolvingBudget(Section):
     """Share of each limit reserved for the tournament and for writing results."""
 
 
-class EvolvingTrainer(RunWithWorkers):
+class EvolvingTrainer(RunSettings):
     experiment_name: FolderName = "evolving"
     """Second folder of the run under output_dir."""
     resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"

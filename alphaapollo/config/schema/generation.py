@@ -22,7 +22,7 @@ from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.sizes import find_batch_token_errors
-from alphaapollo.config.schema.trainer import RunWithWorkers
+from alphaapollo.config.schema.trainer import RunSettings
 
 UNREAD_ROLLOUT_KEYS = dict.fromkeys(
     ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it affects only training"
@@ -54,7 +54,7 @@ class GenerationRollout(Rollout):
         return iter(())  # truncated sampling biases training only
 
 
-class GenerationTrainer(RunWithWorkers):
+class GenerationTrainer(RunSettings):
     experiment_name: FolderName = "generation"
     """Second folder of the run under output_dir."""
     resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"

@@ -42,7 +42,7 @@ class RunFolder(Section):
         return Path(self.output_dir) / self.project_name / self.experiment_name
 
 
-class RunWithWorkers(RunFolder):
+class RunSettings(RunFolder):
     """`trainer` section of every command with workers."""
 
     stall_timeout: PositiveFloat | None = 600.0
@@ -62,7 +62,7 @@ class RunWithWorkers(RunFolder):
         return min(60.0, (self.stall_timeout or math.inf) / 10)
 
 
-class Training(RunWithWorkers):
+class Training(RunSettings):
     """`trainer` section of every command that trains."""
 
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]

@@ -22,7 +22,7 @@ from typing import Any
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.trainer import RunWithWorkers
+from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.health.stall_detector import (
     STOPPED,
     RunSnapshot,
@@ -57,7 +57,7 @@ class StallMonitor:
     def __init__(
         self,
         ranks: Sequence[Ranks[Any]],
-        trainer: RunWithWorkers,
+        trainer: RunSettings,
         device: Device,
         notify: Callable[[str], None],
         make_resume_hint: Callable[[], str],
@@ -81,7 +81,7 @@ class StallMonitor:
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
-            HEARTBEAT.watch_helpers(int, lambda: self._required)
+            HEARTBEAT.watch_helper_processes(int, lambda: self._required)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._thread.start()
         return self

@@ -22,7 +22,7 @@ class PaddedIndices:
     remainders: Tensor  # int64 [b, C]: tokens of each remainder
     remainder_keys: Tensor  # int64 [b, P + C]: tokens of the row's prompt, then of its remainder
     remainder_mask: Tensor  # bool [b, 1, C, P + C]: true where a remainder's token attends to a key
-    unpadded: Tensor  # int64 [sum T]: index of each token in the flattened `prompts`, followed by `remainders`
+    token_positions: Tensor  # int64 [sum T]: position of each token in the flattened `prompts`, then `remainders`
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
@@ -46,15 +46,15 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
         is_remainder_visible = is_remainder_visible & (distance < window)
     mask = np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)
     cells = np.concatenate([prefix_cells.ravel(), remainder_cells.ravel()])
-    unpadded = np.empty(lengths.sum(), dtype=np.int64)
-    unpadded[cells[::-1]] = np.arange(len(cells))[::-1]  # a repeated position gets its first cell, which is not padding
+    positions = np.empty(lengths.sum(), dtype=np.int64)
+    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # repeated positions get their first cell, not padding
     device = packing.cu_seqlens.device
     return PaddedIndices(
         prompts=torch.from_numpy(prefix_cells).to(device),
         remainders=torch.from_numpy(remainder_cells).to(device),
         remainder_keys=torch.from_numpy(np.concatenate([row_prefix_cells, remainder_cells], axis=1)).to(device),
         remainder_mask=torch.from_numpy(mask[:, None]).to(device),
-        unpadded=torch.from_numpy(unpadded).to(device),
+        token_positions=torch.from_numpy(positions).to(device),
     )
 
 

@@ -47,7 +47,7 @@ def set_capabilities(mask: int) -> None:
     _raise_if_failed(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
 
 
-def get_address_space() -> int:
+def count_address_space_bytes() -> int:
     """Return how many bytes of address space this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 

@@ -84,7 +84,7 @@ def _make_fork_context(packages: list[str]) -> ForkContext:
         if os.path.exists(path):
             rights = landlock.DEVICE if path in DEVICES else landlock.READ
             rules.append((os.open(path, os.O_PATH), rights))
-    return ForkContext(os.getpid(), linux.get_address_space(), library, landlock.get_version(), rules)
+    return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, landlock.get_version(), rules)
 
 
 class Zygote:
@@ -112,7 +112,7 @@ class Zygote:
                     os.read(self._wake, 4096)
                     self._reap_children()
                 elif descriptor != self._program.fileno():
-                    self._execute_command(descriptor)
+                    self._signal_child(descriptor)
                 elif not self.fork_next_child():
                     self._kill_children()
                     return
@@ -136,7 +136,7 @@ class Zygote:
         with contextlib.suppress(OSError):  # the program may have removed the folder
             remove_tree(self._folder)
 
-    def _execute_command(self, notice_socket: int) -> None:
+    def _signal_child(self, notice_socket: int) -> None:
         """Stop, continue or kill a child as its notice connection says. If that is closed, kill the child."""
         for pid, child in self._children.items():
             if child.notice_socket != notice_socket:

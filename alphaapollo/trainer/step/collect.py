@@ -26,7 +26,7 @@ from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 class CollectedGroups:
     """Rollout groups to train on, and all groups that were generated to get them."""
 
-    groups: list[TrajectoryGroup]
+    selected: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
     recovery_metrics: dict[str, float] = field(default_factory=dict)  # empty if no engine was restarted
@@ -76,7 +76,7 @@ def make_group_request(run: TrainingRun, stream_position: int) -> GroupRequest:
         run.prompts[index],
         run.config.group_size,
         run.plan.sampling,
-        draw=stream_position,
+        stream_position=stream_position,
         greedy_baseline=run.plan.greedy_baseline,
     )
 

@@ -73,7 +73,7 @@ class Batch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    token_keys: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
+    token_noise: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
 
     @property
     def mini_batch_ids(self) -> Tensor:
@@ -135,7 +135,7 @@ def build_batch(
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    token_keys = draw_token_keys(joined, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
+    token_noise = draw_token_noise(joined, trajectories, settings) if policy_loss.choose else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -150,17 +150,17 @@ def build_batch(
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
-        token_keys=token_keys,
+        token_noise=token_noise,
     )
 
 
-def draw_token_keys(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
+def draw_token_noise(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], settings: BatchSettings) -> Tensor:
     """Draw a random number in [0, 1) per action token. Returns [B, L]. Each trajectory has a seed of its own."""
-    keys, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
-    for row, actions, trajectory in zip(keys, is_action, trajectories, strict=True):
-        seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
+    noise, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
+    for row, actions, trajectory in zip(noise, is_action, trajectories, strict=True):
+        seed = derive_seed(settings.run_seed, "choice", settings.step, trajectory.prompt_id, trajectory.sample)
         row[actions] = np.random.default_rng(seed).random(actions.sum())
-    return joined.split(torch.from_numpy(keys))
+    return joined.split(torch.from_numpy(noise))
 
 
 def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_response_length: int) -> Tensor:
@@ -183,7 +183,7 @@ def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_r
     return rewards
 
 
-def check_length_budgets(prompts: Iterable[Prompt]) -> None:
+def check_prompts_have_length_budgets(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError for a prompt without a token budget in extra_info, which algorithm.length_budget needs."""
     for prompt in prompts:
         budget = prompt.extra_info.get(BUDGET)

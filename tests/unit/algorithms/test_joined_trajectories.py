@@ -12,7 +12,8 @@ def test_rows_of_a_trajectory_become_one_in_their_order():
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
     assert (
-        whole.rows.common_value(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
+        whole.row_groups.common_value(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist()
+        == torch.tensor([0.4, 0.7, 0.9]).tolist()
     )
 
 

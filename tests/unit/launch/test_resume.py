@@ -278,7 +278,7 @@ def test_lines_that_were_never_written_are_not_lost(
     train(config, step)
     log(config.trainer.folder, *left)
     said = f"{config.trainer.folder / 'metrics.jsonl'} has no lines of iterations {lost}; they are lost."
-    assert start_of(config).lost_metrics == (said if lost else "")
+    assert start_of(config).lost_metrics_notice == (said if lost else "")
 
 
 def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.run_command import run_in_locked_folder, run_until_signal
-from alphaapollo.utils.watchdog import stop_on_signals
+from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 HOLD = """
 import sys
@@ -87,7 +87,7 @@ def test_a_death_after_a_signal_is_an_interrupt() -> None:
         finally:
             raise WorkerDied("the policy worker of rank 0 died", "policy")
 
-    with stop_on_signals():
+    with treat_signals_as_ctrl_c():
         with pytest.raises(KeyboardInterrupt):
             run_until_signal(end(True))
         with pytest.raises(WorkerDied):

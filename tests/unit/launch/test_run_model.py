@@ -46,11 +46,11 @@ def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     own = model(tmp_path / "run/model")
     assert find_newest_model(own) == RunModel(own, own)
     save_config(SftConfig(), tmp_path / "run/config.yaml")
-    assert find_newest_model(own).run == tmp_path / "run"
+    assert find_newest_model(own).run_folder == tmp_path / "run"
     exported = model(tmp_path / "run/exported/step_000001")
     assert find_newest_model(exported) == RunModel(tmp_path / "run", exported)
     elsewhere = model(tmp_path / "run/model/inner")
-    assert find_newest_model(elsewhere).run == elsewhere
+    assert find_newest_model(elsewhere).run_folder == elsewhere
 
 
 @pytest.mark.parametrize(

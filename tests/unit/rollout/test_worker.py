@@ -75,7 +75,7 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
 
     renderer = Renderer(load_tokenizer(str(model_folder)))
     four = renderer.encode(["4"])[0]
-    (group,) = run(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), draw=0))
+    (group,) = run(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), stream_position=0))
     assert [trajectory.score for trajectory in group.trajectories] == [Score(1.0, {"accuracy": 1.0})] * 2
     (turn,) = group.trajectories[0].turns
     assert turn.text == "4" and turn.context_ids == renderer.encode_prompt(CHAT) == asked[0][0]
@@ -85,7 +85,7 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
 
 def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
     ungradable = Prompt(3, "exact", CHAT)  # no ground truth
-    (group,) = run(make_worker(model_folder, tmp_path), GroupRequest(ungradable, 1, Sampling(16), draw=0))
+    (group,) = run(make_worker(model_folder, tmp_path), GroupRequest(ungradable, 1, Sampling(16), stream_position=0))
     score = group.trajectories[0].score
     assert score.outcome is Outcome.GRADER_FAILED and "ground truth" in score.reason
 
@@ -97,7 +97,7 @@ def test_fake_engine_is_selected_by_name_and_has_no_weights(model_folder, tmp_pa
 
 
 def test_long_prompt_is_truncated_or_masked(model_folder, tmp_path):
-    request = GroupRequest(PROMPT, 1, Sampling(16), draw=0)
+    request = GroupRequest(PROMPT, 1, Sampling(16), stream_position=0)
     (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5, truncation="left"), request)
     assert len(group.trajectories[0].turns[0].context_ids) == 5
     (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5), request)

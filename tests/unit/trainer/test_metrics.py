@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.metrics import compute_layout_metrics, compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics, compute_speed_metrics
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
@@ -144,7 +144,7 @@ def test_layout_metrics() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
     layout = build(groups, actor).layout
-    packed = compute_layout_metrics(layout, padded=False, num_excluded=2, num_trained=4)
+    packed = compute_batch_metrics(layout, padded=False, num_excluded=2, num_trained=4)
     assert packed == {
         "batch/trajectories": 4.0,
         "batch/lost": 2.0,
@@ -161,12 +161,12 @@ def test_layout_metrics() -> None:
         for micro in step.micro_batches
     )
     assert cells == 2 * 6 + 2 * 4
-    assert compute_layout_metrics(layout, padded=True, num_excluded=0, num_trained=4)["batch/padding"] == pytest.approx(
+    assert compute_batch_metrics(layout, padded=True, num_excluded=0, num_trained=4)["batch/padding"] == pytest.approx(
         1 - 18 / 20
     )
     two = build(groups, actor, num_ranks=2).layout
     loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
-    assert compute_layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
+    assert compute_batch_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
 
 
 def test_speed_per_gpu_only_on_gpus() -> None:

@@ -2,7 +2,12 @@ import asyncio
 
 import pytest
 
-from alphaapollo.utils.time_limit import TimeLimit, exclude_from_time_limit, pause_time_limits, resume_time_limits
+from alphaapollo.utils.time_limit import (
+    TimeLimit,
+    exclude_from_time_limit,
+    pause_all_time_limits,
+    resume_all_time_limits,
+)
 from tests.unit.virtual_time import run
 
 
@@ -88,9 +93,9 @@ def test_paused_limits_do_not_count():
 
         async def stop() -> None:
             await asyncio.sleep(4)
-            pause_time_limits()
+            pause_all_time_limits()
             await asyncio.sleep(100)
-            resume_time_limits()
+            resume_all_time_limits()
 
         async def work(limit: TimeLimit, seconds: float) -> None:
             async with limit.count_time():
