@@ -60,8 +60,8 @@ def main() -> None:
         "benchmark": "checkpoint",
         "size": args.size,
         "parameters": parameters,
-        "ratio": round(median["foreground_waited"] / median["behind_waited"], 3),
-        "step_ratio": round(median["foreground_step"] / median["behind_step"], 3),
+        "ratio": round(median["foreground_waited"] / median["background_waited"], 3),
+        "step_ratio": round(median["foreground_step"] / median["background_step"], 3),
         "seconds": {name: round(value, 3) for name, value in median.items()},
         **machine(),
     }
