@@ -274,13 +274,13 @@ class TrajectoryGroup:
 class GroupRequest:
     """Request from the driver to a rollout worker for n episodes of one prompt.
 
-    All randomness depends only on the run seed, draw (position in the stream of prompts), prompt.id, sample and turn.
+    All randomness depends only on the run seed, stream_position, prompt.id, sample and turn.
     """
 
     prompt: Prompt
     num_samples: int
     sampling: Sampling  # max_tokens is the response budget of an episode, seed is the run seed
-    draw: int  # position in the stream of training prompts; differs when a prompt is repeated
+    stream_position: int  # position in the stream of training prompts; differs when a prompt is repeated
     validate: bool = False
     greedy_baseline: bool = False  # also run one episode with greedy sampling
 

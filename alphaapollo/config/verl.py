@@ -73,7 +73,7 @@ def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
     if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
         yield (
-            f"{MINI_BATCH}={size} counts trajectories here, prompts in verl: this run has {config.optimizer_steps} "
+            f"{MINI_BATCH}={size} counts trajectories here, prompts in verl: this run has {config.steps_per_iteration} "
             f"optimizer steps per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
         )
     key, control = "algorithm.kl_ctrl.target_kl", config.algorithm.kl_ctrl

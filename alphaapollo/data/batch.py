@@ -91,7 +91,7 @@ class Rows:
             prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
         )
 
-    def segment_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass over some rows computes, without padding.
 
         With shared prefixes, these are each prefix once and each row without its prefix; otherwise, the complete rows.
@@ -100,11 +100,11 @@ class Rows:
         lengths = self.lengths[list(row_indices)]
         if self.prefixes is None:
             return lengths, np.zeros_like(lengths)
-        return self.prefixes.select(row_indices).segment_lengths(lengths)
+        return self.prefixes.select(row_indices).get_segment_and_prefix_lengths(lengths)
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
         """Count the tokens that a forward pass over some rows computes. Padding counts; shared prefixes count once."""
-        lengths = self.segment_lengths(row_indices)[0]
+        lengths = self.get_segment_and_prefix_lengths(row_indices)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 

@@ -40,7 +40,7 @@ def load_examples(
     changes earlier turns, or if an example is too long and data.truncation=error.
     """
 
-    def read_file(path: str) -> list[list[TextPiece]]:
+    def read_text_pieces(path: str) -> list[list[TextPiece]]:
         rows = read_rows(path)
         columns = list_column_names(rows)
         if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
@@ -52,7 +52,7 @@ def load_examples(
             )
         return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data))
 
-    read = read_examples(files, read_file, max_samples, data)
+    read = read_examples(files, read_text_pieces, max_samples, data)
     rows = tokenize_examples([pieces for _, pieces in read], renderer)
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)

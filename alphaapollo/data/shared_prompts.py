@@ -33,7 +33,7 @@ class SharedPrefixes:
     def select(self, row_indices: Sequence[int]) -> SharedPrefixes:
         return SharedPrefixes(self.prefix_ids[list(row_indices)], self.lengths[list(row_indices)])
 
-    def segment_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def get_segment_and_prefix_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass computes: each prefix, then each row without prefix.
 
         Returns two int64 arrays [prefixes + R]: lengths, and number of prefix tokens that the sequence also attends to.

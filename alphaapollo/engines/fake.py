@@ -39,7 +39,7 @@ class FakeEngine(Engine):
         async with self._slots:
             answer = (self.script or self._make_random_answer)(token_ids, sampling)
             kept = answer[: sampling.max_tokens]
-            earlier = await self._simulate_latency(len(kept))
+            earlier = await self._sleep_and_track_versions(len(kept))
         stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
         return Completion(
             token_ids=kept,
@@ -49,7 +49,7 @@ class FakeEngine(Engine):
             earlier_versions=tuple(earlier),
         )
 
-    async def _simulate_latency(self, num_tokens: int) -> list[tuple[int, int]]:
+    async def _sleep_and_track_versions(self, num_tokens: int) -> list[tuple[int, int]]:
         """Sleep for the time of `num_tokens` tokens. Returns (weight version, number of tokens) for each earlier weight
         version, if the weights change meanwhile."""
         loop, sampled = asyncio.get_running_loop(), 0.0  # a float: a pause does not lose a partly sampled token

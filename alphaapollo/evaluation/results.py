@@ -76,7 +76,7 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
 
 
 @contextmanager
-def open_results(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
+def open_results_writer(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
     """Open results.jsonl for appending, after removing the lines of unfinished prompts.
 
     Context manager that yields a function `append(group)`, which writes the lines of one prompt's samples.

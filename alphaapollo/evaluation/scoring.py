@@ -20,7 +20,7 @@ from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_folder_belongs_to_command
-from alphaapollo.observability.counter import ProgressCounter
+from alphaapollo.observability.counter import LoopProgressBar
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.terminal import Terminal
@@ -112,7 +112,7 @@ async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], term
     count = sum(len(problem.responses) for problem in problems)
     await client.start()
     try:
-        with ProgressCounter("responses", count, terminal=terminal) as counter:
+        with LoopProgressBar("responses", count, terminal=terminal) as counter:
 
             async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:
                 async with slots:

@@ -60,7 +60,7 @@ async def validate(
     metrics: dict[str, float] = {}
     groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
-        requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
+        requests = [GroupRequest(prompt, n, sampling, stream_position=0, validate=True) for prompt in prompts]
         ended: dict[int, TrajectoryGroup] = {}
         await generate_missing_groups(ended, engines, requests, console, "validate")
         groups[suffix] = [ended[index] for index in range(len(requests))]

@@ -14,7 +14,7 @@ from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.evolving.budget import Budget, EvolutionStopped, gather_all
 from alphaapollo.evolving.candidates import CandidateMaker
-from alphaapollo.evolving.pool import Candidate, CandidateId, Choice, JudgedCandidate, Match, Pool
+from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, JudgedCandidate, Match, Pool
 from alphaapollo.evolving.roles import RoleView
 from alphaapollo.types import Message, Prompt
 
@@ -57,9 +57,9 @@ class EvolutionLoop:
         past = select_past_solutions(self.pool, prompt.id, round_number, settings.memory_size, settings.memory_type)
         await gather_all(
             [
-                self.candidates.make_candidate(prompt, CandidateId(prompt.id, round_number, branch, index), model, past)
+                self.candidates.propose_and_judge(prompt, CandidateId(prompt.id, round_number, branch, i), model, past)
                 for branch, model in enumerate(self.branches)
-                for index in range(self.num_solutions)
+                for i in range(self.num_solutions)
             ]
         )
 
@@ -67,10 +67,10 @@ class EvolutionLoop:
         """Choose and record the answer of a problem. If the budget ends its tournament, the answer is chosen by votes.
         Returns why the budget ended, or an empty string."""
         ranked, stopped = rank_candidates(self.pool, prompt.id), ""
-        choice = Choice(prompt.id, ranked[0].key if ranked else None, "vote")
+        choice = ChosenCandidate(prompt.id, ranked[0].key if ranked else None, "vote")
         if self.settings.select == "tournament" and ranked:
             try:
-                choice = Choice(prompt.id, (await self._run_tournament(prompt, ranked)).key, "tournament")
+                choice = ChosenCandidate(prompt.id, (await self._run_tournament(prompt, ranked)).key, "tournament")
             except EvolutionStopped as reason:
                 stopped = str(reason)
         if self.pool.choices.get(prompt.id) != choice:

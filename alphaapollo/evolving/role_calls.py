@@ -1,6 +1,6 @@
 """Call the models of roles: one question, a conversation with tools, or an episode in the run's environment.
 
-`slot` is a key of the config section `roles`, e.g. `verifier`. `branch_model` is the name of the model that answers if
+`role` is a key of the config section `roles`, e.g. `verifier`. `branch_model` is the name of the model that answers if
 roles.SLOT.model is not set.
 """
 
@@ -99,14 +99,14 @@ class RoleCaller:
         self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
         self._environments = EnvironmentCaller()
 
-    def get_model_name(self, slot: str, branch_model: str) -> str:
+    def get_model_name(self, role: str, branch_model: str) -> str:
         """Return the model name of a role: roles.SLOT.model, else the branch's model."""
-        return self._settings[slot].model or branch_model
+        return self._settings[role].model or branch_model
 
     def derive_call_seed(self, call_key: str) -> int:
         return derive_seed(self._config.trainer.seed, "evolve", call_key)
 
-    async def call_model(self, slot: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
+    async def call_model(self, role: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
         """Return one reply of a role's model. The reply of a call that succeeded before is read from the pool.
 
         Raises:
@@ -114,7 +114,7 @@ class RoleCaller:
             EvolutionStopped: the call does not fit the budget, or budget.seconds ends during the call.
             ModelUnavailableError: evolving.max_failures consecutive calls failed.
         """
-        settings, model = self._settings[slot], self.get_model_name(slot, branch_model)
+        settings, model = self._settings[role], self.get_model_name(role, branch_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
         sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(call_key))
         request = msgspec.json.encode([model, list(messages), sampling])
@@ -133,7 +133,7 @@ class RoleCaller:
                 used = Usage(1, reply.prompt_tokens + reply.tokens, price)
                 record = ModelCall(
                     key=call_key,
-                    role=slot,
+                    role=role,
                     model=model,
                     digest=digest,
                     seed=sampling.seed,
@@ -182,20 +182,20 @@ class RoleCaller:
         price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
-    async def ask_role(self, slot: str, branch_model: str, question_key: str, view: RoleView) -> RoleResult:
+    async def ask_role(self, role: str, branch_model: str, question_key: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read, at most evolving.asks + 1 times. Raises like `call_model`.
         question_key: prefix of the keys of the calls, e.g. `p17.r2.b0.i1/verifier.0`."""
-        if slot not in self.roles:
+        if role not in self.roles:
             return RoleResult()
-        settings, role = self._settings[slot], self.roles[slot]
+        settings, plugin = self._settings[role], self.roles[role]
         tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
-        messages = role.build(replace(view, tools="\n".join(map(describe_tool, tools))))
+        messages = plugin.build(replace(view, tools="\n".join(map(describe_tool, tools))))
         names, failure = [tool["name"] for tool in tools], ""
         attempts = self._config.evolving.asks + 1
         for number in range(attempts):
             try:
                 transcript = await self.run_episode(
-                    slot,
+                    role,
                     branch_model,
                     f"{question_key}/ask{number}.",
                     lambda: ToolConversation(self._actions, names),
@@ -207,15 +207,15 @@ class RoleCaller:
                 continue
             if transcript.failure or transcript.full_reply is None:
                 failure = transcript.failure
-            elif (value := role.read(transcript.full_reply)) is not None:
+            elif (value := plugin.read(transcript.full_reply)) is not None:
                 return RoleResult(value, tuple(messages))
             else:
                 failure = f"the reply could not be read: {' '.join(transcript.full_reply.text.split())[-120:]!r}"
-        return RoleResult(failure=f"{slot}: no result after {attempts} attempts. Last failure: {failure}")
+        return RoleResult(failure=f"{role}: no result after {attempts} attempts. Last failure: {failure}")
 
     async def run_episode(
         self,
-        slot: str,
+        role: str,
         branch_model: str,
         key_prefix: str,
         make_environment: Callable[[], Environment],
@@ -239,11 +239,11 @@ class RoleCaller:
                 try:
                     first = check_reset_reply(await self._environments.call(clock, environment, "reset", prompt))
                     first_messages = [Message(role="user", content=first)] if isinstance(first, str) else list(first)
-                    transcript.messages = check_messages(build_prompt(first_messages), f"{slot}.build")
+                    transcript.messages = check_messages(build_prompt(first_messages), f"{role}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
                     for turn in range(self._config.env.max_steps):
                         call_key = f"{key_prefix}turn{turn}"
-                        reply = await self.call_model(slot, branch_model, call_key, transcript.messages)
+                        reply = await self.call_model(role, branch_model, call_key, transcript.messages)
                         transcript.full_reply = reply
                         result = check_step_reply(await self._environments.call(clock, environment, "step", reply.text))
                         text = reply.text if result.kept_chars is None else reply.text[: result.kept_chars]
@@ -269,7 +269,7 @@ class RoleCaller:
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
     """Create the role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
-    return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
+    return {role: make_role(own.plugin) for role, own in settings.items() if own.plugin}
 
 
 class ToolConversation:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import AttentionCall, attend_explicitly, register_backend
+from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_backend
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, compute_token_stats
 from alphaapollo.models.load import load_without_weights
@@ -68,7 +68,7 @@ def _simulate_attention(backend: Attention, call: AttentionCall) -> Tensor:
     call.check_supported_by(backend)
     if backend in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.repeat_key_value_heads()
-        return attend_explicitly(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
+        return attend_eager(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
     output: Tensor = _SimulatedKernel.apply(call.query, call.key, call.value)
     return output
 

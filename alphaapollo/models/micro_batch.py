@@ -25,7 +25,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 @dataclass(frozen=True)
-class SegmentKeys:
+class SegmentAttentionKeys:
     """Attention keys of the s segments of a packed micro-batch with shared prompts. A segment is a prompt, or the rest
     of a row (token sequence), which attends to its prompt and to itself."""
 
@@ -42,7 +42,7 @@ class Packing:
 
     cu_seqlens: Tensor  # int32 [s + 1]
     lengths: list[int]  # [s]
-    keys: SegmentKeys | None = None  # None: a segment attends to itself only
+    keys: SegmentAttentionKeys | None = None  # None: a segment attends to itself only
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class MicroBatchBuilder:
             before = np.where(prefixes == np.arange(len(prefixes)), 0, lengths[prefixes])
             starts = np.stack([offsets[prefixes], offsets[:-1]], axis=1).ravel()
             sizes = np.stack([before, lengths], axis=1).ravel()
-            keys = SegmentKeys(
+            keys = SegmentAttentionKeys(
                 prefix_segments=prefixes.tolist(),
                 lengths=(before + lengths).tolist(),
                 cu_seqlens=self._to_device(compute_offsets(before + lengths).astype(np.int32)),
@@ -177,7 +177,7 @@ class _TokenLayout:
     is_real: np.ndarray  # bool, shape of token_ids
     positions: np.ndarray  # int64: position in the flattened token_ids of each token of the concatenated rows
     segment_lengths: np.ndarray | None = None  # int64 [s], with a last segment for padding if any; None: padded rows
-    prefix_segments: np.ndarray | None = None  # int64 [s], see SegmentKeys; None: rows share no prompts
+    prefix_segments: np.ndarray | None = None  # int64 [s], see SegmentAttentionKeys; None: rows share no prompts
 
 
 def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:

@@ -58,7 +58,7 @@ class RunView:
     """State of a run that the console shows."""
 
     total_steps: int = 0
-    done: int = 0  # completed iterations
+    step: int = 0  # completed iterations
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the current iteration -> (done, total)
     last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
     curve_points: list[tuple[float, float]] = field(default_factory=list)
@@ -73,11 +73,11 @@ class RunView:
         """Estimate the remaining seconds from the last iterations. Returns None before the first iteration."""
         if not self.step_times:
             return None
-        return sum(self.step_times) / len(self.step_times) * (self.total_steps - self.done)
+        return sum(self.step_times) / len(self.step_times) * (self.total_steps - self.step)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an iteration."""
-        self.done = step
+        self.step = step
         self.last_metrics |= metrics
         value = metrics.get(self.curve_name, math.nan)
         if math.isfinite(value):
@@ -96,9 +96,9 @@ class Console:
         self._start = time.monotonic()
         self._last: float | None = None  # end time of the last iteration
 
-    def start(self, total_steps: int, done: int) -> None:
-        """Start the output. total_steps: iterations of the run. done: iterations completed before a resume."""
-        self._view = RunView(total_steps, done)
+    def start(self, total_steps: int, completed_steps: int) -> None:
+        """Start the output. total_steps: iterations of the run. completed_steps: those completed before a resume."""
+        self._view = RunView(total_steps, completed_steps)
         self._start, self._last = time.monotonic(), None
         supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
         if self._terminal.is_terminal and supported:
@@ -115,8 +115,8 @@ class Console:
     def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished iteration."""
         now = time.monotonic()
-        if self._last is not None and step > self._view.done:  # the first iteration also includes worker start
-            self._view.step_times.append((now - self._last) / (step - self._view.done))
+        if self._last is not None and step > self._view.step:  # the first iteration also includes worker start
+            self._view.step_times.append((now - self._last) / (step - self._view.step))
         self._last = now
         self._view.update(step, metrics)
         self._spent.add(metrics)
@@ -170,12 +170,12 @@ def _make_progress_bars(view: RunView, elapsed: float) -> Table:
     table.add_column(min_width=8)
     table.add_column(width=BAR_WIDTH)
     table.add_column()
-    ended = view.done >= view.total_steps
+    ended = view.step >= view.total_steps
     left = "" if ended else f", {format_duration(view.seconds_left())} left"
     table.add_row(
         Text("run", "bold"),
-        ProgressBar(total=max(view.total_steps, 1), completed=view.done, width=BAR_WIDTH),
-        Text.assemble(f"{view.done}/{view.total_steps} steps", (f"   {format_duration(elapsed)} elapsed{left}", "dim")),
+        ProgressBar(total=max(view.total_steps, 1), completed=view.step, width=BAR_WIDTH),
+        Text.assemble(f"{view.step}/{view.total_steps} steps", (f"   {format_duration(elapsed)} elapsed{left}", "dim")),
     )
     phases = {} if ended and not view.phases else {"generate": (0, 0), "update": (0, 0)} | view.phases
     for name, (done, total) in phases.items():
@@ -207,8 +207,8 @@ def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
     rows = format_metric_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
-    head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"
-    tail = [f"{format_duration(view.seconds_left())} left"] if view.step_times and view.done < view.total_steps else []
+    head = f"step {view.step:>{len(str(view.total_steps))}}/{view.total_steps}"
+    tail = [f"{format_duration(view.seconds_left())} left"] if view.step_times and view.step < view.total_steps else []
     return "   ".join([head, *rows.values(), *tail])
 
 

@@ -11,8 +11,8 @@ from alphaapollo.observability.terminal import Terminal
 LINES = 10  # number of lines printed without a terminal
 
 
-class ProgressCounter:
-    """Progress display of a loop: `with ProgressCounter("prompts", total=80) as counter: counter.advance("text")`.
+class LoopProgressBar:
+    """Progress display of a loop: `with LoopProgressBar("prompts", total=80) as counter: counter.advance("text")`.
 
     label: plural noun of the counted items. done: number of items that were complete before the loop.
     """
@@ -22,7 +22,7 @@ class ProgressCounter:
         self._terminal = terminal or Terminal(highlight=False)
         self._bar: Progress | None = None
 
-    def __enter__(self) -> ProgressCounter:
+    def __enter__(self) -> LoopProgressBar:
         if self._terminal.is_terminal:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._label), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._terminal)

@@ -16,7 +16,7 @@ def find_marked_answer(text: str) -> str | None:
     boxed = find_boxed(text if tag is None else tag)
     if boxed is not None:
         return boxed
-    return find_text_after_hashes(text) if tag is None else tag
+    return find_text_after_hash_marks(text) if tag is None else tag
 
 
 def find_answer_tag(text: str) -> str | None:
@@ -41,7 +41,7 @@ def find_boxed(text: str) -> str | None:
     return bare[-1].strip() if bare else None
 
 
-def find_text_after_hashes(text: str) -> str | None:
+def find_text_after_hash_marks(text: str) -> str | None:
     """Return the rest of the line after the last `####`; None if there is none."""
     if "####" not in text:
         return None

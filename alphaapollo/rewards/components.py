@@ -27,7 +27,7 @@ COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")  # 
 
 for _name, _function in {
     "format": "think_format:score_format",
-    "format_opened": "think_format:score_format_after_opened_think",
+    "format_opened": "think_format:score_format_without_opening_tag",
     "language": "language_consistency:score_language",
     "repetition": "repetition:score_distinct_ngrams",
 }.items():

@@ -22,10 +22,10 @@ def score_format(prompt: Prompt, completion: str) -> float:
     (arXiv 2506.10910, section 2.2.1).
     """
     text = completion.lstrip()
-    return score_format_after_opened_think(prompt, text.removeprefix("<think>")) if text.startswith("<think>") else 0.0
+    return score_format_without_opening_tag(prompt, text.removeprefix("<think>")) if text.startswith("<think>") else 0.0
 
 
-def score_format_after_opened_think(prompt: Prompt, completion: str) -> float:
+def score_format_without_opening_tag(prompt: Prompt, completion: str) -> float:
     """Return `score_format` of `<think>` + completion, for chat templates that end the prompt with `<think>`."""
     if "<think>" in completion or completion.count("</think>") != 1:
         return 0.0

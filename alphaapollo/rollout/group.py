@@ -21,7 +21,7 @@ async def run_group(
     If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled.
     """
     purpose = "validate" if request.validate else "rollout"
-    prompt, sampling = request.prompt, request.sampling
+    prompt, sampling, position = request.prompt, request.sampling, request.stream_position
 
     def make_task(sample_index: int, sampling: Sampling) -> EpisodeTask:
         return EpisodeTask(
@@ -29,8 +29,8 @@ async def run_group(
             sample_index,
             make_environment,
             sampling=sampling,
-            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample_index),
-            name=f"{purpose}.{request.draw}.{prompt.id}.{sample_index}",
+            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, position, prompt.id, sample_index),
+            name=f"{purpose}.{position}.{prompt.id}.{sample_index}",
         )
 
     tasks = [make_task(sample, sampling) for sample in range(request.num_samples)]

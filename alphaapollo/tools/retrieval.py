@@ -39,8 +39,8 @@ class DocumentIndex:
             manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(
-                f"no index of documents at {folder} ({error.strerror}). Build it from a folder with one subfolder per "
-                f"repo_name: {BUILD} {folder}"
+                f"no index of documents at {folder} ({error.strerror}). Build it from FOLDER, which needs one "
+                f"subfolder of documents per repository: {BUILD} {folder}"
             ) from error
         except ValueError:
             manifest = None
@@ -101,7 +101,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
             report[folder.name] = (len(passages), skipped)
             if passages:
                 written[folder.name] = f"{number:04d}"
-                _write_repository_index(partial / f"{number:04d}", passages)
+                _write_passage_index(partial / f"{number:04d}", passages)
         if not written:
             reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
             raise ValueError(
@@ -118,7 +118,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
     return report
 
 
-def _write_repository_index(folder: Path, passages: list[Passage]) -> None:
+def _write_passage_index(folder: Path, passages: list[Passage]) -> None:
     """Write the BM25 index and the passages of one repository to a new folder."""
     import bm25s
 

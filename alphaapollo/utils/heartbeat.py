@@ -67,7 +67,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """Progress counter: ticks and calls of this process, plus the counter that `watch_helpers` added."""
+        """Progress counter: ticks and calls of this process, plus the counter that `watch_helper_processes` added."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
@@ -98,12 +98,12 @@ class Heartbeat:
         finally:
             self.end_call(key)
 
-    def watch_helpers(self, get_progress: Callable[[], int], list_helpers: Callable[[], Mapping[int, str]]) -> None:
+    def watch_helper_processes(self, get_progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
         """Also observe an engine's progress and helper processes, instead of those of an earlier call.
 
-        get_progress: returns the engine's progress counter. list_helpers: {pid: name} of required helper processes.
+        get_progress: returns the engine's progress counter. helpers: returns {pid: name} of required helper processes.
         """
-        self._progress, self._helpers = get_progress, list_helpers
+        self._progress, self._helpers = get_progress, helpers
 
     def make_process_report(self) -> ProcessReport:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""

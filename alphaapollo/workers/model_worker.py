@@ -63,20 +63,20 @@ class TrainingWorker(ModelWorker):
         self.state.offload()
         self.free_gpu_cache()
 
-    def save(self, folder: str) -> None:
+    def save(self, checkpoint_folder: str) -> None:
         """Start to write a checkpoint. The result is available from `get_save_future`.
 
         Raises OSError, e.g. if the disk is full, and FloatingPointError if the weights are not finite.
         """
-        self.writer.start([self.state.snapshot(folder)])
+        self.writer.start([self.state.snapshot(checkpoint_folder)])
 
     def get_save_future(self) -> Future[float]:
         """Return the future of the last `save`: the writing time in seconds, or an OSError."""
         return self.writer.save_future
 
-    def load(self, folder: str) -> None:
+    def load(self, checkpoint_folder: str) -> None:
         """Load a checkpoint, which any number of ranks may have written."""
-        self.state.load(folder)
+        self.state.load(checkpoint_folder)
         self.state.offload()
 
     @torch.no_grad()

@@ -218,19 +218,19 @@ class PolicyWorker(TrainingWorker):
         self.has_reset_reference = True
         self.state.reset_optimizer()
 
-    def save(self, folder: str) -> None:
-        parts = [self.state.snapshot(folder)]
+    def save(self, checkpoint_folder: str) -> None:
+        parts = [self.state.snapshot(checkpoint_folder)]
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
-            parts.append(take_snapshot(f"{folder}/reference", self.reference, None, {}))
+            parts.append(take_snapshot(f"{checkpoint_folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
-    def load(self, folder: str) -> None:
-        super().load(folder)
-        self.has_reset_reference = self.reference is not None and Path(folder, "reference").is_dir()
+    def load(self, checkpoint_folder: str) -> None:
+        super().load(checkpoint_folder)
+        self.has_reset_reference = self.reference is not None and Path(checkpoint_folder, "reference").is_dir()
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
-            load_snapshot(f"{folder}/reference", self.reference, None)
+            load_snapshot(f"{checkpoint_folder}/reference", self.reference, None)
 
     def _load_teacher(self, model: Model) -> FrozenTeacher:
         self.state.offload()  # while the teacher is loaded

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.data.files import BadRow, DataRow
-from alphaapollo.rewards.answer_extraction import find_boxed, find_text_after_hashes
+from alphaapollo.rewards.answer_extraction import find_boxed, find_text_after_hash_marks
 
 QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
 ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")
@@ -114,7 +114,7 @@ def find_question(row: DataRow, columns: Columns) -> tuple[str, str]:
 
 def ground_truth_of(answer: str) -> str:
     r"""The last `\boxed{}`, else the text after `####`, else a last line `A: ...`, else the complete answer."""
-    for found in (find_boxed(answer), find_text_after_hashes(answer)):
+    for found in (find_boxed(answer), find_text_after_hash_marks(answer)):
         if found is not None:
             return found
     line = LAST_LINE.search(answer)

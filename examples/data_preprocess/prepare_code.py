@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.rewards.code.test_cases import read_tests
+from alphaapollo.rewards.code.test_cases import read_tests_and_time_limit
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
 from examples.data_preprocess.common import (
     convert,
@@ -103,7 +103,7 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
             question, tests = code_problem(row)
             try:
                 truth = json.dumps(tests, ensure_ascii=False)
-                read_tests(truth)
+                read_tests_and_time_limit(truth)
             except (TypeError, ValueError) as error:
                 raise Dropped("the tests cannot be read") from error
             if not is_unicode(truth):

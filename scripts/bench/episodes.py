@@ -233,7 +233,7 @@ async def slow_grader(args: argparse.Namespace) -> dict[str, object]:
     )
     engine = fake_engine()
     worker = await make_worker(Env(), tokenizer_folder(), engine, reward_file=reward, timeout=args.sleep + 30)
-    slow = GroupRequest(Prompt(10**6, "exact", SLOW), 1, Sampling(2000), draw=0)
+    slow = GroupRequest(Prompt(10**6, "exact", SLOW), 1, Sampling(2000), stream_position=0)
     await play(worker, requests_of(args.episodes, 0))  # warm-up
     found: dict[str, dict[str, float]] = {}
     for name, extra in (("without", []), ("with", [slow])):

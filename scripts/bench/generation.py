@@ -36,9 +36,9 @@ async def bare(worker: RolloutWorker, prompts: list[list[int]], requests: list[G
     calls = []
     for token_ids, request in zip(prompts, requests, strict=True):
         for sample in range(request.num_samples):
-            seed = derive_seed(request.sampling.seed, "rollout", request.draw, request.prompt.id, sample, 0)
+            seed = derive_seed(request.sampling.seed, "rollout", request.stream_position, request.prompt.id, sample, 0)
             sampling = Sampling(request.sampling.max_tokens, seed=seed, stop_token_ids=request.sampling.stop_token_ids)
-            calls.append(worker.engine.generate(token_ids, sampling, f"{request.draw}.{sample}"))
+            calls.append(worker.engine.generate(token_ids, sampling, f"{request.stream_position}.{sample}"))
     return sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
 
 
@@ -71,7 +71,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     sampling = Sampling(args.max_tokens, stop_token_ids=renderer.eos_token_ids)
     speeds: dict[str, list[float]] = {"bare": [], "ours": []}
     for round_number in range(args.rounds + 1):
-        requests = [GroupRequest(prompt, args.group, sampling, draw=round_number) for prompt in prompts]
+        requests = [GroupRequest(prompt, args.group, sampling, stream_position=round_number) for prompt in prompts]
         for side in speeds:
             start = time.perf_counter()
             tokens = await (bare(worker, token_ids, requests) if side == "bare" else ours(worker, requests))

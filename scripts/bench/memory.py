@@ -76,7 +76,7 @@ def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
     share = measure_activation_bytes(model, training)
     trained = TrainedModelMemory(sizes, share, case.ranks, dtype_bytes=4)
     frozen = MemoryUsage(frozen_models=count_frozen_bytes(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
-    return {moment: held + frozen for moment, held in trained.plan_update().items()}
+    return {moment: held + frozen for moment, held in trained.usage_during_update().items()}
 
 
 def measure(case: Case, folder: str, rank: int) -> float:

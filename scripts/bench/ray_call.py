@@ -72,7 +72,7 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     bundles = placement_group([{"CPU": 0.1}] * actors)
     await bundles.ready()
     ranks: RayRanks[Any] = RayRanks("rollout", [ActorSlot(bundles, index) for index in range(actors)])
-    request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), draw=0)
+    request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), stream_position=0)
     group = await FakeRollout(Latencies(tokens_per_second=1e9, grading=0.0), Clock()).generate(request)
     await ranks.locate()
     await ranks.start([lambda: group] * actors, [{}] * actors)

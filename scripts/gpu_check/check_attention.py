@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.models.attention.backends import BACKENDS, AttentionCall
-from alphaapollo.models.micro_batch import Packing, SegmentKeys
+from alphaapollo.models.micro_batch import Packing, SegmentAttentionKeys
 from scripts.gpu_check.kit import Kit, relative
 
 LENGTHS = [2, 190, 2, 61, 300, 2]
@@ -76,7 +76,7 @@ def packing(device: str, shape: Shape) -> Packing:
     own = [torch.arange(int(ends[i]), int(ends[i + 1])) for i in range(len(LENGTHS))]
     seen = [own[i] if prefix == i else torch.cat([own[prefix], own[i]]) for i, prefix in enumerate(PREFIXES)]
     lengths = [len(one) for one in seen]
-    keys = SegmentKeys(PREFIXES, lengths, _ends(lengths).to(device), torch.cat(seen).to(device))
+    keys = SegmentAttentionKeys(PREFIXES, lengths, _ends(lengths).to(device), torch.cat(seen).to(device))
     return Packing(ends.to(device), LENGTHS, keys)
 
 

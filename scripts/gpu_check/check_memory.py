@@ -56,4 +56,4 @@ def run(kit: Kit) -> dict[str, Any]:
 def plan(folder: Any) -> dict[str, Any]:
     model = load_meta_model(Model(path=str(folder)), torch.bfloat16)
     share = measure_activation_bytes(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
-    return TrainedModelMemory(read_model_sizes(model), share, shards=1, dtype_bytes=2).plan_update()
+    return TrainedModelMemory(read_model_sizes(model), share, shards=1, dtype_bytes=2).usage_during_update()

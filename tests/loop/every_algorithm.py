@@ -124,7 +124,7 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
         engines=workers.engines,
     )
     session = TrainingSession(config, needed, Console(), ListTracker())  # type: ignore[arg-type]
-    session.console.start(total_steps=2, done=0)
+    session.console.start(total_steps=2, completed_steps=0)
     run = make_training_run(prepared, session, Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef))
     await run.weights.publish(0)
     await train(run)

@@ -118,7 +118,7 @@ class TrainedModelMemory:
         """Return the bytes of this rank's part of a checkpoint: float32 weights and Adam moments."""
         return (FLOAT32 + ADAM) * self.num_trained_parameters
 
-    def plan_update(self) -> dict[str, MemoryUsage]:
+    def usage_during_update(self) -> dict[str, MemoryUsage]:
         """Return the memory in each phase of an update: when the `head`, a `layer` and the `root` compute, and in the
         optimizer's `step`."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
@@ -186,17 +186,17 @@ def plan_trained_model(
 
 
 def compute_micro_batch_shape(
-    longest_row: int, step_rows: int, max_tokens: int, num_ranks: int, sequence_parallel_size: int
+    longest_row: int, rows_per_step: int, max_tokens: int, num_ranks: int, sequence_parallel_size: int
 ) -> tuple[int, int]:
     """Return (rows, tokens per row) of the largest micro-batch on a rank. A row is one token sequence.
 
     Args:
         longest_row: number of tokens of the longest row. A micro-batch has at least this row.
-        step_rows: number of rows of an optimizer step, over all ranks.
+        rows_per_step: number of rows of an optimizer step, over all ranks.
         max_tokens: token budget of a micro-batch on a rank.
         sequence_parallel_size: number of ranks that share every row.
     """
-    step = -(-step_rows // (num_ranks // sequence_parallel_size)) * longest_row
+    step = -(-rows_per_step // (num_ranks // sequence_parallel_size)) * longest_row
     tokens = max(longest_row, min(max_tokens * sequence_parallel_size, step)) // sequence_parallel_size
     rows = max(1, -(-tokens // longest_row))
     return rows, max(1, tokens // rows)

@@ -15,7 +15,7 @@ from typing import Any
 
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
-from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests
+from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests_and_time_limit
 from alphaapollo.tools.sandbox import SandboxResult, Status, get_default_sandbox, run_python
 from alphaapollo.types import Prompt, Score
 
@@ -37,7 +37,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     reward.timeout, the grader fails. A completion without code has the wrong format. Raises ValueError if the ground
     truth is malformed or its tests are broken.
     """
-    tests, time_limit = read_tests(prompt.ground_truth)
+    tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
     code = extract_code(completion)
     if not code.strip():
         return make_wrong_format_score("no code in the answer")

@@ -37,7 +37,7 @@ class ProgramTests:
     outputs: list[str]
 
 
-def read_tests(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
+def read_tests_and_time_limit(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
     """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code. Raises
     ValueError if the ground truth is malformed."""
     try:
@@ -51,11 +51,11 @@ def read_tests(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, 
 def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
     if not isinstance(prompt, str) or not isinstance(setup, str):
-        raise TypeError("the fields prompt and setup must be strings of Python code")
+        raise TypeError("the fields 'prompt' and 'setup' must be strings of Python code")
     if "test" in fields:
         entry = fields["entry_point"]
         if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-            raise TypeError("test must be a string of Python code, and entry_point must be the name of a function")
+            raise TypeError("the field 'test' must be a string of Python code, 'entry_point' the name of a function")
         return FunctionTests(fields["test"], prompt, (entry,), entry)
     if "asserts" in fields:
         text = "\n".join(fields["asserts"])

@@ -74,7 +74,7 @@ class TwoRanks:
 
 
 def requests(count: int) -> list[GroupRequest]:
-    return [GroupRequest(Prompt(i, "test", "text"), 4, Sampling(8), draw=i) for i in range(count)]
+    return [GroupRequest(Prompt(i, "test", "text"), 4, Sampling(8), stream_position=i) for i in range(count)]
 
 
 async def collect(group: EngineGroup, count: int) -> list[int]:

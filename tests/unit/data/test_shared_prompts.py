@@ -25,7 +25,7 @@ def test_samples_share_their_whole_prompt_and_groups_nothing():
     assert prefixes.prefix_ids.tolist() == [0, 0, 2, 1]  # the third row has the same prompt, but is of another group
     assert prefixes.lengths.tolist() == [3, 3, 3, 1]
     lengths = np.array([len(one.token_ids) for one in rows])
-    segments, before = prefixes.segment_lengths(lengths)
+    segments, before = prefixes.get_segment_and_prefix_lengths(lengths)
     assert segments.tolist() == [3, 1, 3, 2, 5, 2, 2]
     assert before.tolist() == [0, 0, 0, 3, 3, 3, 1]
 

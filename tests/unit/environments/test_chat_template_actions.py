@@ -150,7 +150,7 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
     async def run() -> tuple[ToolRenderer, Trajectory]:
         await worker.start()
         try:
-            group = await worker.generate(GroupRequest(PROMPT, 1, Sampling(1000), draw=0))
+            group = await worker.generate(GroupRequest(PROMPT, 1, Sampling(1000), stream_position=0))
             return ToolRenderer(tokenizer, worker._tools.schemas()), group.trajectories[0]
         finally:
             await worker.close()

@@ -62,7 +62,7 @@ def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
     async def run() -> list[TrajectoryGroup]:
         await worker.start()
         try:
-            requests = [GroupRequest(prompt, 2, Sampling(1600), draw=0) for prompt in prompts]
+            requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
             return list(await asyncio.gather(*map(worker.generate, requests)))
         finally:
             await worker.close()

@@ -64,7 +64,7 @@ def test_one_sample_has_the_plain_figures_alone() -> None:
         for source in ("", "a/", "b/")
         for name in ("accuracy", "reward", "response_length", "failed")
     }
-    assert all(request.validate and request.draw == 0 and request.sampling.seed == 5 for request in engines.requests)
+    assert all(one.validate and one.stream_position == 0 and one.sampling.seed == 5 for one in engines.requests)
 
 
 def test_several_samples_also_have_pass_at_k_and_the_majority() -> None:

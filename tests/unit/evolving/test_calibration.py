@@ -11,7 +11,7 @@ from alphaapollo.evolving.report import (
     compute_best_of_n,
     compute_majority_of_k,
     compute_roc_curve,
-    count_single_votes,
+    compute_vote_confusion_matrix,
 )
 
 COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
@@ -19,7 +19,7 @@ VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, vot
 
 
 def test_single_votes() -> None:
-    found = count_single_votes(VOTES)
+    found = compute_vote_confusion_matrix(VOTES)
     assert found == ConfusionMatrix(5, 2, 1, 4)
     assert (found.true_positive_rate, found.false_positive_rate) == (5 / 6, 2 / 6)
     assert found.balanced_accuracy == pytest.approx(0.75)

@@ -8,7 +8,7 @@ from alphaapollo.evolving.pool import (
     FILE,
     Candidate,
     CandidateId,
-    Choice,
+    ChosenCandidate,
     Grade,
     Judgement,
     Match,
@@ -32,7 +32,7 @@ RECORDS: list[Record] = [
     VerifierVerdict(PLACE.key, 0, "policy", failure="no result"),
     Judgement(PLACE.key, 2, 1, "good"),
     Match(17, 0, PLACE.key, "p17.r0.b0.i0", PLACE.key, 2, 0),
-    Choice(17, PLACE.key, "vote"),
+    ChosenCandidate(17, PLACE.key, "vote"),
 ]
 
 

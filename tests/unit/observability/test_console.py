@@ -62,7 +62,7 @@ def test_values_that_are_not_numbers_are_shown_but_not_drawn():
 
 
 def test_one_plain_line_an_iteration():
-    view = RunView(total_steps=80, done=0)
+    view = RunView(total_steps=80, step=0)
     view.update(7, METRICS)
     view.step_times.extend([1.0, 2.0])
     assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
@@ -83,7 +83,7 @@ def test_failures_are_shown_if_there_are_any():
 def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(Terminal(file=file, width=200))
-        console.start(total_steps=2, done=0)
+        console.start(total_steps=2, completed_steps=0)
         for step in (1, 2):
             console.show_step(step, METRICS | {"outcome/grader_failed": 0.44})
         console.close()
@@ -95,7 +95,7 @@ def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
 def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(Terminal(file=file))
-        console.start(total_steps=2, done=0)
+        console.start(total_steps=2, completed_steps=0)
         console.show_phase("generate", 0, 4)
         console.notice("trainer.cpu_threads=2 has no effect")
         console.show_step(1, METRICS)
@@ -112,7 +112,7 @@ def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     file = io.StringIO()
     console = Console(Terminal(file=file))
-    console.start(total_steps=2, done=0)
+    console.start(total_steps=2, completed_steps=0)
     console.show_step(1, METRICS)
     console.notice("[bold]resumed[/] after 7 s")
     console.close()
@@ -129,7 +129,7 @@ def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
 def test_phases_before_the_first_iteration_are_printed_without_a_terminal():
     file = io.StringIO()
     console = Console(Terminal(file=file, width=80))
-    console.start(total_steps=2, done=0)
+    console.start(total_steps=2, completed_steps=0)
     console.show_phase("start", 0, 1)
     console.show_phase("validate", 0, 4)
     console.show_phase("validate", 2, 4)
@@ -144,7 +144,7 @@ def test_phases_before_the_first_iteration_are_printed_without_a_terminal():
 def test_the_live_view_leaves_its_last_state_and_the_notices():
     file = io.StringIO()
     console = Console(Terminal(file=file, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}))
-    console.start(total_steps=2, done=1)
+    console.start(total_steps=2, completed_steps=1)
     console.show_phase("generate", 1, 4)
     console.notice("resumed")
     console.show_step(2, METRICS)
@@ -166,7 +166,7 @@ def test_notice_contains_no_secret(monkeypatch):
 def test_a_display_that_cannot_be_written_does_not_stop_the_run():
     file = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
     console = Console(Terminal(file=file))
-    console.start(total_steps=2, done=0)
+    console.start(total_steps=2, completed_steps=0)
     console.show_step(1, METRICS)
     console.notice("still here")
     console.close()

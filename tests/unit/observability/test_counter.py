@@ -1,12 +1,12 @@
 from io import StringIO
 
-from alphaapollo.observability.counter import ProgressCounter
+from alphaapollo.observability.counter import LoopProgressBar
 from alphaapollo.observability.terminal import Terminal
 
 
 def lines(total: int, done: int = 0) -> list[str]:
     out = StringIO()
-    with ProgressCounter("prompts", total, done, Terminal(file=out, width=80)) as counter:
+    with LoopProgressBar("prompts", total, done, Terminal(file=out, width=80)) as counter:
         for number in range(done, total):
             counter.advance(f"[{number}]")
     return out.getvalue().splitlines()
@@ -20,7 +20,7 @@ def test_a_line_every_tenth() -> None:
 
 def test_a_bar_in_a_terminal() -> None:
     out = StringIO()
-    with ProgressCounter("prompts", 4, 1, Terminal(file=out, width=100, force_terminal=True)) as counter:
+    with LoopProgressBar("prompts", 4, 1, Terminal(file=out, width=100, force_terminal=True)) as counter:
         for _ in range(3):
             counter.advance("accuracy 0.500")
     assert "4/4" in out.getvalue() and "accuracy 0.500" in out.getvalue()

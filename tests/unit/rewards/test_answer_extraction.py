@@ -6,7 +6,7 @@ from alphaapollo.rewards.answer_extraction import (
     find_answer_tag,
     find_boxed,
     find_marked_answer,
-    find_text_after_hashes,
+    find_text_after_hash_marks,
 )
 
 
@@ -55,7 +55,7 @@ def test_answer_tag(text, content):
     ("text", "content"), [("1+1=2\n#### 2", "2"), ("#### 1\n#### 2\nmore", "2"), ("####", ""), ("2", None)]
 )
 def test_after_hashes(text, content):
-    assert find_text_after_hashes(text) == content
+    assert find_text_after_hash_marks(text) == content
 
 
 @pytest.mark.parametrize(

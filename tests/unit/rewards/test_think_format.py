@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.rewards.think_format import score_format, score_format_after_opened_think, split_thoughts
+from alphaapollo.rewards.think_format import score_format, score_format_without_opening_tag, split_thoughts
 from alphaapollo.types import Prompt
 
 PROMPT = Prompt(id=0, data_source="math", content="?")
@@ -47,9 +47,9 @@ def test_think_then_answer(text, reward):
 
 
 def test_think_opened_by_the_template():
-    assert score_format_after_opened_think(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
-    assert score_format_after_opened_think(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
-    assert score_format_after_opened_think(PROMPT, r"2 + 2 \boxed{4}") == 0.0
+    assert score_format_without_opening_tag(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
+    assert score_format_without_opening_tag(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
+    assert score_format_without_opening_tag(PROMPT, r"2 + 2 \boxed{4}") == 0.0
 
 
 @pytest.mark.parametrize(

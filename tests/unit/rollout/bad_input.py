@@ -71,7 +71,7 @@ def play(
     async def run() -> list[TrajectoryGroup]:
         await worker.start()
         try:
-            requests = [GroupRequest(prompt, 1, Sampling(max_tokens), draw=0) for prompt in prompts]
+            requests = [GroupRequest(prompt, 1, Sampling(max_tokens), stream_position=0) for prompt in prompts]
             return list(await asyncio.gather(*map(worker.generate, requests)))
         finally:
             await worker.close()

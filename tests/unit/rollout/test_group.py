@@ -44,8 +44,8 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
     return asyncio.run(run_group(request, runner, lambda _: make(Services(grade, Env()))))
 
 
-def request(draw: int = 5, validate: bool = False) -> GroupRequest:
-    return GroupRequest(PROMPT, 4, Sampling(8, seed=42), draw=draw, validate=validate)
+def request(stream_position: int = 5, validate: bool = False) -> GroupRequest:
+    return GroupRequest(PROMPT, 4, Sampling(8, seed=42), stream_position=stream_position, validate=validate)
 
 
 def test_samples_are_in_order_and_differ():
@@ -70,7 +70,7 @@ def test_greedy_baseline_is_a_separate_additional_episode():
     assert play(FakeEngine(100), request()).baseline is None
 
 
-def test_seed_depends_on_run_purpose_draw_prompt_sample_and_turn():
+def test_seed_depends_on_run_purpose_position_prompt_sample_and_turn():
     seeds: list[int] = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
@@ -79,7 +79,7 @@ def test_seed_depends_on_run_purpose_draw_prompt_sample_and_turn():
 
     play(FakeEngine(100, script=script), request())
     assert seeds == [derive_seed(42, "rollout", 5, 17, sample, 0) for sample in range(4)]
-    play(FakeEngine(100, script=script), request(draw=0, validate=True))
+    play(FakeEngine(100, script=script), request(stream_position=0, validate=True))
     assert seeds[4:] == [derive_seed(42, "validate", 0, 17, sample, 0) for sample in range(4)]
 
 
@@ -88,7 +88,7 @@ def test_the_same_request_gives_the_same_group():
         return [trajectory.rows[0].token_ids for trajectory in play(FakeEngine(1000), one).trajectories]
 
     assert tokens(request()) == tokens(request())
-    assert tokens(request()) != tokens(request(draw=6))
+    assert tokens(request()) != tokens(request(stream_position=6))
 
 
 def test_engine_error_cancels_the_other_episodes():

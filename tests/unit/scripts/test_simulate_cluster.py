@@ -53,7 +53,7 @@ def test_work_counts_and_that_of_the_fakes_does_not() -> None:
 
 def test_what_a_fake_engine_answers_is_what_a_real_one_could() -> None:
     latencies, clock = Latencies(response=20.0, longest=32), Clock()
-    request = GroupRequest(Prompt(7, "simulated", "question"), 4, Sampling(32), draw=3)
+    request = GroupRequest(Prompt(7, "simulated", "question"), 4, Sampling(32), stream_position=3)
     group = Loop(clock).run_until_complete(FakeRollout(latencies, clock).generate(request))
     longest = max(one.num_tokens for one in group.trajectories)
     assert clock.skipped == pytest.approx(longest / latencies.tokens_per_second + latencies.grading, rel=0.01)

@@ -28,7 +28,7 @@ def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
 
 def test_other_counts_and_helper_processes_are_included() -> None:
     heartbeat, tokens = Heartbeat(), [5]
-    heartbeat.watch_helpers(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
+    heartbeat.watch_helper_processes(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
     before = heartbeat.ticks
     tokens[0] = 9
     own, core, *_ = heartbeat.make_process_report().processes

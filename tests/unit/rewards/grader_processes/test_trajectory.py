@@ -112,7 +112,7 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     context = AppendContext(lambda content: [1], lambda messages, last_token=None: [8])
     limits = EpisodeLimits(max_turns, 30.0)
     runner = EpisodeRunner(FakeEngine(10, script=say), decode, lambda _: context, limits, client.score)
-    return run_group(GroupRequest(PROMPT, 1, Sampling(8), draw=0), runner, make)
+    return run_group(GroupRequest(PROMPT, 1, Sampling(8), stream_position=0), runner, make)
 
 
 def test_trajectory_has_all_turns_up_to_the_answer(tmp_path):

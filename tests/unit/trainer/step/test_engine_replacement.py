@@ -16,7 +16,7 @@ from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed
 from alphaapollo.trainer.step.collect import generate_groups
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
-REQUESTS = [GroupRequest(Prompt(index, "test", "text"), 2, Sampling(8), draw=100 + index) for index in range(6)]
+REQUESTS = [GroupRequest(Prompt(i, "test", "text"), 2, Sampling(8), stream_position=100 + i) for i in range(6)]
 
 
 class Engine:
@@ -32,7 +32,7 @@ class Engine:
             self.left -= 1
             if self.left <= 0:
                 raise WorkerDied("the rollout worker of rank 0 died", "rollout")
-        self.played.append(request.draw)
+        self.played.append(request.stream_position)
         return TrajectoryGroup(request.prompt, [])
 
 
@@ -93,7 +93,7 @@ def test_missing_groups_are_generated_again_with_the_same_draws() -> None:
     assert case.play() == [0, 1, 2, 3, 4, 5]
     assert case.calls == ["replace 0", "publish 7"]
     drawn = [*dying.played, *other.played, *case.next.played]
-    assert sorted(drawn) == [request.draw for request in REQUESTS]  # each once
+    assert sorted(drawn) == [request.stream_position for request in REQUESTS]  # each once
     replayed = case.counts["recovery/groups_replayed"]
     assert replayed >= 1 and case.counts["recovery/engine_restarts"] == 1
     assert case.notices == [
@@ -111,7 +111,7 @@ def test_nothing_is_counted_without_a_death() -> None:
 def test_the_only_engine_dies() -> None:
     case = Case(Engine(dies_at=1))
     assert case.play() == [0, 1, 2, 3, 4, 5]
-    assert case.next.played == [request.draw for request in REQUESTS]
+    assert case.next.played == [request.stream_position for request in REQUESTS]
     assert case.counts["recovery/groups_replayed"] == 6
 
 

@@ -160,15 +160,15 @@ class Engine:
     """Generates a group per request; all samples of the third fail, those of the fourth are equal."""
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        outcome = Outcome.GRADER_FAILED if request.draw == 2 else Outcome.SCORED
-        rewards = (1.0, 1.0) if request.draw == 3 else (1.0, 0.0)
+        outcome = Outcome.GRADER_FAILED if request.stream_position == 2 else Outcome.SCORED
+        rewards = (1.0, 1.0) if request.stream_position == 3 else (1.0, 0.0)
         return group(*(trajectory(i, reward, 2, outcome) for i, reward in enumerate(rewards)))
 
 
 @pytest.mark.parametrize(("filters", "looked_at"), [(False, 3), (True, 2)])
 def test_groups_that_are_not_trained_on_are_not_computed(filters: bool, looked_at: int) -> None:
     ranks = Policy(1)
-    requests = [GroupRequest(Prompt(0, "test", "text"), 2, Sampling(8), draw=draw) for draw in range(4)]
+    requests = [GroupRequest(Prompt(0, "test", "text"), 2, Sampling(8), stream_position=draw) for draw in range(4)]
     algorithm = {"filter_groups": {"enable": filters, "metric": "reward"}}
     config = {"algorithm": algorithm, "env": {"rollout": {"n": 2}}}
     run: Any = SimpleNamespace(
