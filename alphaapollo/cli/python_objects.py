@@ -84,7 +84,7 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {loader_file.stem} passed to the call cannot be pickled for the processes of the run ({error}). "
+            f"cannot pickle the {loader_file.stem} passed to the Python API for the run's processes ({error}). "
             "Create locks, connections and file objects inside the function."
         ) from error
     finally:

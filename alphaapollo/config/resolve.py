@@ -126,8 +126,8 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
     if device == "cpu" and requested in ("varlen", "flex", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
-        fact = "supports only bfloat16, but model.dtype=float32"
-        raise ValueError(f"model.attention={requested} {fact}. Set attention=sdpa or flex, or dtype=bfloat16.")
+        fix = "Set model.dtype=bfloat16, model.attention=sdpa or model.attention=flex."
+        raise ValueError(f"model.attention={requested} supports only bfloat16, but model.dtype=float32. {fix}")
     if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."
         raise ValueError(f"model.attention=flash, but flash-attn 2 is not installed. {fix}")

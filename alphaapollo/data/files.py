@@ -64,7 +64,7 @@ def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[Data
         shown = "\n  ".join(errors[:MAX_BAD_ROWS_SHOWN])
         more = f"\n  and {len(errors) - MAX_BAD_ROWS_SHOWN} more" if len(errors) > MAX_BAD_ROWS_SHOWN else ""
         raise ValueError(
-            f"{path}: {len(errors)} of {len(rows)} rows are invalid (the first row is row 0):\n  {shown}{more}"
+            f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}{more}"
         )
     return converted
 

@@ -120,8 +120,8 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(
-            "KTO estimates the KL to the reference on answers to other prompts (arXiv 2402.01306), but all prompts of "
-            "the data are equal. Use data with several prompts, or another preference.loss."
+            "all prompts of the data are equal, but KTO combines prompts with answers to other prompts to estimate "
+            "the KL (arXiv 2402.01306). Use data with several prompts, or another preference.loss."
         )
     order = np.random.default_rng(derive_seed(seed, "unrelated")).permutation(len(answers)).tolist()
     next_index = dict(zip(order, [*order[1:], order[0]], strict=True))
@@ -208,8 +208,8 @@ def _split_common_prompt(
     roles = [chat[split]["role"] if split < len(chat) else "no message" for chat in (chosen, rejected)]
     if roles != ["assistant", "assistant"]:
         raise ValueError(
-            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts. Message {split}, the first that "
-            f"differs, has the roles {roles[0]} and {roles[1]}; both must be assistant."
+            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts: they first differ in message "
+            f"{split} (roles {roles[0]} and {roles[1]}). Make all messages before the answers equal."
         )
     return chosen[:split], chosen[split:], rejected[split:]
 
@@ -230,7 +230,7 @@ def _join_prompt_and_answer(
     answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
         raise ValueError(
-            f"an answer starts with the role {answer_messages[0]['role']} and ends with the role "
+            f"the first and the last message of an answer have the roles {answer_messages[0]['role']} and "
             f"{answer_messages[-1]['role']}; both must be assistant."
         )
     return split_prompt_and_answer(chat, answer_messages, renderer)

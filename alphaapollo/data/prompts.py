@@ -129,7 +129,7 @@ def _convert_ground_truth_to_text(truth: Any) -> str | None:
         return truth
     if isinstance(truth, bytes) or truth != truth:
         kind = "bytes" if isinstance(truth, bytes) else "NaN"
-        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}, which no answer can equal. Set it to a text or number.")
+        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}, so no answer matches. Set a text or number.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 

@@ -49,8 +49,8 @@ def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
     limits = config.tool_limits
     if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
         raise ValueError(
-            f"The python_code timeout of {seconds:g} s must not exceed env.tool_limits.timeout={limits.timeout:g} s. "
-            "Raise the limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
+            f"python_code timeout of {seconds:g} s must not exceed env.tool_limits.timeout={limits.timeout:g} s. Raise "
+            "that limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
         )
     if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
         raise ValueError(

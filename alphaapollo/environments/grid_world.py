@@ -49,7 +49,7 @@ class GridWorldEnvironment(TextGame):
                 self.goal = rng.choice(goals)
                 self.shortest_path = paths[self.goal]
                 return
-        raise AssertionError("no goal is reachable, although the last grid has no walls")
+        raise AssertionError("no goal is reachable in a grid without walls; please report this bug")
 
     def prompt(self) -> str:
         return self._make_prompt(self.view())

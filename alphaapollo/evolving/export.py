@@ -96,7 +96,7 @@ def export_training_rows(run_folder: Path, output_folder: Path, criterion: Crite
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)
     if not any(rows.values()):
         other = "votes" if criterion == "truth" else "truth"
-        raise ValueError(f"--by {criterion} cannot tell whether any solution in {run_folder} is right. Use --by {other}.")
+        raise ValueError(f"--by {criterion} cannot tell which solutions in {run_folder} are right. Use --by {other}.")
     output_folder.mkdir(parents=True, exist_ok=True)
     counts = {name: len(file_rows) for name, file_rows in rows.items() if file_rows}
     for name in counts:

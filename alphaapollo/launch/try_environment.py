@@ -91,4 +91,4 @@ async def _reset_environment(config: Env, services: Services, prompt: Prompt) ->
 
 
 def _raise_in_reset(*_: object) -> Never:
-    raise RuntimeError("reset() of the environment uses services.parse_calls or services.score. Use them only in step().")
+    raise RuntimeError("reset() uses services.parse_calls or services.score. Move this code to step().")

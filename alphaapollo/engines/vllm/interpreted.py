@@ -27,7 +27,7 @@ def register_triton_interpreter() -> None:
         from triton.backends import backends  # type: ignore[import-untyped]
     except ImportError as error:
         raise ValueError(
-            f"rollout.router_replay=true needs triton on a machine without GPUs ({error}). Install triton, or remove "
-            "rollout.router_replay."
+            f"rollout.router_replay=true needs the package triton, also without a GPU ({error}). Install triton, or "
+            "set rollout.router_replay=false."
         ) from error
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))

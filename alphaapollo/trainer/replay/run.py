@@ -123,8 +123,8 @@ def _check_overrides_have_effect(keys: Iterable[str]) -> None:
             keys_with_effect = [f"{name}*" if name.endswith(".") else name for name in EFFECTIVE_KEYS]
             exceptions = ", ".join(f"{prefix}*" for prefix in INEFFECTIVE_KEYS)
             raise ValueError(
-                f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. The keys with "
-                f"an effect are {', '.join(keys_with_effect)}, except {exceptions} and *.fsdp_size."
+                f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. A replay "
+                f"reads {', '.join(keys_with_effect)}, but not {exceptions} and *.fsdp_size."
             )
 
 

@@ -159,10 +159,10 @@ def uses_reward_function(config: Config, environment_uses_grader: bool, prompts:
     if config.custom_reward_function.path or not environment_uses_grader or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
-        setting = "reward_model.weight=0" if reward_model.weight == 0 else f"reward.required has {TASK}"
+        key, value = ("reward_model.weight", "=0") if reward_model.weight == 0 else ("reward.required", f" has {TASK}")
         raise ValueError(
-            f"{setting}, but the reward model is the only reward, because no row has both a data_source with a "
-            "built-in grader and a ground truth. Add both, set custom_reward_function.path, or change that setting."
+            f"{key}{value}, but the reward model is the only reward: no row has both a ground truth and a data_source "
+            f"with a built-in grader. Add both to the rows, set custom_reward_function.path, or change {key}."
         )
     return False
 
@@ -214,16 +214,16 @@ def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
 def _check_chats_can_be_rendered(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if the prompts' chats cannot be rendered with the reward model's chat template."""
     path = config.reward_model.model.path
-    mismatch = f"reward_model.model.path={path} has another tokenizer or chat template than the policy"
+    mismatch = f"the tokenizer or chat template of reward_model.model.path={path} differs from the policy's"
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{mismatch}, so it can score only chats of one turn, but env.max_steps={config.env.max_steps}. Set "
-            "env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
+            f"{mismatch}, so the reward model can score only chats of one turn. env.max_steps={config.env.max_steps} "
+            "allows more. Set env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}
     if chats and not renderer.tokenizer.chat_template:
-        raise ValueError(f"{mismatch}, but no chat template for the prompts. Save one in {path}.")
+        raise ValueError(f"{mismatch}, and the reward model has no chat template for the prompts. Save one in {path}.")
     for content in chats.values():  # one chat per sequence of roles, because templates may reject some sequences
         renderer.render_chat(_append_answer(content, "!"), add_generation_prompt=False)
 

@@ -63,7 +63,7 @@ def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
 def test_an_engine_on_a_node_without_training_rank_is_named() -> None:
     ranks = [ActorLocation(1, "a", "10.0.0.1", "")]
     check_engine_nodes_have_ranks(ranks, [ActorLocation(2, "a", "10.0.0.1", "")])
-    with pytest.raises(ValueError, match=r"engine 1 runs on node 10\.0\.0\.2.*rollout\.colocate=true"):
+    with pytest.raises(ValueError, match=r"node 10\.0\.0\.2 has engine 1 but no training rank.*rollout\.colocate=true"):
         check_engine_nodes_have_ranks(
             ranks, [ActorLocation(2, "a", "10.0.0.1", ""), ActorLocation(3, "b", "10.0.0.2", "")]
         )

@@ -81,7 +81,7 @@ def test_texts_end_with_eos(tmp_path, renderer):
         ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant message"),
         ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
         ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
-        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "ends with the role user; both must be assistant"),
+        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user; both must be assistant"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": -1}, "'margin' is -1"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": "much"}, "'margin' is 'much'"),
     ],

@@ -134,7 +134,7 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
         (
             "reward_model",
             {"ground_truth": math.nan},
-            "ground_truth=nan is NaN; no answer can equal it. Write it as text",
+            "ground_truth=nan is NaN, so no answer matches. Set a text or number",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_parquet_file_without_rows(tmp_path):
 def test_a_ground_truth_of_bytes_is_refused(tmp_path):
     path = write(tmp_path / "data.parquet", [{"prompt": "p", "reward_model": {"ground_truth": b"14"}}])
     with pytest.raises(
-        ValueError, match=r"row 0: ground_truth=b'14' is bytes; no answer can equal it\. Write it as text"
+        ValueError, match=r"row 0: ground_truth=b'14' is bytes, so no answer matches\. Set a text or number"
     ):
         load_prompts(path, "prompt")
 

@@ -54,7 +54,7 @@ def test_more_tokens_are_refused_for_full_distributions(tmp_path: Path) -> None:
 def test_a_smaller_head_is_refused_for_full_distributions(tmp_path: Path) -> None:
     policy, teacher = make(tmp_path / "policy", SIZE + 16), make(tmp_path / "teacher")
     assert check(teacher, "sampled", policy) == []
-    with pytest.raises(ValueError, match="computes 272 logits and the policy 288"):
+    with pytest.raises(ValueError, match="computes 272 logits, fewer than the policy's 288"):
         check(teacher, "forward", policy)
 
 

@@ -270,10 +270,10 @@ def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "exceeds the 128 positions of" in refusal(models, reward_model__max_length=129)
-    assert "so it can score only chats of one turn, but env.max_steps=2. Set env.max_steps=1" in refusal(
+    assert "score only chats of one turn. env.max_steps=2 allows more. Set env.max_steps=1" in refusal(
         models, renderer, env__max_steps=2
     )
-    assert "but no chat template for the prompts" in refusal(models, renderer)
+    assert "the reward model has no chat template for the prompts" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
     assert "but the model has only 48 tokens. Use the tokenizer that the model was trained with" in refusal(
