@@ -39,6 +39,6 @@ class EngineSpec:
         if prompt_tokens + max_response_tokens > self.max_model_len:
             raise ValueError(
                 f"{self.name}: a prompt of {prompt_tokens} tokens and a response of up to {max_response_tokens} tokens "
-                f"exceed max_model_len={self.max_model_len}. Increase data.max_prompt_length or "
-                "data.max_response_length."
+                f"exceed the limit, data.max_prompt_length + data.max_response_length = {self.max_model_len} tokens. "
+                "Increase one of these two keys."
             )
