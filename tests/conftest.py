@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if hasattr(config, "workerinput"):  # the longest scope first
+    if hasattr(config, "workerinput"):  # the longest files first
         items.sort(key=lambda item: folder_of(item) not in STACK)
 
 
@@ -52,14 +52,13 @@ def folder_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes (`-n 2`), the tests of a file stay together in order, and tests that start the real stack
-    run one after the other."""
+    """With several processes (`-n 2`), the tests of a file stay together in order, and all GPU tests do."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "stack" if Path(file).parts[1] in STACK else file
+            return "gpu" if Path(file).parts[1] == "gpu" else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
