@@ -55,6 +55,6 @@ def test_verl_result_is_converted():
 def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
     with pytest.raises(
         ValueError,
-        match=rf"custom_reward_function\.name: .*reward\.py: compute_score.* or verl's parameters \(.*{what}",
+        match=rf"custom_reward_function\.name: .*reward\.py: compute_score.* has unsupported parameters \(.*{what}",
     ):
         load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
