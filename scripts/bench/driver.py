@@ -66,7 +66,8 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))
     requests = [
-        GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, stream_position=i) for i in range(count // GROUP)
+        GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, stream_position=i)
+        for i in range(count // GROUP)
     ]
     factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
     groups = (run_group(request, runner, lambda _: factory(services)) for request in requests)

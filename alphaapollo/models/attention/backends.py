@@ -104,8 +104,8 @@ class AttentionCall:
         )
 
     def gather_segment_keys_and_values(self) -> tuple[Tensor, Tensor]:
-        """Gather the keys and values that each segment of packed rows attends to (see SegmentAttentionKeys), segment after
-        segment. Without shared prompts they are unchanged. [1, kv heads, sum of lengths, d]"""
+        """Gather the keys and values that each segment of packed rows attends to (see SegmentAttentionKeys), in segment
+        order. Without shared prompts they are unchanged. [1, kv heads, sum of lengths, d]"""
         keys = self.required_packing.keys
         if keys is None:
             return self.key, self.value
