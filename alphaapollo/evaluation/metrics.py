@@ -56,7 +56,7 @@ class Summary:
     samples: int  # number of samples of all problems
     outcomes: dict[str, int]  # outcome -> number of samples
     ends: dict[str, int]  # reason why an episode ended -> number of samples
-    metrics: dict[str, Estimate]  # e.g. avg@n, pass@1 ... pass@n, maj@n, reward, response_length
+    figures: dict[str, Estimate]  # metrics, e.g. avg@n, pass@1 ... pass@n, maj@n, reward, response_length
 
     @property
     def num_failed(self) -> int:
@@ -172,7 +172,7 @@ def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summ
         samples=len(results),
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
-        metrics=estimates,
+        figures=estimates,
     )
 
 

@@ -50,14 +50,14 @@ def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Te
         table.add_column(name, justify="right", no_wrap=True)
     for summary in _list_summaries(overall, sources):
         title = summary.data_source or "(no data source)"
-        for name, estimate in summary.metrics.items():
+        for name, estimate in summary.figures.items():
             number = "{:.1f}" if name in TOKENS else "{:.4f}"
             interval = "-"
             if estimate.low is not None and estimate.high is not None:
                 interval = f"{number.format(estimate.low)} to {number.format(estimate.high)}"
             table.add_row(title, name, number.format(estimate.value), interval, str(estimate.problems))
             title = ""
-        if not summary.metrics:
+        if not summary.figures:
             table.add_row(title, "nothing scored")
         table.add_section()
     wide = Terminal(file=StringIO(), width=WIDE)
@@ -91,7 +91,7 @@ def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]
     rows = csv.DictWriter(table, FIELDS)
     rows.writeheader()
     for summary in _list_summaries(overall, sources):
-        for name, estimate in summary.metrics.items():
+        for name, estimate in summary.figures.items():
             rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(estimate))
     text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
     files = {"summary.json": text + "\n", "summary.csv": table.getvalue()}
