@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import ANOTHER_ALGORITHM, ROUNDING, ActiveUnless, ActiveWhen, Ratio, Section
+from alphaapollo.config.schema.base import CHANGES_ALGORITHM, CHANGES_ROUNDING, ActiveUnless, ActiveWhen, Ratio, Section
 from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
 KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
@@ -23,7 +23,7 @@ AggregationMode = Literal[
 
 
 class PolicyLossOptions(Section):
-    loss_mode: Annotated[str, ANOTHER_ALGORITHM] = "ppo"
+    loss_mode: Annotated[str, CHANGES_ALGORITHM] = "ppo"
     """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
     """cispo with a mask: drop tokens with a negative advantage and a ratio below 1 - cispo_mask_low; null = off."""
@@ -44,7 +44,7 @@ class PolicyLossOptions(Section):
 class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows or turns) per optimizer step, over all ranks."""
-    ppo_max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
+    ppo_max_token_len_per_gpu: Annotated[PositiveInt, CHANGES_ROUNDING] = 16384
     """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer sequence is a
     micro-batch of its own. Losses with one ratio per trajectory (gspo, gmpo) never split a trajectory."""
     ppo_epochs: PositiveInt = 1
@@ -89,10 +89,10 @@ class Actor(Section):
         NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", silent_value=0.0)
     ] = 0.1
     """Penalty per invalid turn."""
-    ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    ulysses_sequence_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """Ranks that share every sequence (Ulysses sequence parallelism), for sequences that do not fit one rank. Must
     divide the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
-    use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
+    use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
     """Compute the forward pass of a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv
     2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
     optim: Optimizer = Optimizer()
@@ -123,7 +123,7 @@ class Actor(Section):
 class Reference(Section):
     log_probs_ahead: Annotated[
         bool | Literal["auto"],
-        ROUNDING,
+        CHANGES_ROUNDING,
         ActiveWhen("/needs_ref_log_probs", reason="no KL term uses the reference's log-probs"),
     ] = "auto"
     """In the synchronous loop, compute the reference's log-probs of finished groups while other groups are generated,

@@ -10,9 +10,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.actor import KLEstimator
 from alphaapollo.config.schema.base import (
-    ANOTHER_ALGORITHM,
+    CHANGES_ALGORITHM,
+    CHANGES_CODE,
     CODE,
-    OTHER_CODE,
     ActiveWhen,
     OnResume,
     Ratio,
@@ -111,7 +111,7 @@ class ReferenceReset(Section):
 
 
 class Algorithm(Section):
-    adv_estimator: Annotated[str, ANOTHER_ALGORITHM] = "gae"
+    adv_estimator: Annotated[str, CHANGES_ALGORITHM] = "gae"
     """Advantage estimator, by its registered name (docs/algorithms). algorithm=NAME sets a complete recipe."""
     gamma: Ratio = 1.0
     """Discount factor."""
@@ -145,7 +145,7 @@ class Algorithm(Section):
     filtration: Filtration = Filtration()
     rollout_correction: RolloutCorrection = RolloutCorrection()
     reference_reset: ReferenceReset = ReferenceReset()
-    custom_module: Annotated[str, OTHER_CODE, CODE] = ""
+    custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own estimators or losses."""
 
     def find_problems(self) -> Iterator[str]:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import ANOTHER_MODEL, FilePath, Section
+from alphaapollo.config.schema.base import CHANGES_MODEL, FilePath, Section
 from alphaapollo.config.schema.model import Lora, Optimizer, RoleFsdp
 
 
 class CriticModel(Lora):
-    path: Annotated[str, ANOTHER_MODEL, FilePath("model")] = ""
+    path: Annotated[str, CHANGES_MODEL, FilePath("model")] = ""
     """Model that the critic starts from, with a new value head; empty = actor_rollout_ref.model.path."""
 
 

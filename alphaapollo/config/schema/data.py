@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import PositiveInt
 
 from alphaapollo.config.schema.base import (
-    OTHER_DATA,
-    OTHER_SELECTION,
-    OTHER_VALIDATION,
-    REORDERED,
+    CHANGES_DATA,
+    CHANGES_ROW_ORDER,
+    CHANGES_ROWS,
+    CHANGES_VALIDATION,
     CountOrMinusOne,
     FilePath,
     Section,
@@ -21,17 +21,17 @@ from alphaapollo.config.schema.base import (
 class TrainingFiles(Section):
     """`data` section of every command that trains: files, order and number of rows."""
 
-    train_files: Annotated[str | list[str], OTHER_DATA, FilePath("data", required=True)] = ""
+    train_files: Annotated[str | list[str], CHANGES_DATA, FilePath("data", required=True)] = ""
     """Training data: one or several parquet or jsonl files (required)."""
-    val_files: Annotated[str | list[str], OTHER_VALIDATION, FilePath("data")] = ""
+    val_files: Annotated[str | list[str], CHANGES_VALIDATION, FilePath("data")] = ""
     """Validation data, as train_files; empty = no validation."""
-    shuffle: Annotated[bool, REORDERED] = True
+    shuffle: Annotated[bool, CHANGES_ROW_ORDER] = True
     """Shuffle training rows each epoch (a function of data.seed and epoch)."""
-    seed: Annotated[int, REORDERED] = 0
+    seed: Annotated[int, CHANGES_ROW_ORDER] = 0
     """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
-    train_max_samples: Annotated[CountOrMinusOne, REORDERED] = -1
+    train_max_samples: Annotated[CountOrMinusOne, CHANGES_ROW_ORDER] = -1
     """Maximum training rows, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
-    val_max_samples: Annotated[CountOrMinusOne, OTHER_VALIDATION] = -1
+    val_max_samples: Annotated[CountOrMinusOne, CHANGES_VALIDATION] = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""
@@ -40,13 +40,13 @@ class TrainingFiles(Section):
 class PromptData(Section):
     """`data` section of every command whose model answers prompts."""
 
-    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
+    prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
-    max_prompt_length: Annotated[PositiveInt, OTHER_SELECTION] = 512
+    max_prompt_length: Annotated[PositiveInt, CHANGES_ROWS] = 512
     """Maximum tokens of a rendered prompt."""
     max_response_length: PositiveInt = 512
     """Maximum tokens after the prompt, over all turns."""
-    truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
+    truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"
     """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""

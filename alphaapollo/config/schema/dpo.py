@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from alphaapollo.config.schema.base import (
-    ANOTHER_ALGORITHM,
+    CHANGES_ALGORITHM,
+    CHANGES_CODE,
+    CHANGES_DATA,
+    CHANGES_LOSS,
+    CHANGES_ROUNDING,
+    CHANGES_ROWS,
     CODE,
-    OTHER_CODE,
-    OTHER_DATA,
-    OTHER_LOSS,
-    OTHER_SELECTION,
-    ROUNDING,
     Ratio,
     Section,
 )
@@ -22,28 +22,28 @@ from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTra
 
 
 class PairData(TuningData):
-    truncation: Annotated[Literal["error", "drop"], OTHER_SELECTION] = "error"
+    truncation: Annotated[Literal["error", "drop"], CHANGES_ROWS] = "error"
     """For an example over data.max_length: stop the run, or drop the example (counted)."""
-    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
+    prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt, a chat or a string; not needed if the answers are complete chats."""
-    chosen_key: Annotated[str, OTHER_DATA] = "chosen"
+    chosen_key: Annotated[str, CHANGES_DATA] = "chosen"
     """Column of the better answer: a string or messages."""
-    rejected_key: Annotated[str, OTHER_DATA] = "rejected"
+    rejected_key: Annotated[str, CHANGES_DATA] = "rejected"
     """Column of the worse answer."""
-    use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
+    use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
     """Compute the common prefix of a pair once (docs/shared_prompts.md). auto = if the model supports it
     and enough tokens are saved."""
 
 
 class PreferenceData(PairData):
-    response_key: Annotated[str, OTHER_DATA] = "response"
+    response_key: Annotated[str, CHANGES_DATA] = "response"
     """kto: column of a single answer, if there are no pairs: a string or messages."""
-    label_key: Annotated[str, OTHER_DATA] = "label"
+    label_key: Annotated[str, CHANGES_DATA] = "label"
     """kto: column that says whether a single answer is desirable: true or false."""
 
 
 class Preference(Section):
-    loss: Annotated[str, ANOTHER_ALGORITHM] = "sigmoid"
+    loss: Annotated[str, CHANGES_ALGORITHM] = "sigmoid"
     """Preference loss, by its registered name: sigmoid (DPO; cDPO with label_smoothing), robust, ipo, ipo_mean, hinge,
     slic, exo_pair, nca_pair, sppo_hard, apo_zero, apo_down, kto, orpo or simpo (docs/preferences.md)."""
     beta: PositiveFloat | None = None
@@ -63,15 +63,15 @@ class Preference(Section):
     sft_coef: NonNegativeFloat = 0.0
     """Weight of an added next-token loss on the chosen answer: a mean over its tokens (RPO, arXiv 2404.19733); with
     slic a sum (SLiC-HF's lambda)."""
-    reference: Annotated[Literal["kept", "live"], ROUNDING] = "kept"
+    reference: Annotated[Literal["kept", "live"], CHANGES_ROUNDING] = "kept"
     """Source of the reference's log-probs: kept = computed once before training and stored in <run>/reference.npz; live
     = a frozen second model in every step (with LoRA: the model without its adapters)."""
-    custom_module: Annotated[str, OTHER_CODE, CODE] = ""
+    custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own losses (docs/preferences.md)."""
 
 
 class DpoConfig(TuningConfig):
     data: PreferenceData = PreferenceData()
-    preference: Annotated[Preference, OTHER_LOSS] = Preference()
+    preference: Annotated[Preference, CHANGES_LOSS] = Preference()
     optim: Optimizer = Optimizer(lr=5e-7)
     trainer: TuningTrainer = TuningTrainer(experiment_name="dpo")

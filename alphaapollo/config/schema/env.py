@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    ANOTHER_ENVIRONMENT,
+    CHANGES_CODE,
+    CHANGES_DATA,
+    CHANGES_ENVIRONMENT,
     CODE,
-    OTHER_CODE,
-    OTHER_DATA,
     ActiveUnless,
     ActiveWhen,
     Scalar,
@@ -47,7 +47,7 @@ class GridWorld(Section):
 
 
 class ReasoningGym(Section):
-    tasks: Annotated[list[str], OTHER_DATA] = []
+    tasks: Annotated[list[str], CHANGES_DATA] = []
     """Names of reasoning-gym tasks, one of which is drawn per row; [all] = all of them."""
     level: NonNegativeInt | None = None
     """Difficulty level in reasoning-gym's curriculum of each task; null = the task's default settings."""
@@ -56,7 +56,7 @@ class ReasoningGym(Section):
 
 
 class Verifiers(Section):
-    name: Annotated[str, ANOTHER_ENVIRONMENT] = ""
+    name: Annotated[str, CHANGES_ENVIRONMENT] = ""
     """Argument of `verifiers.load_environment`: the name of an installed environment."""
     args: dict[str, Scalar | list[Scalar]] = {}
     """Keyword arguments of `verifiers.load_environment`."""
@@ -103,7 +103,7 @@ class McpServer(Section):
 
 
 class Env(Section):
-    env_name: Annotated[str, ANOTHER_ENVIRONMENT] = "single_turn"
+    env_name: Annotated[str, CHANGES_ENVIRONMENT] = "single_turn"
     """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""
@@ -111,7 +111,7 @@ class Env(Section):
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
     guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
     `{observation}`."""
-    custom_module: Annotated[str, OTHER_CODE, CODE] = ""
+    custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own environments."""
     max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1
     """Maximum turns per episode."""

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    ANOTHER_MODEL,
+    CHANGES_ADAPTERS,
+    CHANGES_MODEL,
+    CHANGES_ROUNDING,
     NEEDS_GPU,
-    OTHER_ADAPTERS,
-    ROUNDING,
     ActiveUnless,
     ActiveWhen,
     CountOrMinusOne,
@@ -25,17 +25,17 @@ from alphaapollo.config.schema.base import (
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
 WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
-UNLESS_OFFLOAD_POLICY = ActiveUnless("offload_policy")
+INACTIVE_WITH_OFFLOAD_POLICY = ActiveUnless("offload_policy")
 
 
 class Lora(Section):
     """LoRA of one trained model (docs/lora.md)."""
 
-    lora_rank: Annotated[NonNegativeInt, OTHER_ADAPTERS] = 0
+    lora_rank: Annotated[NonNegativeInt, CHANGES_ADAPTERS] = 0
     """Rank of the LoRA adapters, which are trained instead of the weights; 0 = train the weights."""
-    lora_alpha: Annotated[PositiveInt | None, OTHER_ADAPTERS] = None
+    lora_alpha: Annotated[PositiveInt | None, CHANGES_ADAPTERS] = None
     """LoRA alpha: the output of an adapter is scaled by lora_alpha / lora_rank; null = 16."""
-    target_modules: Annotated[Literal["all-linear"] | list[str], OTHER_ADAPTERS] = "all-linear"
+    target_modules: Annotated[Literal["all-linear"] | list[str], CHANGES_ADAPTERS] = "all-linear"
     """Linear layers that get an adapter: all except the output head, or a list of names, e.g. [q_proj,v_proj]."""
 
     @property
@@ -57,25 +57,25 @@ class Lora(Section):
 
 
 class Model(Lora):
-    path: Annotated[str, ANOTHER_MODEL, FilePath("model", required=True)] = ""
+    path: Annotated[str, CHANGES_MODEL, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
     tokenizer_path: Annotated[str, OnResume("refused", "another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
     on a CPU."""
-    attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], ROUNDING] = "auto"
+    attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], CHANGES_ROUNDING] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
     sdpa in float32; on a CPU padded, over sequences sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
     does not fit without it."""
-    use_torch_compile: Annotated[bool, ROUNDING] = False
+    use_torch_compile: Annotated[bool, CHANGES_ROUNDING] = False
     """Compile each layer except its attention (torch.compile). The first batches take about a minute longer. Not yet
     measured on GPUs."""
-    use_liger: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
+    use_liger: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
     """Use Liger's fused kernels for norms, rotary embeddings and gates (docs/install.md). auto = on a GPU in bfloat16,
     if liger-kernel is installed, the architecture is granite, llama, qwen2 or qwen3, and use_torch_compile is off."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
@@ -106,25 +106,25 @@ class Optimizer(Section):
 
 
 class Fsdp(Section):
-    fsdp_size: Annotated[CountOrMinusOne, ROUNDING] = -1
+    fsdp_size: Annotated[CountOrMinusOne, CHANGES_ROUNDING] = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
     """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds
     a full float32 gradient (4 bytes per parameter)."""
-    optimizer_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
+    optimizer_offload: Annotated[bool, NEEDS_GPU, INACTIVE_WITH_OFFLOAD_POLICY] = False
     """Keep the optimizer state in host memory between updates (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
 
 
 class RoleFsdp(Fsdp):
-    param_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
+    param_offload: Annotated[bool, NEEDS_GPU, INACTIVE_WITH_OFFLOAD_POLICY] = False
     """Keep parameters in host memory while the role is idle (GPU only)."""
 
 
 class FrozenFsdp(Section):
-    param_offload: Annotated[bool, NEEDS_GPU, UNLESS_OFFLOAD_POLICY] = False
+    param_offload: Annotated[bool, NEEDS_GPU, INACTIVE_WITH_OFFLOAD_POLICY] = False
     """Keep parameters in host memory while the role is idle (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters stay in host memory and are loaded layer by layer; slow (GPU only)."""

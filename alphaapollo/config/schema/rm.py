@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat
 
-from alphaapollo.config.schema.base import OTHER_DATA, OTHER_LOSS, FolderName, Section
+from alphaapollo.config.schema.base import CHANGES_DATA, CHANGES_LOSS, FolderName, Section
 from alphaapollo.config.schema.dpo import PairData
 from alphaapollo.config.schema.tuning import TuningConfig, TuningTrainer
 
 
 class RewardData(PairData):
-    margin_key: Annotated[str, OTHER_DATA] = "margin"
+    margin_key: Annotated[str, CHANGES_DATA] = "margin"
     """Column of the margin by which the chosen answer is better, at least 0 (arXiv 2307.09288, Eq. 2); 0 if there is no
     such column."""
 
 
 class BradleyTerry(Section):
-    centring_coef: Annotated[NonNegativeFloat, OTHER_LOSS] = 0.0
+    centring_coef: Annotated[NonNegativeFloat, CHANGES_LOSS] = 0.0
     """Weight of the squared sum of a pair's scores, which keeps scores near zero (arXiv 2312.09244: 0.01)."""
 
 

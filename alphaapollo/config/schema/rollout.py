@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
+    CHANGES_ROUNDING,
+    CHANGES_THREADS,
+    CHANGES_VALIDATION,
     CPU_ONLY,
     NEEDS_GPU,
-    OTHER_VALIDATION,
-    ROUNDING,
-    THREADS,
     ActiveWhen,
     CountOrMinusOne,
     PositiveRatio,
@@ -43,7 +43,7 @@ class EngineKwargs(Section):
 
 
 class Rollout(Section):
-    name: Annotated[Literal["vllm", "hf", "fake"], ROUNDING] = "vllm"
+    name: Annotated[Literal["vllm", "hf", "fake"], CHANGES_ROUNDING] = "vllm"
     """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
@@ -51,30 +51,30 @@ class Rollout(Section):
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
-    tensor_model_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    tensor_model_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
-    num_engines: Annotated[PositiveInt | None, ROUNDING] = None
+    num_engines: Annotated[PositiveInt | None, CHANGES_ROUNDING] = None
     """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
     """Engines share the training GPUs; false = they get their own GPUs."""
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
     """Precision of the engine; auto = the model's dtype."""
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5
     """Share of a GPU's memory that an engine may use."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
     """KV cache of an engine, in GiB (CPU only)."""
-    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm"), THREADS] = None
+    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm"), CHANGES_THREADS] = None
     """Threads per engine process (CPU only); null = an equal share of the node's cores. A resumed run keeps its number
     of threads."""
-    max_num_seqs: Annotated[PositiveInt, ROUNDING] = 256
+    max_num_seqs: Annotated[PositiveInt, CHANGES_ROUNDING] = 256
     """Sequences that an engine decodes at a time."""
-    max_num_batched_tokens: Annotated[PositiveInt, ROUNDING] = 8192
+    max_num_batched_tokens: Annotated[PositiveInt, CHANGES_ROUNDING] = 8192
     """Maximum tokens per engine step."""
-    enforce_eager: Annotated[bool | None, ROUNDING] = None
+    enforce_eager: Annotated[bool | None, CHANGES_ROUNDING] = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
     lora: LoraForm = "merged"
     """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which vLLM serves."""
-    enable_prefix_caching: Annotated[bool, ROUNDING] = True
+    enable_prefix_caching: Annotated[bool, CHANGES_ROUNDING] = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     router_replay: bool = False
     """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
@@ -83,8 +83,8 @@ class Rollout(Section):
         True
     )
     """Put engines to sleep while training (only engines that share the training GPUs)."""
-    val_kwargs: Annotated[ValSampling, OTHER_VALIDATION] = ValSampling()
-    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), ROUNDING] = EngineKwargs()
+    val_kwargs: Annotated[ValSampling, CHANGES_VALIDATION] = ValSampling()
+    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), CHANGES_ROUNDING] = EngineKwargs()
 
     def find_problems(self) -> Iterator[str]:
         parallel = self.tensor_model_parallel_size

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import PositiveInt
 
 from alphaapollo.config.schema.base import (
-    OTHER_DATA,
-    OTHER_VALIDATION,
+    CHANGES_DATA,
+    CHANGES_VALIDATION,
     ActiveUnless,
     ActiveWhen,
     FilePath,
@@ -23,20 +23,20 @@ WHEN_VAL_PROMPTS = ActiveWhen("/data.val_prompts")
 
 
 class SftData(TuningData):
-    messages_key: Annotated[str, OTHER_DATA] = "messages"
+    messages_key: Annotated[str, CHANGES_DATA] = "messages"
     """Column of the chat; the assistant's messages are trained on."""
-    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
+    prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt, in files without a messages column, and in val_prompts."""
-    response_key: Annotated[str, OTHER_DATA] = "response"
+    response_key: Annotated[str, CHANGES_DATA] = "response"
     """Column of the response, in files without a messages column."""
     val_prompts: Annotated[
-        str | list[str], ActiveUnless("/trainer.test_freq", -1), OTHER_VALIDATION, FilePath("data")
+        str | list[str], ActiveUnless("/trainer.test_freq", -1), CHANGES_VALIDATION, FilePath("data")
     ] = ""
     """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): one or
     several parquet or jsonl files; empty = none. val_max_samples and truncation apply."""
-    max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, OTHER_VALIDATION] = 512
+    max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
     """Maximum tokens of a rendered prompt of val_prompts."""
-    max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, OTHER_VALIDATION] = 512
+    max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
     """Maximum tokens after a prompt of val_prompts, over all turns."""
 
 
@@ -48,7 +48,7 @@ class SftRollout(Section):
 
 class SftConfig(TuningConfig):
     unread_keys = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
-    resume_rules = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
+    resume_rules = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), CHANGES_VALIDATION)
 
     data: SftData = SftData()
     rollout: Annotated[SftRollout, WHEN_VAL_PROMPTS] = SftRollout()

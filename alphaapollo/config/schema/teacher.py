@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from alphaapollo.config.schema.base import OTHER_TEACHER, ActiveWhen, FilePath, Section
+from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveWhen, FilePath, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
@@ -14,7 +14,7 @@ WHEN_TEACHER = ActiveWhen("divergence")
 
 
 class TeacherModel(Section):
-    path: Annotated[str, OTHER_TEACHER, FilePath("model", required=True)] = ""
+    path: Annotated[str, CHANGES_TEACHER, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and the policy's tokenizer (required with a
     divergence)."""
     trust_remote_code: bool = False
@@ -23,13 +23,13 @@ class TeacherModel(Section):
 
 
 class Teacher(Section):
-    divergence: Annotated[Distance | None, OTHER_TEACHER] = None
+    divergence: Annotated[Distance | None, CHANGES_TEACHER] = None
     """Divergence to minimize; null = no teacher. sampled = reverse KL on the sampled tokens, as a policy gradient. Over
     the full vocabulary: reverse KL(policy||teacher), forward KL(teacher||policy), or jsd, the generalized
     Jensen-Shannon divergence (arXiv 2306.13649)."""
     coef: Annotated[PositiveFloat, WHEN_TEACHER] = 1.0
     """Weight of the divergence in the loss, which also has terms for advantages, KL and entropy."""
-    beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), OTHER_TEACHER] = 0.5
+    beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), CHANGES_TEACHER] = 0.5
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
     model: Annotated[TeacherModel, WHEN_TEACHER] = TeacherModel()
 

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    NEW_DRAWS,
-    NEW_LENGTH,
+    CHANGES_LR_SCHEDULE,
+    CHANGES_RANDOM_NUMBERS,
+    CHANGES_ROUNDING,
+    CHANGES_THREADS,
     ONLY_AT_START,
-    ROUNDING,
-    THREADS,
     ActiveUnless,
     ActiveWhen,
     CountOrMinusOne,
@@ -49,9 +49,9 @@ class RunSettings(RunFolder):
     """Seconds without progress after which the run is stopped, with an error that names the blocking worker, and Python
     stacks are written to <run>/stalls (docs/reliability.md). A warning is shown after a tenth of this time, at
     the latest after a minute. null = never."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], CHANGES_ROUNDING] = "auto"
     """Device of the run; auto = cuda if there is a GPU."""
-    seed: Annotated[int, NEW_DRAWS] = 0
+    seed: Annotated[int, CHANGES_RANDOM_NUMBERS] = 0
     """Seed of everything random: samples, mini-batches, new heads and adapters."""
     dry_run: Annotated[bool, ONLY_AT_START] = False
     """Check the configuration, print the plan, and stop."""
@@ -67,9 +67,9 @@ class Training(RunSettings):
 
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers; metrics.jsonl is always written."""
-    total_training_steps: Annotated[PositiveInt | None, NEW_LENGTH] = None
+    total_training_steps: Annotated[PositiveInt | None, CHANGES_LR_SCHEDULE] = None
     """Iterations (optimizer steps of fine-tuning); null = from total_epochs."""
-    total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), NEW_LENGTH] = 1
+    total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), CHANGES_LR_SCHEDULE] = 1
     """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
     prompts."""
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
@@ -100,11 +100,11 @@ class Training(RunSettings):
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
     hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. In addition, at
     most this many dead engines are replaced without a restart. 0 = a death ends the run."""
-    n_gpus_per_node: Annotated[PositiveInt, ROUNDING] = 1
+    n_gpus_per_node: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
-    nnodes: Annotated[PositiveInt, ROUNDING] = 1
+    nnodes: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """Number of nodes."""
-    cpu_threads: Annotated[PositiveInt | None, THREADS] = None
+    cpu_threads: Annotated[PositiveInt | None, CHANGES_THREADS] = None
     """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
     of threads."""
     start_timeout: PositiveFloat = 600.0

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    OTHER_SELECTION,
-    REORDERED,
-    ROUNDING,
+    CHANGES_ROUNDING,
+    CHANGES_ROW_ORDER,
+    CHANGES_ROWS,
     CountOrMinusOne,
     Section,
 )
@@ -23,13 +23,13 @@ from alphaapollo.config.schema.trainer import Training
 class TuningData(TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Examples per optimizer step, over all ranks."""
-    max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
+    max_token_len_per_gpu: Annotated[PositiveInt, CHANGES_ROUNDING] = 16384
     """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size)."""
-    max_length: Annotated[PositiveInt, OTHER_SELECTION] = 2048
+    max_length: Annotated[PositiveInt, CHANGES_ROWS] = 2048
     """Maximum tokens per example."""
-    truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
+    truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"
     """For an example over max_length: stop the run, cut its start, cut its end, or drop it (counted)."""
-    source_weights: Annotated[list[PositiveFloat] | None, REORDERED] = None
+    source_weights: Annotated[list[PositiveFloat] | None, CHANGES_ROW_ORDER] = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
 
     def find_problems(self) -> Iterator[str]:
@@ -58,7 +58,7 @@ class TuningConfig(Section):
     grad_clip: PositiveFloat = 1.0
     """Maximum gradient norm."""
     fsdp_config: Fsdp = Fsdp()
-    ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    ulysses_sequence_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """Ranks that share every sequence (Ulysses sequence parallelism). Must divide the ranks and the attention heads."""
     trainer: TuningTrainer = TuningTrainer()
 
