@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.cli.python_objects import PythonObjects
-from alphaapollo.cli.results import Evaluation, EvolvedRun, TrainedRun
+from alphaapollo.cli.results import Evaluation, EvolutionRun, TrainedRun
 from alphaapollo.cli.run_process import OnIteration, run_in_child_process
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_value, get_value, list_keys, list_keys_of_map_type
@@ -102,7 +102,7 @@ def evolve(
     roles: Mapping[str, type[Role]] | None = None,
     on_round: OnIteration | None = None,
     show: bool = True,
-) -> EvolvedRun:
+) -> EvolutionRun:
     """Improve a model's answers without training (evolving.main, docs/evolving.md). Resumes an interrupted call.
 
     Args:
@@ -112,7 +112,7 @@ def evolve(
     Other arguments and errors as in `rl`, with the keys of evolving.main.
     """
     objects = PythonObjects(reward, environment, tools, roles=roles or {})
-    return EvolvedRun(*_run_program(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
+    return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
 
 
 def _run_program(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from alphaapollo.utils.network import detach_reserved_socket, reserve_port
+from alphaapollo.utils.network import reserve_port, take_reserved_socket_fd
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,11 +43,11 @@ class CheckResult:
     fix: str = ""  # suggested fix; empty if ok
 
 
-def grade_size(name: str, found: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
-    """Compare a size, e.g. free bytes, with two limits: ok, warn or fail. `found` describes the size for the user."""
+def check_size(name: str, finding: str, size: float, fails_below: float, warns_below: float, fix: str) -> CheckResult:
+    """Compare a size, e.g. free bytes, with two limits: ok, warn or fail. `finding` shows the size to the user."""
     if size >= warns_below:
-        return CheckResult(name, found)
-    return CheckResult(name, found, "fail" if size < fails_below else "warn", fix)
+        return CheckResult(name, finding)
+    return CheckResult(name, finding, "fail" if size < fails_below else "warn", fix)
 
 
 def check_operating_system() -> Iterator[CheckResult]:
@@ -96,7 +96,7 @@ def check_processors() -> Iterator[CheckResult]:
     from alphaapollo.controller.placement import detect_machine
 
     machine = detect_machine()
-    units = f", {machine.bfloat16_instructions}" if machine.bfloat16_instructions else ""
+    units = f", {machine.bfloat16_instruction_set}" if machine.bfloat16_instruction_set else ""
     found = f"{machine.num_cores} core(s){units}, {_format_size(machine.memory)} memory"
     if (allowed := read_cgroup_limit("memory.max")) < machine.memory:
         todo = "the memory plan assumes the machine's memory: check that the plan's total is below this limit"
@@ -105,7 +105,7 @@ def check_processors() -> Iterator[CheckResult]:
         )
         return
     todo = "close other programs or use a larger machine: the quickstart needs about 4 GiB"
-    yield grade_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
+    yield check_size("processors", found, machine.memory, 2 * GIB, 4 * GIB, todo)
 
 
 def read_cgroup_limit(limit_name: str) -> float:
@@ -158,7 +158,7 @@ def check_shared_memory() -> Iterator[CheckResult]:
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
     todo = "increase it: docker run --shm-size=8g (it must hold a full copy of the weights)"
-    yield grade_size("shared memory", f"{_format_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
+    yield check_size("shared memory", f"{_format_size(free)} free in {SHARED_MEMORY}", free, GIB / 4, 2 * GIB, todo)
 
 
 def check_disks() -> Iterator[CheckResult]:
@@ -174,7 +174,7 @@ def check_disks() -> Iterator[CheckResult]:
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if os.access(folder, os.W_OK):
-            yield grade_size(
+            yield check_size(
                 name, f"{_format_size(free)} free in {folder}", free, GIB, 10 * GIB, f"free space or {fix}"
             )
         else:
@@ -188,11 +188,11 @@ def check_process_limits() -> Iterator[CheckResult]:
     shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     allowed = math.inf if soft == resource.RLIM_INFINITY else soft
     todo = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before a run (docker run --ulimit nofile=65536)"
-    yield grade_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
+    yield check_size("open files", f"{shown} per process", allowed, 1024, OPEN_FILES, todo)
     processes = read_cgroup_limit("pids.max")
     if processes < OPEN_FILES:
         todo = "increase it: docker run --pids-limit=-1 (Ray, vLLM and torch start hundreds of threads)"
-        yield grade_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
+        yield check_size("processes", f"{processes:,.0f} in this container", processes, 256, OPEN_FILES, todo)
 
 
 def check_ports() -> Iterator[CheckResult]:
@@ -202,7 +202,7 @@ def check_ports() -> Iterator[CheckResult]:
         loopback_error = find_connection_error("127.0.0.1", port)
         hostname_error = find_connection_error(socket.gethostname(), port)
     finally:
-        os.close(detach_reserved_socket(port))
+        os.close(take_reserved_socket_fd(port))
     if loopback_error:
         yield CheckResult(
             "ports", f"127.0.0.1 cannot be reached: {loopback_error}", "fail", "allow loopback connections"

@@ -43,7 +43,7 @@ class PythonObjects:
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
     roles: Mapping[str, type[Role]] = field(default_factory=dict)  # role name -> class as in evolving/roles.py
-    graded: bool = False  # whether a reward function scores the episodes of `environment`
+    uses_reward: bool = False  # whether a reward function scores the episodes of `environment`
 
     def pickle_and_make_overrides(self, folder: Path) -> list[str]:
         """Pickle the objects into files. Returns overrides that load them, e.g. `env.custom_module=.../objects.py`."""
@@ -51,7 +51,7 @@ class PythonObjects:
         if self.reward is not None:  # graders load only this file
             path = _pickle_objects(PythonObjects(self.reward), folder / "reward.py")
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
-        others = replace(self, reward=None, graded=self.reward is not None)
+        others = replace(self, reward=None, uses_reward=self.reward is not None)
         if not (self.environment or self.tools or self.estimator or self.roles):
             return words
         path = _pickle_objects(others, folder / "objects.py")
@@ -84,8 +84,8 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"cannot pickle the {loader_file.stem} passed to the Python API for the run's processes ({error}). "
-            "Create locks, connections and file objects inside the function."
+            f"the {loader_file.stem} passed to the Python API cannot be pickled ({error}), which sends it to the run's "
+            "processes. Create locks, connections and file objects inside the function."
         ) from error
     finally:
         for module in user_modules:
@@ -117,7 +117,7 @@ def load_objects(pickle_file: Path) -> Any:
             if function.__name__ not in known:  # already registered if its module was pickled and uses @tool
                 tool(function)
         if objects.environment is not None:
-            register_environment(objects.environment.__name__, graded=objects.graded)(objects.environment)
+            register_environment(objects.environment.__name__, graded=objects.uses_reward)(objects.environment)
     if objects.estimator is not None:
         from alphaapollo.algorithms.advantages import Estimator, register_estimator
 

@@ -87,15 +87,15 @@ class Evaluation:
 
     def plot(self) -> Figure:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
-        from alphaapollo.observability.curve import plot_intervals_as_figure
+        from alphaapollo.observability.curve import plot_shares_with_intervals
 
         rows = self.metrics.to_numpy().tolist()
         shares = [(source, name, value, low, high) for source, name, value, low, high, _ in rows if high <= 1]
-        return plot_intervals_as_figure(shares, str(self.folder))
+        return plot_shares_with_intervals(shares, str(self.folder))
 
 
 @dataclass(frozen=True)
-class EvolvedRun(LoggedRun):
+class EvolutionRun(LoggedRun):
     """Result of a finished self-evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
     config: EvolvingConfig

@@ -17,11 +17,11 @@ from alphaapollo.config.machine import find_machine_errors, find_machine_warning
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
-from alphaapollo.config.verl import find_verl_warnings
+from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import is_local_path
 
 
-def check_config(
+def check_config_and_get_notices(
     config: Section,
     num_gpus: int = 0,
     num_cores: int = 1,
@@ -51,7 +51,7 @@ def check_config(
     lines += collect_section_warnings(config)
     if device is not None:
         lines += find_machine_warnings(config, device, num_cores)
-    return [*lines, *find_verl_warnings(config, user_keys)] if isinstance(config, Config) else lines
+    return [*lines, *find_values_meant_for_verl(config, user_keys)] if isinstance(config, Config) else lines
 
 
 def collect_section_warnings(config: Section) -> Iterator[str]:

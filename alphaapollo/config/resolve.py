@@ -64,7 +64,7 @@ def resolve_inference_rollout(
 ) -> Rollout:
     """Choose dtype, number and CPU threads of the engines for a command without training, and disable their sleep."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
-    threads = count_engine_threads(rollout, num_cores, nnodes, is_concurrent=False)
+    threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
 
@@ -89,12 +89,12 @@ def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
 
-def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, is_concurrent: bool) -> int:
+def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, runs_during_training: bool) -> int:
     """Return the threads of each engine process on a CPU: rollout.cpu_threads or, if null, an equal share of the cores.
 
-    If training runs at the same time (is_concurrent), the share is one core.
+    If training runs at the same time (runs_during_training), the share is one core.
     """
-    share = 1 if is_concurrent else num_cores // count_engine_processes(rollout, nnodes)
+    share = 1 if runs_during_training else num_cores // count_engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
 
 
@@ -102,17 +102,17 @@ def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def explain_dtype(requested_dtype: str, device: Device, bfloat16_instructions: str) -> str:
-    """Return a remark for the printed plan about the dtype on a CPU. bfloat16_instructions: e.g. amx_bf16."""
+def explain_dtype(requested_dtype: str, device: Device, bfloat16_instruction_set: str) -> str:
+    """Return a remark for the printed plan about the dtype on a CPU. bfloat16_instruction_set: e.g. amx_bf16."""
     if device == "cuda":
         return ""
     if requested_dtype == "auto":
-        hint = f"; model.dtype=bfloat16 would use its {bfloat16_instructions}" if bfloat16_instructions else ""
+        hint = f"; model.dtype=bfloat16 would use its {bfloat16_instruction_set}" if bfloat16_instruction_set else ""
         return f" (auto on a CPU{hint})"
     if requested_dtype == "float32":
         return ""
     slow = "slow: this processor has neither amx_bf16 nor avx512_bf16"
-    return f" (with {bfloat16_instructions})" if bfloat16_instructions else f" ({slow})"
+    return f" (with {bfloat16_instruction_set})" if bfloat16_instruction_set else f" ({slow})"
 
 
 def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:

@@ -68,7 +68,7 @@ def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def find_verl_warnings(config: Config, user_keys: Set[str]) -> Iterator[str]:
+def find_values_meant_for_verl(config: Config, user_keys: Set[str]) -> Iterator[str]:
     """Yield a warning for each key with another meaning in verl that the user set to a value that suits verl."""
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
     if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires

@@ -26,7 +26,7 @@ from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_recording_spans, take_recorded_spans
-from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
+from alphaapollo.observability.torch_spans import start_torch_profiler, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
@@ -64,7 +64,7 @@ class WorkerGroup(Generic[W]):
         await self.ranks.close()
 
 
-class ModelGroup(WorkerGroup[M]):
+class ModelWorkerGroup(WorkerGroup[M]):
     """Handle to a model on the training ranks. `sequence_parallel` consecutive ranks split each sequence between them,
     so they receive the same batch. The methods take and return one item per batch, not one per rank."""
 
@@ -86,7 +86,7 @@ class ModelGroup(WorkerGroup[M]):
         return (await self.ranks.call(function))[:: self.sequence_parallel]
 
 
-class TrainedGroup(ModelGroup[L]):
+class TrainingWorkerGroup(ModelWorkerGroup[L]):
     """Handle to a model that is trained."""
 
     name: str  # name in traces
@@ -116,7 +116,7 @@ class TrainedGroup(ModelGroup[L]):
     async def start_profile(self) -> None:
         """Start recording torch operations on every rank."""
         name = self.name
-        await self.ranks.call(lambda worker: start_torch_spans(f"{name} {worker.placement.rank}"))
+        await self.ranks.call(lambda worker: start_torch_profiler(f"{name} {worker.placement.rank}"))
 
     async def stop_profile(self) -> list[Span]:
         """Stop recording and return the recorded operations of all ranks."""
@@ -130,7 +130,7 @@ async def wait_for_save(worker: TrainingWorker) -> float:
     return await asyncio.wrap_future(worker.get_save_future())
 
 
-class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
+class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
     """Handle to the model of a fine-tuning run (SFT, preferences, reward model)."""
 
     name = "trainer"
@@ -151,7 +151,7 @@ class FinetuningGroup(TrainedGroup["FinetuningWorker[B]"], Generic[B]):
         return (await self._call_with_batches(lambda worker, batch: worker.evaluate(batch), batches))[0]
 
 
-class RLGroup(TrainedGroup[R]):
+class RLWorkerGroup(TrainingWorkerGroup[R]):
     """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
     the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
@@ -164,7 +164,7 @@ class RLGroup(TrainedGroup[R]):
         await self._call_with_batches(lambda worker, batch: worker.load_batch(batch), batches)
 
 
-class PolicyGroup(RLGroup["PolicyWorker"]):
+class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
 
     name = "policy"
@@ -213,16 +213,16 @@ class PolicyGroup(RLGroup["PolicyWorker"]):
         """Send the policy's weights to the engines; all ranks take part. Returns their version and digest."""
         return merge_weight_updates(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
-    async def release_weights(self) -> None:
+    async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        await self.ranks.call(lambda worker: worker.release_weights())
+        await self.ranks.call(lambda worker: worker.release_sent_weights())
 
     async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         """Return the policy's log-probs of `token_ids[1:]`, to compare with the engines', and offload the policy."""
         return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(token_ids)))[0]
 
 
-class CriticGroup(RLGroup["CriticWorker"]):
+class CriticGroup(RLWorkerGroup["CriticWorker"]):
     """Handle to the critic."""
 
     name = "critic"
@@ -236,7 +236,7 @@ class CriticGroup(RLGroup["CriticWorker"]):
         return (await self._call_with_batches(lambda worker, one: worker.update(one, skip_bad_step), columns))[0]
 
 
-class RewardModelGroup(ModelGroup["RewardModelWorker"]):
+class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
     """Handle to a reward model that scores responses. Its weights are frozen."""
 
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
@@ -299,7 +299,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Return whether the engines have model weights to sync and verify; fake engines do not."""
         return all(await self.ranks.call(lambda worker: worker.engine.has_weights))
 
-    async def compute_log_probs(self, token_ids: list[int]) -> list[list[float]]:
+    async def compute_log_probs_per_engine(self, token_ids: list[int]) -> list[list[float]]:
         """Return each engine's log-probs of `token_ids[1:]`."""
         return await self.ranks.call(lambda worker: worker.engine.log_probs(token_ids))
 

@@ -32,9 +32,9 @@ async def launch_workers(
             await groups.start_engine()
         return groups
     from alphaapollo.controller.ray_cluster import start_local_cluster
-    from alphaapollo.controller.ray_launcher import launch_ray
+    from alphaapollo.controller.ray_launcher import launch_ray_workers
 
     joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
     if not joined:
         start_local_cluster()
-    return await launch_ray(specs, start_timeout, required_paths if joined else None)
+    return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)

@@ -23,7 +23,7 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
-    bfloat16_instructions: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
+    bfloat16_instruction_set: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
 
     def get_training_memory(self, device: Device) -> int:
         """Return the bytes available for training: the memory of one GPU, or of a machine without GPUs. 0: unknown."""
@@ -55,7 +55,7 @@ class Placement:
         return self.num_nodes * self.ranks_per_node
 
     @property
-    def data_parallel(self) -> int:
+    def data_parallel_size(self) -> int:
         """Number of data-parallel ranks; with sequence parallelism, each is a group of ranks with the same batch."""
         return self.num_ranks // self.sequence_parallel
 
@@ -94,19 +94,19 @@ def detect_machine() -> Machine:
     return Machine(
         num_cores=len(os.sched_getaffinity(0)),
         num_gpus=torch.cuda.device_count(),
-        gpu_memory=read_smallest_gpu_memory(),
+        gpu_memory=query_smallest_gpu_memory_bytes(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        bfloat16_instructions=find_bfloat16_instructions(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
+        bfloat16_instruction_set=find_bfloat16_instruction_set(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
     )
 
 
-def find_bfloat16_instructions(cpu_info: str) -> str:
+def find_bfloat16_instruction_set(cpu_info: str) -> str:
     """Return the fastest bfloat16 instruction set among the flags of /proc/cpuinfo, or "" if there is none."""
     flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
     return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
-def read_smallest_gpu_memory() -> int:
+def query_smallest_gpu_memory_bytes() -> int:
     """Return the memory of the smallest GPU of this machine in bytes; 0: unknown. Uses nvidia-smi, because torch would
     initialize CUDA in this process."""
     tool = shutil.which("nvidia-smi")
@@ -137,7 +137,7 @@ def make_placement(
         colocate=rollout.colocate,
         threads=trainer.cpu_threads or count_rank_threads(trainer, rollout, machine),
         engine_threads=count_engine_threads(
-            rollout, machine.num_cores, trainer.nnodes, is_concurrent=trainer.async_mode == "separate"
+            rollout, machine.num_cores, trainer.nnodes, runs_during_training=trainer.async_mode == "separate"
         )
         if rollout.name == "vllm"
         else 1,
@@ -152,6 +152,6 @@ def count_rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> 
     trainer.async_mode=separate, only the cores that no engine uses are shared."""
     cores = machine.num_cores
     if trainer.async_mode == "separate":
-        threads = count_engine_threads(rollout, cores, trainer.nnodes, is_concurrent=True)
+        threads = count_engine_threads(rollout, cores, trainer.nnodes, runs_during_training=True)
         cores -= threads * count_engine_processes(rollout, trainer.nnodes)
     return max(1, cores // trainer.n_gpus_per_node)

@@ -23,10 +23,10 @@ from alphaapollo.controller.nodes import (
     describe_node_differences,
     inspect_node,
 )
-from alphaapollo.controller.placement import Machine, read_smallest_gpu_memory
+from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.utils.heartbeat import read_process
-from alphaapollo.utils.network import listen_on_loopback_only
+from alphaapollo.utils.network import restrict_network_to_loopback
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
@@ -51,7 +51,7 @@ def join_cluster(trainer: TrainerSection) -> Machine:
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
         num_gpus=max(int(node.get("GPU", 0)) for node in resources),
-        gpu_memory=read_smallest_gpu_memory(),  # memory on this machine; 0 (unknown) on a head node without GPUs
+        gpu_memory=query_smallest_gpu_memory_bytes(),  # memory on this machine; 0 (unknown) on a head node without GPUs
     )
 
 
@@ -62,7 +62,7 @@ def start_local_cluster() -> None:
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
     }
-    listen_on_loopback_only()
+    restrict_network_to_loopback()
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it.
     constants = ray._private.ray_constants
@@ -94,7 +94,7 @@ def find_local_ray_processes() -> dict[str, int]:
 def is_local_ray_unresponsive() -> bool:
     """Return whether this process started Ray, and Ray's raylet or GCS is now dead or stopped by a signal."""
     pids = find_local_ray_processes()
-    stopped = [process.is_stopped for pid in pids.values() if (process := read_process(pid))]
+    stopped = [process.is_suspended for pid in pids.values() if (process := read_process(pid))]
     return find_dead_process(pids) != "" or any(stopped)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 5.0
 
 
-async def launch_ray(
+async def launch_ray_workers(
     specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None = None
 ) -> RayWorkerGroups:
     """Reserve resources for all workers over Ray and start them concurrently. Arguments and errors are those of
@@ -86,7 +86,7 @@ class RayWorkerGroups(WorkerGroups):
         """
         specs, placement = self.specs, self.specs.placement
         engines = self.ranks_by_role.get("rollout")
-        located = {role: await ranks.locate() for role, ranks in self.ranks_by_role.items()}
+        located = {role: await ranks.locate_actors() for role, ranks in self.ranks_by_role.items()}
         engine_locations = located.get("rollout", [])
         rank_locations = next((locations for role, locations in located.items() if role != "rollout"), [])
         if specs.needs_shared_memory:
@@ -114,14 +114,14 @@ class RayWorkerGroups(WorkerGroups):
             await self._await_role_starts({"rollout": engines.call(lambda worker: worker.start())})
 
     async def _make_rank_placements(
-        self, ranks: RayRanks[Any], nodes_written_by_rank: Sequence[str | None]
+        self, ranks: RayRanks[Any], weight_sync_nodes: Sequence[str | None]
     ) -> list[RankPlacement]:
-        """Return the settings of each training rank. nodes_written_by_rank: node for which it writes weights."""
+        """Return the settings of each training rank. weight_sync_nodes: node for which it writes weights."""
         from alphaapollo.workers.process_group import RankPlacement
 
         placement, address = self.specs.placement, await ranks.reserve_address()
         sizes = (placement.device, placement.threads, placement.sequence_parallel)
-        ranks_and_nodes = enumerate(nodes_written_by_rank)
+        ranks_and_nodes = enumerate(weight_sync_nodes)
         return [RankPlacement(rank, placement.num_ranks, address, *sizes, node) for rank, node in ranks_and_nodes]
 
     async def _await_role_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
@@ -167,5 +167,5 @@ class RayWorkerGroups(WorkerGroups):
 async def build_and_prepare_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
     """Build a rollout worker in this process, import the libraries that its start needs, and return the worker."""
     worker = build()
-    await worker.prepare_start()
+    await worker.prepare_start_without_gpu()
     return worker

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessReport, read_process
+from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, read_process
 from alphaapollo.utils.network import reserve_port
 from alphaapollo.utils.stack_dumps import dump_stacks
 from alphaapollo.utils.watchdog import exit_when_process_ends
@@ -101,8 +101,8 @@ class WorkerActor(Generic[W]):
         return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *arguments))
 
     @ray.method(concurrency_group=HEALTH)
-    def report(self) -> ProcessReport:
-        return HEARTBEAT.make_process_report()
+    def report(self) -> ProcessTreeReport:
+        return HEARTBEAT.make_process_tree_report()
 
     @ray.method(concurrency_group=HEALTH)
     def collect_stacks(self, pids: Sequence[int]) -> str:
@@ -116,7 +116,7 @@ def pickle_function(function: Callable[..., Any]) -> bytes:
 
 
 class RayRanks(Ranks[W]):
-    """Workers of one role as Ray actors, one per rank. Call `locate` and `start` before any other method."""
+    """Workers of one role as Ray actors, one per rank. Call `locate_actors` and `start` before any other method."""
 
     def __init__(self, role: str, slots: Sequence[ActorSlot], cleanup_folders: Sequence[str] = ()):
         self.role = role
@@ -126,7 +126,7 @@ class RayRanks(Ranks[W]):
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
         self._pending_reports: dict[int, Any] = {}  # rank -> reference to a requested report
-        self._reports: dict[int, ProcessReport] = {}
+        self._reports: dict[int, ProcessTreeReport] = {}
         name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
         self._actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
         self._slots = list(slots)
@@ -137,7 +137,7 @@ class RayRanks(Ranks[W]):
         share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
         return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy).remote()
 
-    async def locate(self) -> list[ActorLocation]:
+    async def locate_actors(self) -> list[ActorLocation]:
         """Wait until the processes of all actors run, and return their locations."""
         self._locations = await self._wait_for_all_calls([actor.location.remote() for actor in self.actors])
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
@@ -157,14 +157,14 @@ class RayRanks(Ranks[W]):
         calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
         await self._wait_for_all_calls(calls, "start")
 
-    async def replace(self, rank: int, make_builder: Callable[[str], Callable[[], Awaitable[W] | W]]) -> None:
-        """Start a new process and worker in place of the dead worker of a rank. make_builder(node): returns the
-        function that builds the worker."""
+    async def replace(self, rank: int, make_builder_for_node: Callable[[str], Callable[[], Awaitable[W] | W]]) -> None:
+        """Start a new process and worker in place of the dead worker of a rank. `make_builder_for_node(node)` returns
+        the function that builds the worker."""
         ray.kill(self.actors[rank])
         self.actors[rank] = actor = self._make_actor(self._slots[rank])
         self._locations[rank] = location = await self._wait_for_call(rank, actor.location.remote())
         self.process_names[rank] = self._describe_process(location)
-        await self._wait_for_call(rank, self._start_worker(rank, make_builder(location.node), {}), "start")
+        await self._wait_for_call(rank, self._start_worker(rank, make_builder_for_node(location.node), {}), "start")
 
     def _start_worker(self, rank: int, build: Callable[[], Any], environment: dict[str, str]) -> Any:
         driver, folder = get_process_location(), os.getcwd()

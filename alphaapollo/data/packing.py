@@ -68,7 +68,7 @@ def build_train_batch(
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for bundles, shares in split:
         costs = [[bundles[i].token_costs for i in share] for share in shares]
-        micros = split_micro_batches_on_ranks(costs, max_tokens, padded and prefixes is None)
+        micros = split_bundles_into_micro_batches_by_rank(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
             micro_rows = [[row for i in micro for row in bundles[share[i]].rows] for micro in rank_micros]
             ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
@@ -235,7 +235,7 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
     return batches
 
 
-def split_micro_batches_on_ranks(
+def split_bundles_into_micro_batches_by_rank(
     row_lengths_by_rank_and_bundle: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
     """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank.

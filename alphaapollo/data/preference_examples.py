@@ -25,7 +25,7 @@ from alphaapollo.data.sft_examples import (
     TextPiece,
     make_text_pieces,
     read_text_column,
-    split_prompt_and_answer,
+    render_prompt_and_answer,
     tokenize_examples,
 )
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
@@ -57,12 +57,12 @@ class PreferenceExample:
 
 @dataclass(frozen=True)
 class PreferenceTexts:
-    """Texts of a data row before tokenization: for each answer (two for a pair, else one), prompt and answer."""
+    """Texts of a data row before tokenization: two answers if the row is a pair, else one, each with the prompt."""
 
     texts: list[list[TextPiece]]  # for each answer: pieces of the prompt and of the answer
     data_source: str
     margin: float = 0.0
-    is_good: bool = True  # label of a single answer
+    is_desirable: bool = True  # label of a single answer
 
 
 def load_pairs(
@@ -95,7 +95,7 @@ def load_labelled_answers(
     numbered = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
         for number, row in read
-        for good in ((row.is_good,) if len(row.texts) == 1 else (True, False))
+        for good in ((row.is_desirable,) if len(row.texts) == 1 else (True, False))
     ]
     fitted = apply_max_length(files, numbered, lambda answer: answer.max_length, "answers", data)
     fitting = fitted.examples
@@ -163,7 +163,7 @@ def _read_labelled_answers(path: str, renderer: Renderer, data: PreferenceData) 
     raise ValueError(
         f"{path}: the file needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
         f"{data.chosen_key!r} and {data.rejected_key!r}. It has {', '.join(sorted(columns))}. Set "
-        "data.response_key and data.label_key."
+        "data.response_key and data.label_key, or data.chosen_key and data.rejected_key."
     )
 
 
@@ -190,7 +190,7 @@ def _parse_labelled_answer(row: DataRow, renderer: Renderer, data: PreferenceDat
     return PreferenceTexts(
         [_join_prompt_and_answer(row, row.get(data.prompt_key), answer, renderer, data)],
         _read_data_source(row),
-        is_good=bool(label),
+        is_desirable=bool(label),
     )
 
 
@@ -233,7 +233,7 @@ def _join_prompt_and_answer(
             f"the first and the last message of an answer have the roles {answer_messages[0]['role']} and "
             f"{answer_messages[-1]['role']}; both must be assistant."
         )
-    return split_prompt_and_answer(chat, answer_messages, renderer)
+    return render_prompt_and_answer(chat, answer_messages, renderer)
 
 
 def _read_data_source(row: DataRow) -> str:

@@ -27,7 +27,7 @@ class TextPiece:
 
     text: str
     is_trained: bool  # whether the model is trained on the tokens of the piece
-    is_rendered: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
+    is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
 
 
 def load_examples(
@@ -77,16 +77,16 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
         after = renderer.render_chat(messages[: turn + 1], add_generation_prompt=False)
         if not before.startswith(done) or not after.startswith(before):
             raise ValueError(
-                f"the chat template rewrites the text before or around message {turn} (e.g. drops old thinking), so "
-                "the trained tokens would differ from those that the model sees at inference. Create one row per "
-                "assistant turn, or use a template that does not change earlier turns."
+                f"the chat template does not append message {turn} to the text before it unchanged (e.g. it drops old "
+                "thinking), so the trained tokens would differ from those that the model sees at inference. Create one "
+                "row per assistant turn, or use a template that does not change earlier turns."
             )
         pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
         done = after
     return pieces
 
 
-def split_prompt_and_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
+def render_prompt_and_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
     """Render a chat of prompt and answer, and split its text into pieces. Only the answer is trained on."""
     pieces = split_chat_into_pieces([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
@@ -109,7 +109,7 @@ def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData) -> l
     if not isinstance(prompt, list):
         return make_text_pieces(read_text_column(row, data.prompt_key), response)
     chat = read_chat(prompt, repr(data.prompt_key))
-    return split_prompt_and_answer(chat, [Message(role="assistant", content=response)], renderer)
+    return render_prompt_and_answer(chat, [Message(role="assistant", content=response)], renderer)
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -142,13 +142,13 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
 
 
 def _is_prompt_text(piece: TextPiece) -> bool:
-    return not piece.is_rendered and not piece.is_trained
+    return not piece.is_chat_text and not piece.is_trained
 
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
     """Append the tokens of a piece to a tokenized example. A chat turn is trained on up to its end-of-turn token."""
     eos = renderer.tokenizer.eos_token_id
-    if piece.is_trained and not piece.is_rendered and eos is not None:
+    if piece.is_trained and not piece.is_chat_text and eos is not None:
         token_ids = [*token_ids, eos]
     num_trained = 0
     if piece.is_trained:

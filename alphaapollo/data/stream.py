@@ -51,7 +51,7 @@ class PromptStream:
         return np.random.default_rng(derive_seed(self._seed, "epoch", epoch)).permutation(self.num_prompts)
 
 
-class MixedStream:
+class WeightedFileStream:
     """Endless sequence of example indices from several weighted files. Indices count through all files.
 
     An epoch contains round(size * weight) examples of each file, shuffled together. With a weight below 1, the next

@@ -24,12 +24,12 @@ from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 @dataclass
 class _WaitingRequest(PendingCompletion):
     answer: asyncio.Future[Completion] = field(kw_only=True)
-    earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
+    earlier_version_token_counts: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 
     def record_weight_version(self, version: int) -> None:
         """Record that the tokens sampled since the last call of this method come from this weight version."""
-        if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
-            self.earlier_versions.append((version, count))
+        if count := len(self.sampled) - sum(count for _, count in self.earlier_version_token_counts):
+            self.earlier_version_token_counts.append((version, count))
 
 
 class HFEngine(Engine):
@@ -48,7 +48,7 @@ class HFEngine(Engine):
         self._serving: asyncio.Task[None] | None = None
         self._paused = False
 
-    async def prepare_start(self) -> None:
+    async def prepare_start_without_gpu(self) -> None:
         await asyncio.to_thread(importlib.import_module, "transformers")
 
     async def start(self) -> None:
@@ -92,7 +92,7 @@ class HFEngine(Engine):
                 continue
             for request in batch:
                 if request.is_done and not request.answer.cancelled():
-                    request.answer.set_result(request.to_completion(self.version, tuple(request.earlier_versions)))
+                    request.answer.set_result(request.to_completion(self.version, tuple(request.earlier_version_token_counts)))
                 request.record_weight_version(self.version)
             unfinished = [request for request in batch if not (request.is_done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting

@@ -26,7 +26,7 @@ class Engine:
     has_weights: bool
     """Whether the engine has model weights to sync and verify; False for fake engines."""
 
-    async def prepare_start(self) -> None:
+    async def prepare_start_without_gpu(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
@@ -23,7 +23,7 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.rendering import make_template_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.evaluation.metrics import SampleResult, convert_trajectory
+from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch.input_checks import (
@@ -37,7 +37,7 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.resume import StartPoint, find_start_from_results
+from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.models.folder_check import check_weight_files
 from alphaapollo.observability.counter import LoopProgressBar
@@ -64,7 +64,7 @@ class GenerationPlan:
     @property
     def requests(self) -> list[GroupRequest]:
         """Sampling requests of the prompts without results. A validation with the same seed gets the same samples."""
-        done, sampling = self.finished.prompt_ids, make_sampling(self.config)
+        done, sampling = self.finished.problem_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, stream_position=0, validate=True)
             for prompt in self.prompts
@@ -84,7 +84,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     Raises ValueError for invalid settings or data.
     """
     machine = detect_node_resources(config.trainer)
-    notices = check_config(config, machine.num_gpus, machine.num_cores)
+    notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
     environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
@@ -100,7 +100,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     rollout = resolve_inference_rollout(
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
     )
-    start, finished = find_start_from_results(config, RESULTS), FinishedResults()
+    start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
@@ -117,7 +117,7 @@ async def run(plan: GenerationPlan, terminal: Terminal) -> None:
     config, trainer = plan.config, plan.config.trainer
     folder = trainer.folder
     if moved := plan.start.prepare_folder(config):
-        terminal.note(f"the previous run of this name was moved to {moved}")
+        terminal.print_note(f"the previous run of this name was moved to {moved}")
     results = [*plan.finished.results]
     if plan.requests:
         workers = await launch_engines(config, plan.rollout, plan.device, folder)
@@ -165,7 +165,7 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
-    path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.prompt_ids)
+    path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.problem_ids)
     with (
         SPANS("generate"),
         open_results_writer(path, plan.finished) as write,
@@ -173,7 +173,7 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal
     ):
         async for _, group in workers.engines.generate(plan.requests):
             write(group)
-            new = [convert_trajectory(group.prompt, trajectory) for trajectory in group.trajectories]
+            new = [convert_to_sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
             results += new
             scored = [result.accuracy for result in new if not result.outcome.failed]
             total_accuracy += sum(scored)
@@ -194,7 +194,7 @@ def _print_plan(plan: GenerationPlan, notices: Sequence[str], terminal: Terminal
     lines = [
         f"{config.trainer.folder}",
         f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
-        f"  finished   {len(finished.prompt_ids)} prompts{dropped}",
+        f"  finished   {len(finished.problem_ids)} prompts{dropped}",
         f"  model      {config.model.path}",
         f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",

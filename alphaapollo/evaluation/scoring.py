@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
@@ -33,16 +33,16 @@ GradedResponse = tuple[SampleResult, Score]
 
 
 @dataclass(frozen=True)
-class Problem:
+class PromptWithResponses:
     """Prompt with all its responses. `prompt.id` is the index of the problem."""
 
     prompt: Prompt
     responses: list[str]
 
 
-def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
+def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptWithResponses]:
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
-    notices = check_config(config)
+    notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
@@ -50,21 +50,21 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     count = sum(len(problem.responses) for problem in problems)
     terminal.write(f"{config.trainer.folder}: {count} responses to {len(problems)} problems")
     for notice in notices:
-        terminal.note(notice)
+        terminal.print_note(notice)
     return problems
 
 
-def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[Problem]:
+def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptWithResponses]:
     """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key)
     rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
-    found: dict[tuple[str, str, str | None], Problem] = {}
+    found: dict[tuple[str, str, str | None], PromptWithResponses] = {}
     for prompt, (row, responses) in zip(prompts, rows, strict=True):
         truth = (
             prompt.ground_truth if prompt.ground_truth is not None else _encode_ground_truth(row.get("ground_truth"))
         )
         key = (prompt.data_source, json.dumps(prompt.content), truth)
-        problem = found.setdefault(key, Problem(replace(prompt, id=len(found), ground_truth=truth), []))
+        problem = found.setdefault(key, PromptWithResponses(replace(prompt, id=len(found), ground_truth=truth), []))
         problem.responses.extend(responses)
     return list(found.values())
 
@@ -90,7 +90,7 @@ def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRo
     return convert_rows(path, rows, split_responses)
 
 
-async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
+async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptWithResponses], terminal: Terminal) -> None:
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, terminal)
@@ -104,7 +104,9 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
     write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, terminal)
 
 
-async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
+async def _grade_responses(
+    config: EvalConfig, problems: Sequence[PromptWithResponses], terminal: Terminal
+) -> list[GradedResponse]:
     """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
@@ -130,7 +132,7 @@ async def _grade_responses(config: EvalConfig, problems: Sequence[Problem], term
         await client.close()
 
 
-def _make_score_record(problems: Sequence[Problem], result: SampleResult, score: Score) -> dict[str, Any]:
+def _make_score_record(problems: Sequence[PromptWithResponses], result: SampleResult, score: Score) -> dict[str, Any]:
     """Create the line of scores.jsonl for one graded response."""
     problem = problems[result.problem_id]
     return {

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.controller.health.stall_monitor import StallMonitor
@@ -36,9 +36,9 @@ from alphaapollo.evolving.model_clients import (
 )
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
-from alphaapollo.evolving.role_calls import RoleCaller, make_roles
+from alphaapollo.evolving.role_calls import RoleModelCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
-from alphaapollo.launch.resume import StartPoint, find_start_from_results
+from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
@@ -78,7 +78,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     """Check everything that can be checked without starting a model, and print the plan. Raises ValueError if the
     configuration, the data or the run folder is invalid."""
     serves = any(model.path for model in config.models.values())
-    notices = check_config(config, detect_machine().num_gpus if serves else 0)
+    notices = check_config_and_get_notices(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
     make_roles(config.all_roles)
@@ -93,7 +93,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_start_from_results(config, FILE))
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, find_inference_start(config, FILE))
     if not prepared.start.replaces_previous_run:
         _check_pool_matches_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
@@ -184,7 +184,7 @@ async def _start_loop(
         budget = Budget(config.budget, pool.total_usage, pool.seconds, prepared.folder / STOP)
         grader = Grader(rewards.score, prepared.has_ground_truth, prepared.uses_reward)
         services = Services(grader.grade, config.env, toolbox)
-        roles = RoleCaller(config, pool, budget, clients, services)
+        roles = RoleModelCaller(config, pool, budget, clients, services)
         environment = get_environment_spec(config.env.env_name)
         yield EvolutionLoop(
             evolving,

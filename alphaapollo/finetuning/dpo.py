@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaapollo.algorithms.preference_losses import get_preference_loss, preference_metrics
+from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
 from alphaapollo.data.preference_batch import collect_row_values, distribute_reference_rows
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracies
+from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.utils.user_module import load_user_module
@@ -37,11 +37,11 @@ class DpoTask(PairTask):
     config: DpoConfig
     worker_class = PreferenceWorker
 
-    def check_config(self, num_gpus: int) -> list[str]:
+    def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         config = self.config
         if config.preference.custom_module:
             load_user_module(config.preference.custom_module, "preference.custom_module")
-        return check_config(
+        return check_config_and_get_notices(
             config,
             num_gpus,
             extra_errors=list_loss_errors(config),
@@ -61,7 +61,7 @@ class DpoTask(PairTask):
         )
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return preference_metrics(sums) | compute_pair_accuracies(sums) | {"tokens": sums["tokens"]}
+        return compute_preference_metrics(sums) | compute_pair_accuracy_metrics(sums) | {"tokens": sums["tokens"]}
 
     async def begin_run(self, run: FinetuningRun) -> None:
         """Read the saved reference log-probs. If there are none, compute them with the initial weights."""
@@ -93,7 +93,7 @@ class DpoTask(PairTask):
             run.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
             split = distribute_reference_rows(
-                batch_examples, plan.placement.data_parallel, plan.max_tokens, plan.padded, self.share_prompts
+                batch_examples, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)

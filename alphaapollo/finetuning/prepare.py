@@ -10,7 +10,7 @@ from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, Tun
 from alphaapollo.controller.placement import Machine, Placement
 from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
 from alphaapollo.data.sources import LoadedExamples, make_source_names
-from alphaapollo.data.stream import MixedStream, PromptStream
+from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
@@ -18,7 +18,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.memory.finetuning import fit_finetuning_memory
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_unplanned_memory_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
 from alphaapollo.models.folder_check import check_weight_files
@@ -38,7 +38,7 @@ def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS
     machine = input_checks.detect_node_resources(config.trainer)
     config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
-    notices = task.check_config(machine.num_gpus) + kept_threads
+    notices = task.check_config_and_get_notices(machine.num_gpus) + kept_threads
     check_trackers(config.trainer.logger)
     start = find_start_point(config)
     trainer, data = config.trainer, config.data
@@ -82,12 +82,12 @@ def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS
     return plan
 
 
-def make_example_stream(config: TuningConfig, file_sizes: list[int]) -> PromptStream | MixedStream:
+def make_example_stream(config: TuningConfig, file_sizes: list[int]) -> PromptStream | WeightedFileStream:
     """Create the order of training examples. file_sizes: number of examples in each file."""
     data = config.data
     if data.source_weights is None:
         return PromptStream(sum(file_sizes), data.seed, data.shuffle)
-    return MixedStream(file_sizes, data.source_weights, data.seed, data.shuffle)
+    return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle)
 
 
 def _read_examples(
@@ -130,7 +130,7 @@ def _plan_memory(
         model, memory = fit_finetuning_memory(config, model, device, request, capacity, machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
-        return model, None, [format_unplanned_memory_notice(config.model.path, error, may_choose)]
+        return model, None, [format_memory_planning_failure(config.model.path, error, may_choose)]
     if memory.problem:
         raise ValueError(memory.problem)
     return model, memory, []

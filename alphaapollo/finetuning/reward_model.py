@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracies
+from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.models.load import check_reward_model_family, find_reward_model_class, is_causal_lm, load_config
 from alphaapollo.types import Row
@@ -27,8 +27,8 @@ class RewardModelTask(PairTask):
     config: RmConfig
     worker_class = RewardTrainingWorker
 
-    def check_config(self, num_gpus: int) -> list[str]:
-        notices = check_config(self.config, num_gpus)
+    def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
+        notices = check_config_and_get_notices(self.config, num_gpus)
         check_reward_model_support(self.config.model)
         return notices
 
@@ -54,7 +54,7 @@ class RewardModelTask(PairTask):
             "margin": chosen - rejected,
             "score_std": math.sqrt(max(0.0, sums["score_square"] / (2 * count) - mean**2)),
             "tokens": sums["tokens"],
-            **compute_pair_accuracies(sums),
+            **compute_pair_accuracy_metrics(sums),
         }
 
 

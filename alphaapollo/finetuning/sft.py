@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
@@ -30,9 +30,9 @@ class SftTask(FinetuningTask):
     prompts: Sequence[Prompt] = ()  # held-out prompts from data.val_prompts
     held_out: HeldOutEvaluation | None = None  # validation on the held-out prompts, during the run
 
-    def check_config(self, num_gpus: int) -> list[str]:
+    def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         config = self.config
-        notices = check_config(config, num_gpus)
+        notices = check_config_and_get_notices(config, num_gpus)
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return notices
         self.prompts, more = read_held_out_prompts(config)
@@ -53,7 +53,7 @@ class SftTask(FinetuningTask):
         return build_train_batch(
             examples,
             range(len(examples)),
-            num_ranks=plan.placement.data_parallel,
+            num_ranks=plan.placement.data_parallel_size,
             mini_batch_size=len(examples),
             max_tokens=plan.max_tokens,
             padded=plan.padded,

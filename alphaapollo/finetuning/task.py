@@ -15,7 +15,7 @@ from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Placement
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.data.stream import MixedStream, PromptStream
+from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import RunProgress
 from alphaapollo.launch.memory.finetuning import MemoryRequest
@@ -38,7 +38,7 @@ class FinetuningTask(ABC):
         self.config = config
 
     @abstractmethod
-    def check_config(self, num_gpus: int) -> list[str]:
+    def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         """Check the configuration and the task's own inputs. Returns notices. Raises ValueError if they are invalid."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class FinetuningPlan:
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     train: LoadedExamples[Any]
     val: dict[str, list[Any]]  # validation examples by source
-    stream: PromptStream | MixedStream
+    stream: PromptStream | WeightedFileStream
     total_steps: int
     start: StartPoint
     notices: list[str]

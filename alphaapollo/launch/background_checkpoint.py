@@ -21,7 +21,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.controller.handles import TrainedGroup
+from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.launch.failures import FAILURES
@@ -45,7 +45,7 @@ class BackgroundCheckpointWriter(Generic[P]):
     def __init__(
         self,
         checkpoints: CheckpointFolder,
-        groups: Mapping[str, TrainedGroup[Any]],
+        groups: Mapping[str, TrainingWorkerGroup[Any]],
         notice: Callable[[str], None],
         open_copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ):
@@ -76,7 +76,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         await self._wait_for_worker_groups()
 
     def mark_models_inconsistent(self) -> None:
-        """Mark that an update has begun. A signal then waits for `mark_models_consistent`."""
+        """Mark that an update has begun. After a signal, the last checkpoint waits for `mark_models_consistent`."""
         self.in_update = True
 
     def mark_models_consistent(self, progress: P) -> None:

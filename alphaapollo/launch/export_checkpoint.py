@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import build_config, drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import make_critic_model_section
@@ -43,7 +43,7 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config
 
-    check_config(config)
+    check_config_and_get_notices(config)
     if config.push_to:
         check_push_target(config.push_to)
     checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())

@@ -32,7 +32,7 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
-            first = await _reset_environment(config, Services(_raise_in_reset, config, tools, _raise_in_reset), prompt)
+            first = await _reset_environment(config, Services(_deny_in_reset, config, tools, _deny_in_reset), prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
     finally:
         if tools is not None:
@@ -90,5 +90,5 @@ async def _reset_environment(config: Env, services: Services, prompt: Prompt) ->
         ) from failure
 
 
-def _raise_in_reset(*_: object) -> Never:
+def _deny_in_reset(*_: object) -> Never:
     raise RuntimeError("reset() uses services.parse_calls or services.score. Move this code to step().")

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_backend
+from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, compute_token_stats
 from alphaapollo.models.load import load_without_weights
@@ -57,9 +57,9 @@ class ActivationBytes:
 def load_meta_model(model: Model, dtype: torch.dtype) -> PreTrainedModel:
     """Build a model on the meta device from config.json, to measure its memory. model.attention=auto means padded."""
     loaded = load_without_weights(model, dtype)
-    if loaded.config._attn_implementation == register_backend("padded"):  # not the attention of the model's own code
+    if loaded.config._attn_implementation == register_attn_implementation("padded"):  # not the model's own attention
         backend: Attention = "padded" if model.attention == "auto" else model.attention
-        loaded.set_attn_implementation(register_backend(backend, partial(_simulate_attention, backend)))
+        loaded.set_attn_implementation(register_attn_implementation(backend, partial(_simulate_attention, backend)))
     return loaded
 
 

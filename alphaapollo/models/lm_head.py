@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import Divergence, forward_kl, kl, overlap
+from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl
 from alphaapollo.models.cpu.linear import compute_weight_grad, linear
 
 CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
@@ -109,7 +109,7 @@ class _ChunkedHead:
             logits.tanh_().mul_(head.softcap / self.temperature)
         return logits
 
-    def compute_frozen_logprobs(self, chunk: slice) -> Tensor:
+    def compute_frozen_model_logprobs(self, chunk: slice) -> Tensor:
         """Compute the frozen model's log-probs of all tokens in the vocabulary. [c, V]"""
         assert self.divergence_target is not None
         hidden = self.divergence_target.hidden
@@ -136,9 +136,9 @@ class _TokenStatsFunction(torch.autograd.Function):
             if chunks.needs_entropy:
                 entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
             if target is not None:
-                logp, logq = logits - normaliser[chunk, None], chunks.compute_frozen_logprobs(chunk)
+                logp, logq = logits - normaliser[chunk, None], chunks.compute_frozen_model_logprobs(chunk)
                 divergence[chunk] = target.divergence.value(logp, logq)
-                for column, statistic in zip(extra, (kl, forward_kl, overlap), strict=False):
+                for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
                     column[chunk] = statistic(logp, logq)
             saved_logits = logits if num_tokens <= chunks.chunk_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
@@ -168,7 +168,7 @@ class _TokenStatsFunction(torch.autograd.Function):
             towards_target = None
             if grad_divergence is not None and chunks.divergence_target is not None:
                 divergence = chunks.divergence_target.divergence
-                towards_target = divergence.gradient(logp, chunks.compute_frozen_logprobs(chunk))
+                towards_target = divergence.gradient(logp, chunks.compute_frozen_model_logprobs(chunk))
             grad = logp.exp_().mul_(slope)
             if towards_target is not None and grad_divergence is not None:
                 grad.add_(towards_target.mul_(grad_divergence[chunk, None]))

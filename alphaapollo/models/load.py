@@ -10,7 +10,7 @@ import torch
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.models.attention.backends import register_backend
+from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.utils.hub import is_local_path
@@ -182,7 +182,7 @@ def _load_model(
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     custom_code = has_custom_code(model, config, auto_class)
     if attention != "padded" or not custom_code:
-        settings["attn_implementation"] = register_backend(attention)
+        settings["attn_implementation"] = register_attn_implementation(attention)
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     if materialize:

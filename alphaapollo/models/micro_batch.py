@@ -55,7 +55,7 @@ class MicroBatch:
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part
-    is_real: Tensor  # bool, shape of token_ids: false for padding and the dummy
+    is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
     packing: Packing | None  # segments, complete on every rank; None: padded
     predictors: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
@@ -108,7 +108,7 @@ class MicroBatchBuilder:
         return MicroBatch(
             token_ids=self._to_device(layout.token_ids[:, part]),
             position_ids=self._to_device(layout.position_ids[None, part]),
-            is_real=self._to_device(layout.is_real[:, part] & (not is_dummy)),
+            is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
             routed_experts=None if experts is None else self._to_device(experts[:, part]),
             packing=self._make_packing(layout),
             predictors=predictors,
@@ -131,7 +131,7 @@ class MicroBatchBuilder:
 
     def _select_tokens(self, layout: _TokenLayout, token_index: np.ndarray) -> TokenSelection:
         """Select the tokens that have the indices `token_index` in the concatenated rows."""
-        positions, width = layout.positions[token_index], layout.token_ids.shape[1]
+        positions, width = layout.flat_indices[token_index], layout.token_ids.shape[1]
         if self.sequence is None:
             return TokenSelection(self._to_device(positions), None, len(positions))
         local, indices = find_local_positions(positions, width, self.sequence.rank, self.sequence.size)
@@ -174,8 +174,8 @@ class _TokenLayout:
 
     token_ids: np.ndarray  # int64 [b, T] or [1, T]
     position_ids: np.ndarray  # int64 [T]
-    is_real: np.ndarray  # bool, shape of token_ids
-    positions: np.ndarray  # int64: position in the flattened token_ids of each token of the concatenated rows
+    is_real_token: np.ndarray  # bool, shape of token_ids
+    flat_indices: np.ndarray  # int64: index of each token of the concatenated rows in the flattened token_ids
     segment_lengths: np.ndarray | None = None  # int64 [s], with a last segment for padding if any; None: padded rows
     prefix_segments: np.ndarray | None = None  # int64 [s], see SegmentAttentionKeys; None: rows share no prompts
 
@@ -184,10 +184,10 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
     """Place rows in a padded [b, T] or packed [1, T] array, with T rounded up to a multiple of `width_multiple`."""
     if padded and rows.prefixes is None:
         width = -(-int(rows.lengths.max()) // width_multiple) * width_multiple
-        is_real = np.arange(width) < rows.lengths[:, None]
-        token_ids = np.zeros(is_real.shape, dtype=np.int64)
-        token_ids[is_real] = rows.token_ids
-        return _TokenLayout(token_ids, np.arange(width), is_real, np.flatnonzero(is_real))
+        is_real_token = np.arange(width) < rows.lengths[:, None]
+        token_ids = np.zeros(is_real_token.shape, dtype=np.int64)
+        token_ids[is_real_token] = rows.token_ids
+        return _TokenLayout(token_ids, np.arange(width), is_real_token, np.flatnonzero(is_real_token))
     lengths, prefixes, positions = rows.lengths, None, np.arange(len(rows.token_ids))
     if rows.prefixes is not None:
         lengths, prefixes, positions = _lay_out_shared_prompts(rows, rows.prefixes)
@@ -203,7 +203,7 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
 
 def _lay_out_shared_prompts(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Place each shared prompt once, then the rest of each row. Returns the fields segment_lengths, prefix_segments and
-    positions of _TokenLayout."""
+    flat_indices of _TokenLayout."""
     _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
     lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
     starts = compute_offsets(lengths)[:-1]
@@ -220,7 +220,7 @@ def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, lay
     dtype = np.int32 if routed_experts.dtype == np.uint16 else routed_experts.dtype
     placed = np.zeros((layout.token_ids.size, *routed_experts.shape[1:]), dtype)
     if selected_rows.routed_experts is not None:
-        placed[layout.positions] = selected_rows.routed_experts
+        placed[layout.flat_indices] = selected_rows.routed_experts
     return placed.reshape(*layout.token_ids.shape, *routed_experts.shape[1:])
 
 

@@ -2,8 +2,8 @@
 
     hidden states -> router -> logits [n, E], weights [n, k], experts [n, k] -> experts
 
-`Routers` wraps the forward method of each router. In a forward pass with forced experts (rollout routing replay, arXiv
-2510.11370), a router uses the experts that the engine chose, but computes their weights and gradients itself.
+`RouterHooks` wraps the forward method of each router. In a forward pass with forced experts (rollout routing replay,
+arXiv 2510.11370), a router uses the experts that the engine chose, but computes their weights and gradients itself.
 `RoutingRecord` collects the statistics of a forward pass.
 """
 
@@ -47,17 +47,17 @@ class RoutingRecord:
     """Routing statistics of one forward pass over n tokens and L decoder layers, which include layers without experts.
     Each router chooses k of E experts per token."""
 
-    is_real: Tensor  # bool [n]: false for padding
+    is_real_token: Tensor  # bool [n]: false for padding
     forced_experts: Tensor | None  # integers [n, L, k]: experts to use; None: the routers choose
     counts: Tensor  # float32 [L, E]: tokens sent to each expert, without padding
-    num_changed: Tensor  # float32 []: number of forced choices that the router would not have made
+    num_overridden: Tensor  # float32 []: number of forced choices that the router would not have made
     needs_probabilities: bool  # for load_balancing_loss
     probabilities: Tensor | None = None  # float32 [E]: summed over layers and tokens; has a gradient
     is_recording: bool = True  # false after the forward pass: recomputations by gradient checkpointing are not recorded
 
-    def record_layer(self, layer_index: int, logits: Tensor, experts: Tensor, router_choice: Tensor) -> None:
+    def record_layer(self, layer_index: int, logits: Tensor, experts: Tensor, unforced_experts: Tensor) -> None:
         """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
-        real = self.is_real.type_as(self.counts)
+        real = self.is_real_token.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
         share = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
         if not self.is_recording:
@@ -67,12 +67,12 @@ class RoutingRecord:
         spread = real[:, None].expand(experts.shape).reshape(-1)
         self.counts[layer_index].scatter_add_(0, experts.reshape(-1), spread)
         if self.forced_experts is not None:
-            changed = (experts[:, :, None] != router_choice[:, None, :]).all(-1)
-            self.num_changed += (changed * real[:, None]).sum()
+            changed = (experts[:, :, None] != unforced_experts[:, None, :]).all(-1)
+            self.num_overridden += (changed * real[:, None]).sum()
 
 
-class Routers:
-    """Wrapped routers of one model, which record statistics and can be forced to use given experts.
+class RouterHooks:
+    """Hooks on the routers of one model, which record statistics and can be forced to use given experts.
 
     Call `start_recording` before a forward pass, and set `is_recording` of its result to false after it. Forced experts
     are used until the next `start_recording`, because gradient checkpointing recomputes layers in the backward pass.
@@ -93,14 +93,14 @@ class Routers:
             router.forward = self._wrap_router_forward(router.forward, layer)
 
     @classmethod
-    def wrap_routers(cls, model: PreTrainedModel) -> Routers | None:
+    def wrap_routers(cls, model: PreTrainedModel) -> RouterHooks | None:
         """Wrap the routers of a model in place. Returns None if the model has no routers or unsupported routers."""
         sizes = ExpertSizes.from_config(model.config)
         routers = cls(model, sizes) if sizes else None
         return routers if routers and routers.layers else None
 
-    def start_recording(self, is_real: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
-        """Start to record a forward pass. `is_real`: false for padding. `forced_experts`: [*is_real.shape, layers,
+    def start_recording(self, is_real_token: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
+        """Start to record a forward pass. `is_real_token`: false for padding. `forced_experts`: [*is_real_token.shape, layers,
         experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
         expected = (self.num_layers, self.sizes.experts_per_token)
         if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
@@ -108,12 +108,12 @@ class Routers:
                 f"rollout.router_replay=true: the engine returned {found[0]} layers x {found[1]} experts per token, "
                 f"but the model has {expected[0]} x {expected[1]}. Set rollout.router_replay=false."
             )
-        counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real.device)
+        counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real_token.device)
         self.current = RoutingRecord(
-            is_real=is_real.flatten(),
+            is_real_token=is_real_token.flatten(),
             forced_experts=None if forced_experts is None else forced_experts.reshape(-1, *expected),
             counts=counts,
-            num_changed=counts.new_zeros(()),
+            num_overridden=counts.new_zeros(()),
             needs_probabilities=self.needs_probabilities and torch.is_grad_enabled(),
         )
         return self.current
@@ -126,8 +126,8 @@ class Routers:
             forced = None if current.forced_experts is None else current.forced_experts[:, layer_index].long()
             with _TopKOverride(self.sizes, forced) as override:
                 output = forward(*arguments, **keywords)
-            assert override.router_choice is not None, "_is_supported_router has checked this"
-            current.record_layer(layer_index, output[0], output[2], override.router_choice)
+            assert override.unforced_experts is not None, "_is_supported_router has checked this"
+            current.record_layer(layer_index, output[0], output[2], override.unforced_experts)
             return output
 
         return route
@@ -139,7 +139,7 @@ class _TopKOverride(TorchFunctionMode):
     def __init__(self, sizes: ExpertSizes, forced_experts: Tensor | None):
         super().__init__()
         self.sizes, self.forced_experts = sizes, forced_experts
-        self.router_choice: Tensor | None = None  # experts that topk returns without forcing
+        self.unforced_experts: Tensor | None = None  # experts that topk returns without forcing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -148,7 +148,7 @@ class _TopKOverride(TorchFunctionMode):
         scores = args[0]
         if scores.shape[-1] != self.sizes.num_experts or result[1].shape[-1] != self.sizes.experts_per_token:
             return result  # topk over groups of experts
-        self.router_choice = result[1].reshape(-1, self.sizes.experts_per_token)
+        self.unforced_experts = result[1].reshape(-1, self.sizes.experts_per_token)
         if self.forced_experts is None:
             return result
         forced = self.forced_experts.view(result[1].shape)
@@ -175,7 +175,7 @@ def check_routers_supported(model: Model, config_key: str, needs_balancing: bool
     `config_key`: key that needs them, for messages."""
     loaded = load_without_weights(model)
     name = type(loaded).__name__
-    if Routers.wrap_routers(loaded) is None:
+    if RouterHooks.wrap_routers(loaded) is None:
         raise ValueError(
             f"{config_key}: {name} is not an MoE model with supported routers (docs/moe.md). Remove {config_key}."
         )
@@ -197,7 +197,7 @@ def _is_supported_router(router: nn.Module, sizes: ExpertSizes, config: Pretrain
             return False
     shapes = [tuple(part.shape) for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else []
     expected = [(3, sizes.num_experts), (3, sizes.experts_per_token), (3, sizes.experts_per_token)]
-    return override.router_choice is not None and shapes == expected and not output[2].is_floating_point()
+    return override.unforced_experts is not None and shapes == expected and not output[2].is_floating_point()
 
 
 def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:

@@ -24,7 +24,7 @@ from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, Toke
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
-from alphaapollo.models.moe_routing import Routers
+from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, shard_model
 from alphaapollo.models.ulysses import gather_token_values
 
@@ -47,7 +47,7 @@ class PolicyModel(FsdpRoot):
         self.layers = find_decoder_layers(model)
         self.model = model
         self.scale, self.softcap = read_logit_transform(model.config)
-        self.routers = Routers.wrap_routers(model)  # of a mixture of experts
+        self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
 
     def forward(
         self,
@@ -74,7 +74,7 @@ class PolicyModel(FsdpRoot):
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
-        routing = self.routers and self.routers.start_recording(micro.is_real, micro.routed_experts)
+        routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
         states = compute_hidden_states(self.model.base_model, micro, micro.predictors)
         if routing:
             routing.is_recording = False
@@ -140,7 +140,7 @@ def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]
 
 
 @torch.no_grad()
-def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
+def check_logprobs_against_transformers(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
     """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
 
     The check detects heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
@@ -168,7 +168,7 @@ def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch
 
 
 def make_mismatch_warnings(logprob_mismatch: float) -> list[str]:
-    """Return a warning if `logprob_mismatch`, the result of check_logprobs, may be more than rounding."""
+    """Return a warning if `logprob_mismatch`, the result of check_logprobs_against_transformers, may be more than rounding."""
     if logprob_mismatch <= WARN_ABOVE:
         return []
     return [

@@ -129,7 +129,7 @@ def plot_curves_as_figure(
     return drawn
 
 
-def plot_intervals_as_figure(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
+def plot_shares_with_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
     """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
     rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.

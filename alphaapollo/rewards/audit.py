@@ -78,7 +78,7 @@ def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnsw
     return answers
 
 
-async def grade_answers(answers: Sequence[LabelledAnswer], reward: Reward) -> tuple[list[Score], float]:
+async def grade_and_time(answers: Sequence[LabelledAnswer], reward: Reward) -> tuple[list[Score], float]:
     """Grade answers in reward.num_workers processes. Returns the scores, and the seconds for all answers together."""
     client = RewardClient(reward, CustomRewardFunction())
     await client.start()
@@ -127,7 +127,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     kinds = Counter[str]()
-    scores, seconds = asyncio.run(grade_answers(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
+    scores, seconds = asyncio.run(grade_and_time(answers, Reward(num_workers=args.workers, timeout=args.timeout)))
     speed = round(len(answers) / seconds, 1)
     for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
         kind = compare_score_with_label(answer.is_correct, score)

@@ -96,10 +96,10 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 
-    async def prepare_start(self) -> None:
+    async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
         await asyncio.to_thread(importlib.import_module, "transformers")
-        await self.engine.prepare_start()
+        await self.engine.prepare_start_without_gpu()
 
     async def start(self) -> None:
         """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
@@ -148,7 +148,7 @@ class RolloutWorker:
         assert self._runner is not None, "call start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        with SPANS.set_track(f"rollout {self._index}"):
+        with SPANS.use_track(f"rollout {self._index}"):
             return await run_group(request, self._runner, self._make_environment)
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
@@ -196,7 +196,7 @@ def make_token_context_factory(
     """Return a function that builds the token context of an episode. All contexts share a cache of rendered prompts."""
     prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
     if env.context == "append":
-        return lambda environment: AppendContext(prompts, renderer.encode_after_action)
+        return lambda environment: AppendContext(prompts, renderer.encode_observation)
     return lambda environment: MemoryContext(
         environment, prompts, prompts.is_within_limit, env.history_length, env.memory_type
     )

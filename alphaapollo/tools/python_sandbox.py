@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, Status
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus, SandboxUnavailableError
 from alphaapollo.tools.sandbox.sandbox import OPTIONAL_LAYERS, UNSAFE_VARIABLE
 
 FIELDS = ("status", "stdout", "stderr", "seconds", "mode", "reason")
@@ -38,7 +38,7 @@ def main() -> int:
             result = _run_python_file(sandbox, name, options)
             shown = {field: getattr(result, field) for field in FIELDS}
             print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
-            all_run &= result.status is not Status.REFUSED
+            all_run &= result.status is not SandboxStatus.REFUSED
     finally:
         sandbox.close()
     return 0 if all_run else 2
@@ -49,7 +49,7 @@ def _run_python_file(sandbox: Sandbox, path: str, options: argparse.Namespace) -
         code = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
         return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
     except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
-        return SandboxResult(Status.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")
+        return SandboxResult(SandboxStatus.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.evaluation.scoring import prepare, run
+        from alphaapollo.evaluation.scoring import grade_and_write_report, prepare_problems
 
         try:
-            problems = prepare(config, terminal)
+            problems = prepare_problems(config, terminal)
         except ValueError as error:
             return report_error(error, 2)
     try:
-        asyncio.run(run(config, problems, terminal))
+        asyncio.run(grade_and_write_report(config, problems, terminal))
     except (ValueError, OSError) as error:
         return report_error(error, 1)
     return 0

@@ -42,12 +42,12 @@ class ProcessStatus:
     is_required: bool = True  # False: the run continues without it (a grader, a tool's process)
 
     @property
-    def is_stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         return self.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessReport:
+class ProcessTreeReport:
     """Activity of one process and of its subprocesses, as reported to the controller."""
 
     ticks: int  # progress counter; only its changes are meaningful
@@ -105,14 +105,14 @@ class Heartbeat:
         """
         self._progress, self._helpers = get_progress, helpers
 
-    def make_process_report(self) -> ProcessReport:
+    def make_process_tree_report(self) -> ProcessTreeReport:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""
         this_pid, helpers = os.getpid(), self._helpers()
         others = [pid for pid in list_descendants(this_pid, *helpers) if pid not in helpers]
         found = [read_process(this_pid)]
         found += [read_process(pid, name) for pid, name in helpers.items()]
         found += [read_process(pid, is_required=False) for pid in others]
-        return ProcessReport(self.ticks, self._active_calls(), tuple(process for process in found if process))
+        return ProcessTreeReport(self.ticks, self._active_calls(), tuple(process for process in found if process))
 
     def _active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()

@@ -11,7 +11,7 @@ from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import Routers
+from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.observability.memory import measure_process_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest
@@ -102,7 +102,7 @@ class TrainingWorker(ModelWorker):
         self.state.check_weights_finite()
         export_model(folder, self.hf_model, self.config, self.dtype, form)
 
-    def make_expert_load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
+    def make_expert_load_balancer(self, routers: RouterHooks | None) -> ExpertLoadBalancer | None:
         """Create the object that computes the MoE load-balancing loss of an update. None for a dense model."""
         if routers is None:
             return None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.data.batch import Rows
-from alphaapollo.models.moe_routing import Routers, load_balancing_loss
+from alphaapollo.models.moe_routing import RouterHooks, load_balancing_loss
 
 
 class ExpertLoadBalancer:
@@ -22,11 +22,11 @@ class ExpertLoadBalancer:
         group: ranks that together have every token sequence once; None: all ranks.
     """
 
-    def __init__(self, routers: Routers, coefficient: float, device: torch.device, group: dist.ProcessGroup | None):
+    def __init__(self, routers: RouterHooks, coefficient: float, device: torch.device, group: dist.ProcessGroup | None):
         self.routers, self.coefficient, self.device, self.group = routers, coefficient, device, group
         routers.needs_probabilities = coefficient > 0
         self.counts = torch.zeros(routers.num_layers, routers.sizes.num_experts, dtype=torch.float64, device=device)
-        self.num_changed = torch.zeros((), dtype=torch.float64, device=device)
+        self.num_overridden = torch.zeros((), dtype=torch.float64, device=device)
         self.num_forced = torch.zeros((), dtype=torch.float64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.steps = 0
@@ -48,7 +48,7 @@ class ExpertLoadBalancer:
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
-        self.num_changed += routing.num_changed
+        self.num_overridden += routing.num_overridden
         if routing.forced_experts is not None:
             self.num_forced += routing.counts.sum()
         if not self.coefficient:
@@ -64,17 +64,17 @@ class ExpertLoadBalancer:
 
     def compute_metrics(self) -> dict[str, float]:
         """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
-        together = torch.cat([self.counts.flatten(), self.num_changed[None], self.num_forced[None]])
+        together = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
         dist.all_reduce(together)
         counts = together[:-2].view_as(self.counts)[self.routers.layers]
-        num_changed, num_forced = together[-2:].tolist()
+        num_overridden, num_forced = together[-2:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)
         metrics = {
             "expert_load_max": float((counts / mean).max()),
             "expert_dead": float((counts == 0).double().mean()),
         }
         if num_forced:
-            metrics["router_differs"] = num_changed / num_forced
+            metrics["router_differs"] = num_overridden / num_forced
         if self.coefficient:
             metrics["router_aux_loss"] = float(self.loss) / max(1, self.steps)
         return metrics

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from alphaapollo.tools.sandbox import Sandbox, Status
+from alphaapollo.tools.sandbox import Sandbox, SandboxStatus
 from alphaapollo.tools.sandbox.sandbox import OPTIONAL_LAYERS
 
 SNIPPETS = {
@@ -29,7 +29,7 @@ SNIPPETS = {
 def seconds_of(sandbox: Sandbox, code: str) -> float:
     start = time.perf_counter()
     result = sandbox.run(code)
-    assert result.status is Status.OK, result
+    assert result.status is SandboxStatus.OK, result
     return time.perf_counter() - start
 
 

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
-from alphaapollo.models.moe_routing import Routers
+from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.rollout.context import build_append_context_rows
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
@@ -54,13 +54,13 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
 
 def share_of_others(model: Any, row: Row, device: Device) -> float:
     """Share of the engine's expert choices that transformers would not make. The last token was never computed."""
-    routers = Routers.wrap_routers(model)
+    routers = RouterHooks.wrap_routers(model)
     assert routers is not None and row.routed_experts is not None
     experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
     now = routers.start_recording(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
     with torch.inference_mode():
         model(torch.tensor([row.token_ids[:-1]], device=device))
-    return float(now.num_changed / now.counts.sum())
+    return float(now.num_overridden / now.counts.sum())
 
 
 def experts_returned(folder: Path, device: Device, dtype: str) -> float:

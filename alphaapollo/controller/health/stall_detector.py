@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema.base import Device
-from alphaapollo.utils.heartbeat import ActiveCall, ProcessReport, ProcessStatus
+from alphaapollo.utils.heartbeat import ActiveCall, ProcessStatus, ProcessTreeReport
 
 BUSY = 0.05  # minimum CPU use, in cores, of a computing process; waiting workers use up to 0.02
 STOPPED = "stopped (SIGSTOP; kill -CONT resumes it)"
@@ -29,7 +29,7 @@ class WorkerSnapshot:
 
     role_and_rank: str  # e.g. "policy 1", as in ActiveCall.worker
     name: str  # e.g. "the policy worker of rank 1 (pid 7)"
-    report: ProcessReport | None  # None: the worker does not answer
+    report: ProcessTreeReport | None  # None: the worker does not answer
     process: ProcessStatus | None = None  # state of a worker on this machine, even if the worker does not answer
     is_local: bool = True  # whether it runs on the controller's machine
     node: str = ""
@@ -50,7 +50,7 @@ class WorkerSnapshot:
             return self.report.processes
         return [self.process] if self.process else []
 
-    def name_process(self, process: ProcessStatus) -> str:
+    def format_process_name(self, process: ProcessStatus) -> str:
         """Return a name for one of this worker's processes that is unique in the run."""
         if process.pid == self.pid:
             return self.name
@@ -129,10 +129,10 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
 def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
     """Return the processes that a signal has stopped: required ones, or optional ones such as graders."""
     return [
-        (worker, worker.name_process(process))
+        (worker, worker.format_process_name(process))
         for worker in workers
         for process in worker.processes
-        if process.is_stopped and process.is_required is is_required
+        if process.is_suspended and process.is_required is is_required
     ]
 
 
@@ -142,14 +142,14 @@ def _find_computing_processes(
     """Return the processes that used CPU time between the snapshots, except those that may only wait for a GPU."""
     seconds = max(now.time - before.time, 1e-9)
     return [
-        (worker, worker.name_process(process))
+        (worker, worker.format_process_name(process))
         for worker, then, process in _pair_processes(before, now, workers)
         if process.cpu_seconds - then.cpu_seconds >= BUSY * seconds
-        and (device == "cpu" or not _can_wait_for_gpu(worker, process, now))
+        and (device == "cpu" or not _may_be_waiting_for_gpu(worker, process, now))
     ]
 
 
-def _can_wait_for_gpu(worker: WorkerSnapshot, process: ProcessStatus, now: RunSnapshot) -> bool:
+def _may_be_waiting_for_gpu(worker: WorkerSnapshot, process: ProcessStatus, now: RunSnapshot) -> bool:
     """Return whether a process may use CPU time only to wait for a GPU, unlike e.g. graders and compilers."""
     return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
@@ -166,8 +166,8 @@ def _pair_processes(
 
 
 def _find_lagging_ranks(awaited: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
-    """Return the ranks with the lowest progress counters in the role that was called last. In a collective, all other
-    ranks wait for these ranks."""
+    """Return the ranks with the lowest progress counters, among the ranks of the first awaited worker's role. In a
+    collective, all other ranks wait for these ranks."""
     ticks = {
         worker.role_and_rank: worker.report.ticks
         for worker in awaited

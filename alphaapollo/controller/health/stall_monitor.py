@@ -142,7 +142,7 @@ class StallMonitor:
         """Report the required processes that have been stopped by a signal for stall_notice_seconds."""
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
-            self._stopped[pid] = before + elapsed_seconds if process and process.is_stopped else 0.0
+            self._stopped[pid] = before + elapsed_seconds if process and process.is_suspended else 0.0
             if before < self._notice <= self._stopped[pid]:
                 self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
@@ -223,7 +223,7 @@ class StallMonitor:
         while not all(ranks.have_all_workers_reported() for ranks in self._ranks) and time.monotonic() < end:
             if self._left.wait(0.05):
                 return None
-        pid, report = os.getpid(), HEARTBEAT.make_process_report()
+        pid, report = os.getpid(), HEARTBEAT.make_process_tree_report()
         first, *rest = report.processes
         first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
         controller = WorkerSnapshot(

@@ -51,7 +51,7 @@ class VllmEngine(Engine):
 
     # Start and shutdown.
 
-    async def prepare_start(self) -> None:
+    async def prepare_start_without_gpu(self) -> None:
         """Set environment variables and logging, and import vLLM. Needs no GPU."""
         if self._prepared:
             return
@@ -71,7 +71,7 @@ class VllmEngine(Engine):
     async def start(self) -> None:
         """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
         the core does not start, EngineDied if a signal kills the core."""
-        await self.prepare_start()
+        await self.prepare_start_without_gpu()
         await asyncio.to_thread(self._start_core)
         self._watch_core()
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
@@ -182,7 +182,7 @@ class VllmEngine(Engine):
             stop_reason=StopReason(answer.finish_reason),
             weight_version=version,
             num_cached_tokens=output.num_cached_tokens or 0,
-            earlier_versions=tuple(earlier),
+            earlier_version_token_counts=tuple(earlier),
             routed_experts=self._check_routed_experts(answer.routed_experts, num_routed),
         )
 

@@ -1,7 +1,7 @@
 """Patches of vLLM internals, applied in the processes that run the model.
 
-record_packed_digest         CPU: record the digest of each weight when vLLM packs it for its kernel
-repack_experts               CPU: pack expert weights again after each weight sync
+record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
+repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """
@@ -34,8 +34,8 @@ def patch_vllm() -> None:
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
-        UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts(process)
-        utils.dispatch_cpu_unquantized_gemm = record_packed_digest(utils.dispatch_cpu_unquantized_gemm)
+        UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
+        utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
         TopKTopPSampler.forward_cpu = return_untruncated_logprobs(TopKTopPSampler.forward_cpu)
         if is_triton_interpreted():
             from vllm.v1.worker.gpu.sample import sampler
@@ -47,13 +47,13 @@ def patch_vllm() -> None:
         Sampler._sample_random = return_untruncated_logits(Sampler._sample_random)
 
 
-def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
+def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
     """Wrap vLLM's function that packs the weight of a linear layer for a CPU kernel: record the weight's digest first.
     vLLM deletes the unpacked weight, so its digest cannot be computed later."""
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
-    def pack_and_record_digest(layer: Any, remove_weight: bool) -> None:
+    def record_weight_digest_and_pack(layer: Any, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
             parts = list(select_tensor_parts_for_digest(layer, "weight", layer.weight))
@@ -62,10 +62,10 @@ def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
         if is_matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
-    return pack_and_record_digest
+    return record_weight_digest_and_pack
 
 
-def repack_experts(process_weights: Callable[..., None]) -> Callable[..., None]:
+def repack_experts_on_each_load(process_weights: Callable[..., None]) -> Callable[..., None]:
     """Wrap vLLM's `process_weights_after_loading` of expert layers, so that every load packs the weights. On a CPU,
     vLLM packs them only at the first load and would read later weights as if they were packed."""
 
@@ -82,12 +82,14 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     differently from the same row in a larger batch, so results would depend on the batch size."""
 
     @functools.wraps(linear)
-    def pad_to_two_rows(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def compute_single_row_as_two(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         if hidden.ndim == 2 and hidden.shape[0] == 1:
             return linear(hidden.expand(2, -1).contiguous(), weight, bias)[:1]
         return linear(hidden, weight, bias)
 
-    return pad_to_two_rows
+    return compute_single_row_as_two
 
 
 def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:

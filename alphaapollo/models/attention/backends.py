@@ -28,7 +28,7 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.models.attention.shared_prompts import (
     compute_padded_indices,
     flatten_heads,
-    gather_heads,
+    gather_and_split_heads,
     make_causal_mask,
 )
 from alphaapollo.models.micro_batch import Packing
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
 
 
-def register_backend(backend: Attention, simulation: Callable[[AttentionCall], Tensor] | None = None) -> str:
+def register_attn_implementation(backend: Attention, simulate: Callable[[AttentionCall], Tensor] | None = None) -> str:
     """Register an attention backend with transformers, and return its name for `attn_implementation`.
 
-    `simulation`: function to register instead of the backend, for models on the meta device.
+    `simulate`: function to register instead of the backend, for models on the meta device.
     """
     from transformers import AttentionInterface
 
-    name = f"{NAME}{backend}" if simulation is None else f"{NAME}meta_{backend}"
-    AttentionInterface.register(name, make_attention_interface(simulation or BACKENDS[backend]))
+    name = f"{NAME}{backend}" if simulate is None else f"{NAME}meta_{backend}"
+    AttentionInterface.register(name, make_attention_interface(simulate or BACKENDS[backend]))
     return name
 
 
@@ -111,7 +111,7 @@ class AttentionCall:
             return self.key, self.value
         index, heads = keys.positions[None], self.key.shape[1]
         key, value = flatten_heads(self.key), flatten_heads(self.value)
-        return gather_heads(key, index, heads), gather_heads(value, index, heads)
+        return gather_and_split_heads(key, index, heads), gather_and_split_heads(value, index, heads)
 
     def check_supported_by(self, backend: Attention) -> None:
         """Raise ValueError if the layer needs features that the backend does not have, e.g. attention sinks."""
@@ -164,18 +164,18 @@ def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     prompts = _attend_causal(
         call,
-        gather_heads(query, padded.prompts, heads),
-        gather_heads(key, padded.prompts, kv_heads),
-        gather_heads(value, padded.prompts, kv_heads),
+        gather_and_split_heads(query, padded.prompts, heads),
+        gather_and_split_heads(key, padded.prompts, kv_heads),
+        gather_and_split_heads(value, padded.prompts, kv_heads),
     )
-    remainders = _attend_masked(
+    suffixes = _attend_masked(
         call,
-        gather_heads(query, padded.remainders, heads),
-        gather_heads(key, padded.remainder_keys, kv_heads),
-        gather_heads(value, padded.remainder_keys, kv_heads),
-        padded.remainder_mask,
+        gather_and_split_heads(query, padded.suffixes, heads),
+        gather_and_split_heads(key, padded.suffix_keys, kv_heads),
+        gather_and_split_heads(value, padded.suffix_keys, kv_heads),
+        padded.suffix_mask,
     )
-    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prompts, remainders)])
+    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prompts, suffixes)])
     return F.embedding(padded.token_positions, output).unflatten(1, (heads, -1))[None]
 
 

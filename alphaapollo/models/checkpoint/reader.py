@@ -32,27 +32,27 @@ GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtyp
 def read_checkpoint_tensors(tensors: dict[str, Any], folder: Path) -> None:
     """Read the tensors of a checkpoint folder into the nested dict `tensors`, in place (a collective). Raises
     pickle.UnpicklingError if a file uses a class that is not allowed in a checkpoint."""
-    load_tensors(tensors, storage_reader=_SafeReader(folder), planner=_SafePlanner())
+    load_tensors(tensors, storage_reader=_RestrictedUnpickleReader(folder), planner=_RestrictedUnpicklePlanner())
 
 
-def read_generator_states(file: Path) -> dict[str, Any]:
+def read_rng_states(file: Path) -> dict[str, Any]:
     """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
     with torch.serialization.safe_globals(GENERATOR_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
     return states
 
 
-class _SafeReader(FileSystemReader):
+class _RestrictedUnpickleReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            metadata: dcp.Metadata = _SafeUnpickler(file).load()
+            metadata: dcp.Metadata = _RestrictedUnpickler(file).load()
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
-class _SafeUnpickler(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in METADATA_CLASSES:
             return METADATA_CLASSES[module, name]
@@ -70,7 +70,7 @@ def _get_memory_format(enum: Any, name: str) -> Any:
     return enum[name]
 
 
-class _SafePlanner(DefaultLoadPlanner):
+class _RestrictedUnpicklePlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Load optimizer values that are not tensors: numbers and parameter names."""
         torch.load(value, weights_only=True)  # raises if torch's own loader, which unpickles everything, would run code

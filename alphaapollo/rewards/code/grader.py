@@ -16,7 +16,7 @@ from typing import Any
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
 from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests_and_time_limit
-from alphaapollo.tools.sandbox import SandboxResult, Status, get_default_sandbox, run_python
+from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python
 from alphaapollo.types import Prompt, Score
 
 TESTS_TIMEOUT = 5.0  # seconds per run of the tests
@@ -42,9 +42,9 @@ def grade(prompt: Prompt, completion: str) -> Score:
     if not code.strip():
         return make_wrong_format_score("no code in the answer")
     if isinstance(tests, ProgramTests):
-        failure = run_program_tests(tests, code, time_limit)
+        failure = find_program_test_failure(tests, code, time_limit)
     else:
-        failure = run_function_tests(tests, code, time_limit)
+        failure = find_function_test_failure(tests, code, time_limit)
     return replace(make_accuracy_score(not failure), reason=escape_control_characters(failure))
 
 
@@ -66,7 +66,7 @@ def extract_code(completion: str) -> str:
     return (python or [text for _, text in blocks] or [answer])[-1]
 
 
-def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> str:
+def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:
     """Return why the code fails the tests; empty if it passes. Raises ValueError if the tests are broken.
 
     Each round runs the tests, which record calls of the code, and then executes these calls. No results are known in
@@ -110,11 +110,11 @@ def _parse_last_line(result: SandboxResult) -> Any:
         return None
 
 
-def run_program_tests(tests: ProgramTests, code: str, time_limit: float) -> str:
+def find_program_test_failure(tests: ProgramTests, code: str, time_limit: float) -> str:
     """Run the code once per test with the test's stdin. Return why the first failing test fails; empty if all pass."""
     for index, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True)):
         result = run_python(code, stdin=stdin, timeout=time_limit, max_output=MAX_OUTPUT)
-        if result.status is not Status.OK:
+        if result.status is not SandboxStatus.OK:
             return f"test {index}: the code ends with {result.status}: {result.reason}"
         if not is_same_output(expected, result.stdout):
             return f"test {index}: the output is {result.stdout[:80]!r}, expected {expected[:80]!r}"

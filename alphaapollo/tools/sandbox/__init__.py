@@ -12,8 +12,8 @@ from alphaapollo.tools.sandbox.sandbox import Sandbox as Sandbox
 from alphaapollo.tools.sandbox.sandbox import get_default_sandbox as get_default_sandbox
 from alphaapollo.tools.sandbox.types import SandboxError as SandboxError
 from alphaapollo.tools.sandbox.types import SandboxResult as SandboxResult
+from alphaapollo.tools.sandbox.types import SandboxStatus as SandboxStatus
 from alphaapollo.tools.sandbox.types import SandboxUnavailableError as SandboxUnavailableError
-from alphaapollo.tools.sandbox.types import Status as Status
 
 
 def run_python(code: str, **options: Any) -> SandboxResult:

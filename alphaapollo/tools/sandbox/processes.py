@@ -32,7 +32,7 @@ from alphaapollo.tools.sandbox.types import (
     SandboxError,
     SandboxRequest,
     SandboxResult,
-    Status,
+    SandboxStatus,
     format_sandbox_mode,
     format_signal,
 )
@@ -88,7 +88,7 @@ class ZygoteProcess:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C reaches only the main program, which then closes the sandbox
             )
-        self.available = self._receive_available_layers()
+        self.available = self._receive_available_isolation_layers()
 
     @property
     def has_ended(self) -> bool:
@@ -100,7 +100,7 @@ class ZygoteProcess:
             try:
                 socket.send_fds(self._socket, [json.dumps(asdict(spec)).encode()], descriptors)
             except OSError as error:
-                raise SandboxError(self.end_and_explain()) from error
+                raise SandboxError(self.end_and_describe_exit()) from error
 
     def kill(self) -> None:
         """Kill the zygote. Its children die with it."""
@@ -108,7 +108,7 @@ class ZygoteProcess:
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def end_and_explain(self) -> str:
+    def end_and_describe_exit(self) -> str:
         """Kill the zygote, remove its folder, and return an error message with the last line of its stderr."""
         with self._lock:
             if self._is_closed:
@@ -129,13 +129,13 @@ class ZygoteProcess:
                     remove_tree(self.folder)
             return f"the pre-forked interpreter failed{f': {lines[-1][:300]}' if lines else ''}"
 
-    def _receive_available_layers(self) -> dict[str, bool]:
+    def _receive_available_isolation_layers(self) -> dict[str, bool]:
         self._socket.settimeout(START_TIMEOUT)
         message = b""
         with contextlib.suppress(TimeoutError, ConnectionResetError):
             message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         if not message:
-            raise SandboxError(self.end_and_explain())
+            raise SandboxError(self.end_and_describe_exit())
         self._socket.settimeout(None)
         (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
         self._pidfd = os.pidfd_open(pid)
@@ -221,18 +221,18 @@ class SnippetProcess:
 
     def _wait_for_end(
         self, timeout: float, out: OutputCapture, err: OutputCapture, is_cancelled: Callable[[], bool]
-    ) -> tuple[Status, str]:
+    ) -> tuple[SandboxStatus, str]:
         """Enforce the time and output limits until the snippet ends. Return its status and the reason."""
         deadline = time.monotonic() + timeout
-        killed_for: Status | None = None
+        killed_for: SandboxStatus | None = None
         while not is_cancelled():
             ready = self._wait_readable(min(deadline - time.monotonic(), CANCEL_SECONDS))
             self._read_output(out, err)
             is_late, is_too_long = time.monotonic() >= deadline, out.total + err.total > OUTPUT_STOP_BYTES
             if is_late and killed_for:  # the killed process does not end
-                raise SandboxError(self._zygote.end_and_explain())
+                raise SandboxError(self._zygote.end_and_describe_exit())
             if (is_late or is_too_long) and not killed_for:
-                killed_for = Status.TIMEOUT if is_late else Status.OUTPUT
+                killed_for = SandboxStatus.TIMEOUT if is_late else SandboxStatus.OUTPUT
                 deadline = time.monotonic() + KILL_TIMEOUT
                 self._send_command(KILL)
             if self._control in ready:
@@ -248,7 +248,7 @@ class SnippetProcess:
                 notice = self._read_exit_notice()
                 self.close()
                 if notice["stop_reason"] and not killed_for:
-                    return Status.ERROR, notice["stop_reason"]
+                    return SandboxStatus.ERROR, notice["stop_reason"]
                 return interpret_wait_status(notice["status"], killed_for, timeout)
         raise SandboxError("the run of the snippet was cancelled")
 
@@ -265,7 +265,7 @@ class SnippetProcess:
         """Return {status: wait status, stop_reason}, which the zygote sends when the process has ended."""
         message = _receive_message(self._notice)
         if not message:
-            raise SandboxError(self._zygote.end_and_explain())
+            raise SandboxError(self._zygote.end_and_describe_exit())
         notice: dict[str, Any] = json.loads(message)
         return notice
 
@@ -308,20 +308,20 @@ def make_memory_file(text: str) -> BinaryIO:
     return file
 
 
-def interpret_wait_status(status: int, killed_for: Status | None, timeout: float) -> tuple[Status, str]:
+def interpret_wait_status(status: int, killed_for: SandboxStatus | None, timeout: float) -> tuple[SandboxStatus, str]:
     """Convert the wait status of a process (os.waitpid) to the status of its snippet and a reason. `killed_for`:
     TIMEOUT or OUTPUT if the snippet was killed at that limit."""
-    if killed_for is Status.TIMEOUT or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-        return Status.TIMEOUT, f"stopped after {timeout:g} s"
-    if killed_for is Status.OUTPUT:
-        return Status.OUTPUT, f"stopped after printing {OUTPUT_STOP_BYTES >> 20} MiB"
+    if killed_for is SandboxStatus.TIMEOUT or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
+        return SandboxStatus.TIMEOUT, f"stopped after {timeout:g} s"
+    if killed_for is SandboxStatus.OUTPUT:
+        return SandboxStatus.OUTPUT, f"stopped after printing {OUTPUT_STOP_BYTES >> 20} MiB"
     if os.WIFEXITED(status):
-        if (code := os.WEXITSTATUS(status)) == 0:
-            return Status.OK, ""
-        return (Status.MEMORY, "MemoryError") if code == EXIT_MEMORY else (Status.ERROR, f"exit code {code}")
+        code = os.WEXITSTATUS(status)
+        results = {0: (SandboxStatus.OK, ""), EXIT_MEMORY: (SandboxStatus.MEMORY, "MemoryError")}
+        return results.get(code, (SandboxStatus.ERROR, f"exit code {code}"))
     if (number := os.WTERMSIG(status)) == signal.SIGKILL:
-        return Status.MEMORY, "killed by the kernel: no memory left on the machine"
-    return Status.ERROR, f"killed by {format_signal(number)}"
+        return SandboxStatus.MEMORY, "killed by the kernel: no memory left on the machine"
+    return SandboxStatus.ERROR, f"killed by {format_signal(number)}"
 
 
 def find_package_folders() -> list[str]:

@@ -22,8 +22,8 @@ from alphaapollo.tools.sandbox.types import (
     SandboxError,
     SandboxRequest,
     SandboxResult,
+    SandboxStatus,
     SandboxUnavailableError,
-    Status,
     format_sandbox_mode,
 )
 
@@ -82,7 +82,7 @@ class Sandbox:
     def __init__(self, without: Iterable[str] = (), allow_unsafe: bool = False, max_concurrent: int | None = None):
         self._without = frozenset(without)
         if unknown := self._without - OPTIONAL_LAYERS.keys():
-            raise ValueError(f"unknown sandbox layers: without={sorted(unknown)}. Known: {', '.join(OPTIONAL_LAYERS)}.")
+            raise ValueError(f"without={sorted(unknown)}: unknown sandbox layers. Known: {', '.join(OPTIONAL_LAYERS)}.")
         self._allow_unsafe = allow_unsafe
         max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
         self._slots = threading.Semaphore(max_concurrent)
@@ -147,7 +147,7 @@ class Sandbox:
     def _end_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
-            zygote.end_and_explain()
+            zygote.end_and_describe_exit()
 
     def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
@@ -162,7 +162,7 @@ class Sandbox:
         size = len(request.code.encode("utf-8", "surrogatepass"))
         if size > MAX_CODE_BYTES:
             reason = f"{size} bytes of code, the limit is {MAX_CODE_BYTES}"
-            return SandboxResult(Status.REFUSED, "", reason, 0.0, mode, reason)
+            return SandboxResult(SandboxStatus.REFUSED, "", reason, 0.0, mode, reason)
         session = self._sessions.setdefault(request.session, _Session()) if request.session else _Session()
         with session.lock, self._slots:
             restarted = False
@@ -193,7 +193,7 @@ class Sandbox:
                     self._layers = layers.union(bubblewrap)
                     self._log_missing_layers(self._layers, zygote.available)
                     return zygote
-            zygote.end_and_explain()
+            zygote.end_and_describe_exit()
             self.missing.setdefault("bubblewrap", "forbidden operations succeed in it")
         raise SandboxUnavailableError(
             "the sandbox cannot isolate Python code on this machine: no seccomp filter works "
@@ -225,7 +225,7 @@ def _are_isolation_layers_effective(zygote: ZygoteProcess, layers: Collection[st
         result = SnippetProcess(zygote, layers, request).run(request, lambda: False)
     except SandboxError:
         return False
-    if result.status is not Status.OK:
+    if result.status is not SandboxStatus.OK:
         return False
     allowed = json.loads(result.stdout)
     if "seccomp" in layers and (allowed["socket"] or allowed["fork"]):

@@ -25,7 +25,7 @@ class SandboxRequest:
     session: str = ""  # snippets with the same non-empty name share variables until `end_session`
 
 
-class Status(StrEnum):
+class SandboxStatus(StrEnum):
     """Outcome of a snippet, observed from outside its process."""
 
     OK = "ok"  # exit code 0
@@ -38,10 +38,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """Result of a snippet, e.g. `SandboxResult(Status.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock+seccomp")`.
+    """Result of a snippet, e.g. `SandboxResult(SandboxStatus.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock")`.
     `stdout` contains only the output of the snippet, and does not prove how the snippet computed it."""
 
-    status: Status
+    status: SandboxStatus
     stdout: str  # truncated in the middle, with a note, above the output limit
     stderr: str
     seconds: float  # wall-clock time of the snippet

@@ -30,17 +30,16 @@ class ComparedValue:
     difference: float  # relative difference
 
 
-def compare_outcomes(recorded: LearningOutcome, replayed: LearningOutcome, compare_layout: bool) -> list[ComparedValue]:
-    """Compare all values of two results, in the order of their computation.
-
-    compare_layout: also compare metrics of micro-batches and padding, which depend on the number of ranks.
-    """
-    excluded, values = {*NOT_COMPARED, *(() if compare_layout else LAYOUT)}, []
+def compare_outcomes(
+    recorded: LearningOutcome, replayed: LearningOutcome, compare_batching: bool
+) -> list[ComparedValue]:
+    """Compare all values of two results, in the order of their computation. With `compare_batching`, also compare the
+    metrics of micro-batches and padding, which depend on the number of ranks."""
+    excluded, values = {*NOT_COMPARED, *(() if compare_batching else LAYOUT)}, []
     for part in ("columns", "metrics", "fingerprints"):
         left, right = getattr(recorded, part), getattr(replayed, part)
-        for name in left | right:
-            if name not in excluded:
-                values.append(_compare_value(name, left.get(name), right.get(name)))
+        names = [name for name in left | right if name not in excluded]
+        values.extend([_compare_value(name, left.get(name), right.get(name)) for name in names])
     return values
 
 
@@ -51,7 +50,7 @@ def print_and_check_comparison(prepared: PreparedReplay, replayed: LearningOutco
     if recorded is None:
         recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
     if recorded.error or replayed.error:
-        return _print_and_check_errors(prepared, recorded, replayed)
+        return _check_update_errors(prepared, recorded, replayed)
     values = compare_outcomes(recorded, replayed, prepared.expects_exact_result)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     for value in values:
@@ -80,11 +79,11 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
     return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_difference_causes)}"
 
 
-def _print_and_check_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
+def _check_update_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
     """Print the errors that ended the recorded or the replayed update. Returns whether they are as expected."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
-    for value in compare_outcomes(replayed, replayed, compare_layout=False):
+    for value in compare_outcomes(replayed, replayed, compare_batching=False):
         print(f"{value.name:34}{'':15}{_format_number(value.replayed):>15}")
     if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
         return replayed.error in recorded.error

@@ -11,14 +11,14 @@ from alphaapollo.algorithms.user_function_checks import (
     check_user_policy_loss,
     has_gradient_without_advantages,
 )
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_liger_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_unplanned_memory_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_memory_planning_failure
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -58,7 +58,7 @@ class Plan:
 
 def make_plan(config: Config, machine: Machine, user_settings: UserSettings = NO_USER_SETTINGS) -> Plan:
     """Check the configuration and resolve its `auto` values. Raises ValueError for invalid settings."""
-    notices = check_config(config, machine.num_gpus, machine.num_cores, user_settings.keys)
+    notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores, user_settings.keys)
     algorithm = config.algorithm
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
@@ -110,7 +110,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         presets=presets,
         memory=None,
         notices=notices,
-        dtype_explanation=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instructions),
+        dtype_explanation=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instruction_set),
     )
 
 
@@ -151,6 +151,6 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     try:
         fitted, memory = fit_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
-        notice = format_unplanned_memory_notice(role.model.path, error, may_choose)
+        notice = format_memory_planning_failure(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])
     return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)

@@ -103,7 +103,7 @@ class RewardModelScorer:
                 score, value, self.weight, self.required_components, self.is_only_reward
             )
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the share of trajectories, since the last call, that were truncated to reward_model.max_length."""
         share = self._num_truncated / self._num_scored if self._num_scored else 0.0
         self._num_scored = self._num_truncated = 0
@@ -161,8 +161,8 @@ def uses_reward_function(config: Config, environment_uses_grader: bool, prompts:
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
         key, value = ("reward_model.weight", "=0") if reward_model.weight == 0 else ("reward.required", f" has {TASK}")
         raise ValueError(
-            f"{key}{value}, but the reward model is the only reward: no row has both a ground truth and a data_source "
-            f"with a built-in grader. Add both to the rows, set custom_reward_function.path, or change {key}."
+            f"{key}{value}, but the reward model is the only reward. Change {key}, or add another reward: set custom_"
+            "reward_function.path, or give the rows a ground truth and a data_source that has a built-in grader."
         )
     return False
 

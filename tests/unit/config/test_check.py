@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.config.schema.base import Section
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def outcome(*argv: str, command: str = "ppo", num_gpus: int = 0, num_cores: int = 8) -> list[str]:
-    return check_config(from_overrides(SCHEMAS[command], *NEEDED[command], *argv), num_gpus, num_cores)
+    return check_config_and_get_notices(from_overrides(SCHEMAS[command], *NEEDED[command], *argv), num_gpus, num_cores)
 
 
 def problem(*argv: str, **machine: Any) -> str:
@@ -56,9 +56,9 @@ def test_defaults_with_model_and_data_are_fine(command: str):
 
 def test_model_and_data_are_required():
     with pytest.raises(ConfigError, match="models is required, but it is empty"):
-        check_config(EvolvingConfig())
+        check_config_and_get_notices(EvolvingConfig())
     with pytest.raises(ConfigError) as caught:
-        check_config(Config())
+        check_config_and_get_notices(Config())
     assert caught.value.errors == [
         "data.train_files is required, but it is empty. Set data.train_files=...",
         f"{MODEL}.path is required, but it is empty. Set {MODEL}.path=...",

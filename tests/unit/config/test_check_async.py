@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.check import check_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
@@ -22,7 +22,7 @@ def needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def outcome(argv: list[str], num_gpus: int = 0, num_cores: int = 8) -> list[str]:
-    return check_config(load_config(Config, "ppo", argv), num_gpus, num_cores)
+    return check_config_and_get_notices(load_config(Config, "ppo", argv), num_gpus, num_cores)
 
 
 @pytest.mark.parametrize(

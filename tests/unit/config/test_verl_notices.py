@@ -5,7 +5,7 @@ import yaml
 
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import find_verl_warnings
+from alphaapollo.config.verl import find_values_meant_for_verl
 
 ROOT = Path(__file__).resolve().parents[3]
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -15,7 +15,7 @@ RECIPES = [file for file in FILES if "actor_rollout_ref" in yaml.safe_load(file.
 
 def notices(*argv: str) -> list[str]:
     config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
-    return list(find_verl_warnings(config, user_settings.keys))
+    return list(find_values_meant_for_verl(config, user_settings.keys))
 
 
 def test_a_mini_batch_of_prompts():

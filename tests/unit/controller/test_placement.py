@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alphaapollo.controller.placement import find_bfloat16_instructions
+from alphaapollo.controller.placement import find_bfloat16_instruction_set
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from alphaapollo.controller.placement import find_bfloat16_instructions
     ],
 )
 def test_the_fastest_bfloat16_instructions_are_found(flags: str, units: str) -> None:
-    assert find_bfloat16_instructions(f"model name\t: avx512_bf16 in a name\nflags\t\t: {flags}\n") == units
+    assert find_bfloat16_instruction_set(f"model name\t: avx512_bf16 in a name\nflags\t\t: {flags}\n") == units
 
 
 def test_without_cpuinfo_there_are_none() -> None:
-    assert find_bfloat16_instructions("") == ""
+    assert find_bfloat16_instruction_set("") == ""

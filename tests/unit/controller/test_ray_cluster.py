@@ -74,7 +74,7 @@ def test_the_workers_of_a_dead_ray_are_killed(
     assert ray_cluster.find_local_ray_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
     assert not ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGSTOP)
-    while not (seen := read_process(raylet.pid)) or not seen.is_stopped:
+    while not (seen := read_process(raylet.pid)) or not seen.is_suspended:
         time.sleep(0.01)
     assert ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGCONT)
@@ -103,7 +103,7 @@ def test_a_failed_start_is_a_worker_death(
         raise Exception("The current node timed out during startup.\n  Look into its logs.")
 
     monkeypatch.setattr(ray_cluster.ray, "init", slow)
-    monkeypatch.setattr(ray_cluster, "listen_on_loopback_only", lambda: None)
+    monkeypatch.setattr(ray_cluster, "restrict_network_to_loopback", lambda: None)
     with pytest.raises(
         ray_cluster.WorkerDied, match=r"does not start.*: The current node timed .* Look into"
     ) as caught:

@@ -19,7 +19,7 @@ class Worker:
     def __init__(self, calls: list[str]):
         self.calls = calls
 
-    async def prepare_start(self) -> None:
+    async def prepare_start_without_gpu(self) -> None:
         self.calls.append("engine imports")
 
     async def start(self) -> None:
@@ -37,7 +37,7 @@ class FakeRanks:
     def __init__(self, role: str, calls: list[str]):
         self.role, self.calls, self.actors = role, calls, []
 
-    async def locate(self) -> list[ActorLocation]:
+    async def locate_actors(self) -> list[ActorLocation]:
         return [ActorLocation(1, "node", "127.0.0.1", "0")]
 
     async def reserve_address(self) -> str:

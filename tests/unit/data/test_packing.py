@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from alphaapollo.data.packing import (
     balance_ranks,
     build_train_batch,
+    split_bundles_into_micro_batches_by_rank,
     split_micro_batches,
-    split_micro_batches_on_ranks,
     split_mini_batches,
 )
 from alphaapollo.types import Row
@@ -70,17 +70,17 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens
 
 def test_ranks_get_equally_many_micro_batches():
     # rank 0 needs three; rank 1 halves its fullest twice; rank 2 has nothing
-    assert split_micro_batches_on_ranks([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
+    assert split_bundles_into_micro_batches_by_rank([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
         [[0], [1], [2]],
         [[0], [1], [2, 3]],
         [[], [], []],
     ]
-    assert split_micro_batches_on_ranks([[], []], 10, padded=False) == [[[]], [[]]]
+    assert split_bundles_into_micro_batches_by_rank([[], []], 10, padded=False) == [[[]], [[]]]
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.booleans())
 def test_equal_micro_batches_stay_within_the_budget(ranks, padded):
-    out = split_micro_batches_on_ranks([parts(lengths) for lengths in ranks], 60, padded)
+    out = split_bundles_into_micro_batches_by_rank([parts(lengths) for lengths in ranks], 60, padded)
     assert len({len(batches) for batches in out}) == 1
     for lengths, batches in zip(ranks, out, strict=True):
         assert sorted(chain(*batches)) == list(range(len(lengths)))

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from alphaapollo.data.stream import MixedStream, PromptStream, choose_rows
+from alphaapollo.data.stream import PromptStream, WeightedFileStream, choose_rows
 
 
 def test_without_shuffle_the_file_order_repeats():
@@ -41,13 +41,13 @@ def test_the_first_rows_without_shuffling_and_all_where_there_are_no_more():
 
 def test_a_mixture_in_order_of_the_files():
     """An epoch: the first file twice, half of the second; the next epoch has its other half."""
-    stream = MixedStream([2, 4], [2.0, 0.5], seed=0, shuffle=False)
+    stream = WeightedFileStream([2, 4], [2.0, 0.5], seed=0, shuffle=False)
     assert stream.num_prompts == 6
     assert stream.prompt_indices(0, 12) == [0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]
 
 
 def test_weights_are_passes_per_epoch():
-    stream = MixedStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
+    stream = WeightedFileStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
     epochs = [Counter(stream.prompt_indices(epoch * 43, 43)) for epoch in range(4)]
     for epoch in epochs:
         assert all(epoch[index] == 3 for index in range(10)) and all(epoch[index] == 1 for index in range(50, 53))
@@ -56,8 +56,8 @@ def test_weights_are_passes_per_epoch():
 
 
 def test_mixture_depends_only_on_seed_and_position():
-    def mixed(seed: int) -> MixedStream:
-        return MixedStream([5, 7], [1.0, 2.5], seed, shuffle=True)
+    def mixed(seed: int) -> WeightedFileStream:
+        return WeightedFileStream([5, 7], [1.0, 2.5], seed, shuffle=True)
 
     whole = mixed(3).prompt_indices(0, 90)
     assert [mixed(3).prompt_indices(place, 1)[0] for place in range(90)] == whole

@@ -8,7 +8,7 @@ import threading
 import pandas as pd
 import pytest
 
-from alphaapollo.cli.results import EvolvedRun
+from alphaapollo.cli.results import EvolutionRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving.role_calls import ModelUnavailableError
@@ -41,7 +41,7 @@ def test_from_problems_to_results(command: Command, server: Server) -> None:
 
 def test_evolved_run_of_the_python_api(command: Command, server: Server) -> None:
     command.run("budget.calls=40")  # nine tenths: round 0 takes 30 of them
-    run = EvolvedRun(command.folder, EvolvingConfig())
+    run = EvolutionRun(command.folder, EvolvingConfig())
     assert undocumented(run.metrics.columns) == []
     assert run.metrics["cost/calls"].to_dict() == {0: 30, 1: 6}, "includes the round that was cut short"
     command.run()

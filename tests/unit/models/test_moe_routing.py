@@ -9,8 +9,8 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import ExpertSizes, Routers, check_routers_supported, load_balancing_loss
-from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks, check_routers_supported, load_balancing_loss
+from alphaapollo.models.policy import PolicyModel, check_logprobs_against_transformers
 from tests.unit.tiny import build_model, some_rows
 
 CPU = torch.device("cpu")
@@ -22,16 +22,16 @@ def moe() -> torch.nn.Module:
 
 
 def test_routers_are_those_whose_outputs_transformers_records(moe):
-    routers = Routers.wrap_routers(moe)
+    routers = RouterHooks.wrap_routers(moe)
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
-    assert Routers.wrap_routers(build_model("qwen3")) is None
+    assert RouterHooks.wrap_routers(build_model("qwen3")) is None
 
 
 def test_the_loss_is_that_of_transformers(moe):
     """Value and gradient, with padding and probabilities that differ by layer."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-    routers = Routers.wrap_routers(moe)
+    routers = RouterHooks.wrap_routers(moe)
     assert routers is not None
     routers.needs_probabilities = True
     tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
@@ -102,10 +102,10 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     assert policy.model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
     routing = policy.routers.current
     assert routing.counts.sum() == 2 * 2 * rows.lengths.sum()
-    assert 0.1 < routing.num_changed / routing.counts.sum() < 0.9
+    assert 0.1 < routing.num_overridden / routing.counts.sum() < 0.9
     own = policy(MicroBatchBuilder(padded, CPU).build(rows, [2, 0, 1]), 1.0)
-    assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_changed == 0
-    assert check_logprobs(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
+    assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_overridden == 0
+    assert check_logprobs_against_transformers(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
 
 
 def test_checkpointing_recomputes_with_the_same_experts(model_folder):
@@ -130,7 +130,7 @@ def test_the_dummy_and_padding_do_not_count(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
     rows = Rows.from_rows(some_rows(3))
     policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), []), 1.0)
-    assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_changed
+    assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_overridden
 
 
 def test_experts_of_another_shape_are_refused(model_folder):
@@ -177,20 +177,20 @@ def small(name: str, **more: object) -> torch.nn.Module:
 )
 def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, object], layers: list[int]):
     model = small(name, **more)
-    routers = Routers.wrap_routers(model)
+    routers = RouterHooks.wrap_routers(model)
     assert routers is not None and routers.layers == layers
     forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
     routing = routers.start_recording(torch.ones(7, dtype=torch.bool), forced)
     model(torch.arange(2, 9)[None], use_cache=False)
     for layer in layers:
         assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
-    assert routing.counts.sum() == 14 * len(layers) and routing.num_changed > 0
+    assert routing.counts.sum() == 14 * len(layers) and routing.num_overridden > 0
 
 
 @pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the first samples, the second returns another form
 def test_unsupported_routers_are_not_wrapped(name: str):
     model = small(name, num_local_experts=4)
-    assert Routers.wrap_routers(model) is None
+    assert RouterHooks.wrap_routers(model) is None
     model(torch.arange(2, 9)[None], use_cache=False)
 
 

@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.python_code import PythonCode, format_result
-from alphaapollo.tools.sandbox import Sandbox, SandboxResult, Status
+from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
 from alphaapollo.tools.toolbox import ToolBox
 
 
@@ -57,15 +57,15 @@ def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
 
 
 def test_format_result() -> None:
-    def result(status: Status, out: str, err: str, reason: str) -> SandboxResult:
+    def result(status: SandboxStatus, out: str, err: str, reason: str) -> SandboxResult:
         return SandboxResult(status, out, err, 0.1, "mode", reason)
 
-    assert format_result(result(Status.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
-    assert format_result(result(Status.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
-    assert format_result(result(Status.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
+    assert format_result(result(SandboxStatus.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
+    assert format_result(result(SandboxStatus.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
+    assert format_result(result(SandboxStatus.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
         "a\n[stopped after printing 16 MiB]"
     )
-    assert format_result(result(Status.OK, "", "", "")) == ""
+    assert format_result(result(SandboxStatus.OK, "", "", "")) == ""
 
 
 def test_unavailable_sandbox_is_a_tool_failure() -> None:

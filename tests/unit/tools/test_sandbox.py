@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.tools.sandbox import Sandbox, SandboxError, Status, run_python, run_python_async
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxStatus, run_python, run_python_async
 from alphaapollo.tools.sandbox.processes import interpret_wait_status
 from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture
 from alphaapollo.tools.sandbox.zygote import remove_tree
@@ -337,7 +337,7 @@ def test_wait_status() -> None:
     assert interpret_wait_status(41 << 8, None, 5)[0] == "memory"
     assert interpret_wait_status(signal.SIGXCPU, None, 5) == ("timeout", "stopped after 5 s")
     assert interpret_wait_status(signal.SIGKILL, None, 5)[0] == "memory"
-    assert interpret_wait_status(signal.SIGKILL, Status.TIMEOUT, 5)[0] == "timeout"
+    assert interpret_wait_status(signal.SIGKILL, SandboxStatus.TIMEOUT, 5)[0] == "timeout"
     assert interpret_wait_status(signal.SIGRTMIN, None, 5) == ("error", "killed by SIGRTMIN")
     assert interpret_wait_status(40, None, 5) == ("error", "killed by signal 40")
 

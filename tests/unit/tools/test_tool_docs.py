@@ -14,7 +14,7 @@ from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import ToolStatus, make_tools
-from alphaapollo.tools.sandbox import Status
+from alphaapollo.tools.sandbox import SandboxStatus
 from alphaapollo.tools.sandbox.types import LAYERS
 from alphaapollo.tools.toolbox import ToolBox
 from tests.unit.tools.attacks import ATTACKS
@@ -52,7 +52,7 @@ def test_pages_list_every_status_and_layer() -> None:
     tools = (DOCS / "tools.md").read_text(encoding="utf-8")
     assert all(f"| `{status}` |" in tools for status in [*ToolStatus, "failed"])
     page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
-    for status in Status:
+    for status in SandboxStatus:
         assert f"| `{status}` |" in page
     for layer in ("prefork", *LAYERS):
         assert f"| `{layer}` |" in page

@@ -93,11 +93,11 @@ def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
 
 def own_loss(case: Case, rows: Any) -> float:
     """Loss of one micro-batch with the experts of its rows."""
-    from alphaapollo.models.moe_routing import Routers, load_balancing_loss
+    from alphaapollo.models.moe_routing import RouterHooks, load_balancing_loss
 
     model = build_model("qwen3_moe")
     scale_weights(model, 1.1)  # as gradients() does
-    routers = Routers.wrap_routers(model)
+    routers = RouterHooks.wrap_routers(model)
     assert routers is not None
     routers.needs_probabilities = True
     counts, shares = torch.zeros(4), torch.zeros(4)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
-from alphaapollo.models.attention.backends import register_backend
+from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
@@ -42,7 +42,7 @@ class SynchronousCopies(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def policy() -> PolicyModel:
     model = build_model("qwen3").to(META)
-    model.set_attn_implementation(register_backend("sdpa"))
+    model.set_attn_implementation(register_attn_implementation("sdpa"))
     return PolicyModel(model)
 
 

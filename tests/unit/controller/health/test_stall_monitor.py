@@ -224,7 +224,7 @@ def test_a_blocked_event_loop_ends_too(tmp_path: Path) -> None:
 class Group:
     async def update(self, ranks: LocalRanks[Any]) -> list[Any]:
         return await ranks.call(
-            lambda worker: [one.name for one in HEARTBEAT.make_process_report().calls if one.worker == "str 0"]
+            lambda worker: [one.name for one in HEARTBEAT.make_process_tree_report().calls if one.worker == "str 0"]
         )
 
 
@@ -240,7 +240,7 @@ def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) 
     monitor = Replay(snapshot, trainer(tmp_path, 60.0, 600.0), "cpu", lines.append, str, required)
 
     def wait(state: bool) -> None:
-        while not (seen := read_process(raylet.pid)) or seen.is_stopped is not state:
+        while not (seen := read_process(raylet.pid)) or seen.is_suspended is not state:
             time.sleep(0.01)
         for _ in range(20):
             HEARTBEAT.tick()

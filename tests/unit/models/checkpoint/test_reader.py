@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata
 
-from alphaapollo.models.checkpoint.reader import _SafeUnpickler as Unpickler
-from alphaapollo.models.checkpoint.reader import read_generator_states
+from alphaapollo.models.checkpoint.reader import _RestrictedUnpickler as Unpickler
+from alphaapollo.models.checkpoint.reader import read_rng_states
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
 from alphaapollo.models.sharding import FsdpRoot, shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
@@ -135,4 +135,4 @@ def test_a_truncated_file_is_an_error(trained, saved: Path) -> None:
     with pytest.raises(ValueError, match=f"the checkpoint {saved} cannot be read"):
         load_snapshot(str(saved), *trained)
     with pytest.raises(OSError):
-        read_generator_states(saved / "rank_7.pt")
+        read_rng_states(saved / "rank_7.pt")

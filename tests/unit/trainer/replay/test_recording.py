@@ -62,7 +62,7 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [make_group()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
-    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, compare_layout=True))
+    assert all(line.is_equal for line in compare_outcomes(OUTCOME, read.outcome, compare_batching=True))
     (found,), (one,) = read.groups[0].trajectories, make_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end

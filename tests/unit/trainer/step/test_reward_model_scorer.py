@@ -163,15 +163,15 @@ def test_unreadable_tokens_are_a_failure(renderer: Renderer) -> None:
 
 def test_no_call_without_texts(renderer: Renderer) -> None:
     reward, model = add_to([], reader(renderer))
-    assert model.calls == [] and reward.take_metrics() == {"reward_model/truncated": 0.0}
+    assert model.calls == [] and reward.pop_metrics() == {"reward_model/truncated": 0.0}
 
 
 def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> None:
     groups = [group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
     reward, _ = add_to(groups, reader(renderer, max_length=2))
     assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
-    assert reward.take_metrics() == {"reward_model/truncated": 0.5}
-    assert reward.take_metrics() == {"reward_model/truncated": 0.0}
+    assert reward.pop_metrics() == {"reward_model/truncated": 0.5}
+    assert reward.pop_metrics() == {"reward_model/truncated": 0.0}
 
 
 def test_model_score_is_added_to_the_reward() -> None:
