@@ -84,8 +84,8 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
         pickled: bytes = cloudpickle.dumps(objects)
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {loader_file.stem} passed to the Python API cannot be pickled ({error}), which sends it to the run's "
-            "processes. Create locks, connections and file objects inside the function."
+            f"the {loader_file.stem} passed to the Python API must be picklable, because the run's other processes use "
+            f"it ({error}). Create locks, connections and file objects inside the function."
         ) from error
     finally:
         for module in user_modules:

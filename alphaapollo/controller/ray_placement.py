@@ -80,8 +80,8 @@ def check_engine_nodes_have_ranks(ranks: Sequence[ActorLocation], engines: Seque
     for index, engine in enumerate(engines):
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(
-                f"node {engine.ip} has engine {index} but no training rank. rollout.name=hf and rollout.lora=adapter "
-                "need both. Set rollout.colocate=true, or use rollout.name=vllm with rollout.lora=merged."
+                f"node {engine.ip} has engine {index} but no training rank, which rollout.name=hf and rollout.lora="
+                "adapter need there. Set rollout.colocate=true, or use rollout.name=vllm with rollout.lora=merged."
             )
 
 
@@ -97,6 +97,6 @@ async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, flo
         alive = sum(node["Alive"] for node in ray.nodes())
         ray.shutdown()
         raise ValueError(
-            f"this run needs {bundles} (one entry per node or engine), but only {free} of {total} are free on the "
-            f"cluster's {alive} node(s). Wait for other jobs to end, start more nodes, or {fix}."
+            f"this run needs the resources {bundles} (one entry per node or engine). Of the cluster's {total}, only "
+            f"{free} are free ({alive} nodes). Wait for other jobs to end, start more nodes, or {fix}."
         )

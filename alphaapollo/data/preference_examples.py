@@ -45,14 +45,14 @@ class PreferenceExample:
     ref_logps: list[float] | None = None  # summed reference log-probs of `rows` and `unrelated_answer`
 
     @property
-    def reference_rows(self) -> list[Row]:
+    def rows_for_reference(self) -> list[Row]:
         """Token sequences whose log-probs under the reference model a loss may need."""
         return self.rows if self.unrelated_answer is None else [*self.rows, self.unrelated_answer]
 
     @property
-    def max_length(self) -> int:
+    def longest_row_length(self) -> int:
         """Number of tokens of the longest sequence."""
-        return max(len(row.token_ids) for row in self.reference_rows)
+        return max(len(row.token_ids) for row in self.rows_for_reference)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def load_pairs(
         (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
         for number, row in read
     ]
-    return apply_max_length(files, pairs, lambda pair: pair.max_length, "pairs", data)
+    return apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
 
 
 def load_labelled_answers(
@@ -97,7 +97,7 @@ def load_labelled_answers(
         for number, row in read
         for good in ((row.is_desirable,) if len(row.texts) == 1 else (True, False))
     ]
-    fitted = apply_max_length(files, numbered, lambda answer: answer.max_length, "answers", data)
+    fitted = apply_max_length(files, numbered, lambda answer: answer.longest_row_length, "answers", data)
     fitting = fitted.examples
     if len({answer.is_good[0] for answer in fitting}) == 1:
         kind = "desirable" if fitting[0].is_good[0] else "undesirable"

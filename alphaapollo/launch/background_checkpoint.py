@@ -76,7 +76,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         await self._wait_for_worker_groups()
 
     def mark_models_inconsistent(self) -> None:
-        """Mark that an update has begun. After a signal, the last checkpoint waits for `mark_models_consistent`."""
+        """Mark that an update has begun. If a signal arrives, the run ends only at `mark_models_consistent`."""
         self.in_update = True
 
     def mark_models_consistent(self, progress: P) -> None:
@@ -105,7 +105,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         try:
             yield
         except BaseException as error:
-            await self._wait_for_checkpoint_after_failure(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
+            await self._finish_checkpoint_after_run_error(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
             raise
         await self._wait_for_previous_checkpoint()
 
@@ -125,7 +125,7 @@ class BackgroundCheckpointWriter(Generic[P]):
             writing, self._writing = self._writing, None
             self._seconds = writing.result()
 
-    async def _wait_for_checkpoint_after_failure(self, timeout: float | None) -> None:
+    async def _finish_checkpoint_after_run_error(self, timeout: float | None) -> None:
         """Wait at most `timeout` seconds for the checkpoint that is being written, because the run has failed."""
         if self._writing is None:
             return

@@ -27,12 +27,12 @@ def run_inference(
     with exit_on_config_error():
         config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(module_name)
-    from alphaapollo.launch.run_command import run_in_locked_folder, run_until_signal
+    from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
 
     return run_in_locked_folder(
         config.trainer,
         lambda: module.prepare(config, terminal),
-        lambda prepared: run_until_signal(module.run(prepared, terminal)),
+        lambda prepared: run_coroutine(module.run(prepared, terminal)),
         lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
     )
 
@@ -49,16 +49,16 @@ def run_training(
         config, user_settings = load_config_and_user_settings(schema, config_name, words)
     module = importlib.import_module(module_name)
     from alphaapollo.launch.restarts import run_with_restarts
-    from alphaapollo.launch.resume import format_completed_message, resume_hint
+    from alphaapollo.launch.resume import format_completed_run_message, resume_hint
     from alphaapollo.launch.run_command import run_in_locked_folder
 
     folder = config.trainer.folder
 
-    def train(prepared: Any) -> None:
-        if prepared.is_complete:
-            print(format_completed_message(folder, prepared.start.step))
+    def train(prepared_run: Any) -> None:
+        if prepared_run.is_complete:
+            print(format_completed_run_message(folder, prepared_run.start.step))
         else:
-            run_with_restarts(prepared, module.run)
+            run_with_restarts(prepared_run, module.run)
 
     return run_in_locked_folder(
         config.trainer,

@@ -18,7 +18,7 @@ from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, 
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
-from alphaapollo.launch.run_command import run_until_signal
+from alphaapollo.launch.run_command import run_coroutine
 from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
@@ -36,7 +36,7 @@ def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Corou
         progress = prepared_run.progress
         try:
             with clean_up_processes(prepared_run.config):
-                run_until_signal(run(prepared_run, progress))
+                run_coroutine(run(prepared_run, progress))
             return
         except WorkerLost as error:
             death, cause = error, error.cause.rstrip(".")

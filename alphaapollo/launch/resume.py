@@ -46,8 +46,8 @@ class StartPoint:
     folder: Path
     checkpoint: Path | None = None
     step: int = 0  # number of completed iterations in the checkpoint
-    changes: tuple[ConfigChange, ...] = ()  # configuration changes since the earlier start
-    damaged: tuple[str, ...] = ()  # messages about damaged newer checkpoints
+    config_changes: tuple[ConfigChange, ...] = ()  # configuration changes since the earlier start
+    damaged_checkpoints: tuple[str, ...] = ()  # messages about damaged newer checkpoints
     last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
     lost_metrics_notice: str = ""  # message about missing lines in metrics.jsonl
     replaces_previous_run: bool = False  # the folder has a previous run, which is moved aside
@@ -56,8 +56,8 @@ class StartPoint:
         """Return the messages to print before the start, e.g. `resumes from <run>/checkpoints/step_000020.`"""
         if self.replaces_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
-        since = [f"changed since the earlier start: {change}" for change in self.changes]
-        damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged]
+        since = [f"changed since the earlier start: {change}" for change in self.config_changes]
+        damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged_checkpoints]
         if self.checkpoint is None:
             return since
         completed = list_checkpoints(self.folder)
@@ -87,12 +87,12 @@ class StartPoint:
         newest, number = _find_saved_config(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
-        elif self.changes:
+        elif self.config_changes:
             save_config(config, self.folder / f"config.{number + 1}.yaml")
         return moved
 
 
-def format_completed_message(folder: Path, total_steps: int) -> str:
+def format_completed_run_message(folder: Path, total_steps: int) -> str:
     """Return the message of a command whose run is already complete."""
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
@@ -135,13 +135,14 @@ def find_start_point(config: Config | TuningConfig) -> StartPoint:
     return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
-def find_start_from_results(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
-    """Return the start point of a command without checkpoints, which resumes if its folder has the file `results_name`.
-    Raises ValueError as find_config_changes does."""
+def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
+    """Return the start point of main_generation or evolving.main, which resume if the run has the file `results_name`.
+    Raises ValueError if the configuration has changed in a key that identifies the run."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists())
-    return StartPoint(folder, changes=tuple(find_config_changes(config)) if (folder / results_name).exists() else ())
+    changes = find_config_changes(config) if (folder / results_name).exists() else ()
+    return StartPoint(folder, config_changes=tuple(changes))
 
 
 def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step: int, log_interval: int) -> str:

@@ -48,9 +48,9 @@ def run_in_locked_folder(
     return 0
 
 
-def run_until_signal(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine like asyncio.run. If SIGINT arrives, raise KeyboardInterrupt even if a worker has died first: a
-    signal often reaches the workers as well."""
+def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine like asyncio.run. After SIGINT, raise KeyboardInterrupt instead of WorkerLost, because the signal
+    often ends the workers, too."""
     was_signalled = False
 
     async def await_coroutine_and_watch_sigint() -> None:

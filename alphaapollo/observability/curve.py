@@ -75,8 +75,8 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
 
 
 def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of the y axis: (0, 1) for shares (none negative, the largest in [0.3, 1]), else (min, max). The
-    range is never empty."""
+    """Return the range of the y axis, which is never empty: (min, max) of the values, or (0, 1) if they look like rates
+    (no value is negative, and the largest is in [0.3, 1])."""
     low, high = min(values), max(values)
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0

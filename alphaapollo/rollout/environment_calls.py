@@ -32,7 +32,7 @@ class EnvironmentCaller:
         """Call a method of an environment. Raises EnvironmentFailure if it fails, TimeoutError after the time limit."""
         async with time_limit.count_time():
             with (
-                SPANS(f"environment.{method_name}", timeout=time_limit.left),
+                SPANS(f"environment.{method_name}", timeout=time_limit.seconds_left),
                 wrap_environment_errors(f"{type(environment).__qualname__}.{method_name}"),
             ):
                 method = getattr(environment, method_name)

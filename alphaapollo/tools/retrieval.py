@@ -39,8 +39,8 @@ class DocumentIndex:
             manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(
-                f"no index of documents at {folder} ({error.strerror}). Build it from FOLDER, which needs one "
-                f"subfolder of documents per repository: {BUILD} {folder}"
+                f"no index of documents at {folder} ({error.strerror}). Build it: {BUILD} {folder} (FOLDER: a folder "
+                "with one subfolder of documents per repository)"
             ) from error
         except ValueError:
             manifest = None

@@ -32,7 +32,7 @@ from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.trainer.loop import train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, check_steps_exist
+from alphaapollo.trainer.progress import Progress, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
@@ -85,8 +85,8 @@ def prepare(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> P
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     start = find_start_point(config)
     inputs = read_training_inputs(config)
-    check_steps_exist("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)
-    check_steps_exist("trainer.record_steps", trainer.record_steps or [], inputs.goal.max_steps)
+    check_steps_within_run("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)
+    check_steps_within_run("trainer.record_steps", trainer.record_steps or [], inputs.goal.max_steps)
     plan = add_memory_plan(plan, config, machine)
     print_run_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:
@@ -126,7 +126,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
             workers=workers.reward_model,
             engines=workers.engines,
             tokenizer=inputs.reward_model_tokenizer,
-            num_ranks=plan.placement.data_parallel,
+            num_ranks=plan.placement.data_parallel_size,
             max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
             padded=plan.padded,
             weight=config.reward_model.weight,
@@ -201,7 +201,7 @@ async def finish_run(run: TrainingRun, session: TrainingSession) -> None:
     """Export the final model, or print the command that exports it."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.max_steps:
-        run.console.notice(f"the run ended after {step} iterations: all data of {trainer.total_epochs=} is used up")
+        run.console.notice(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
     if trainer.export_hf:
         await run.workers.engines.sleep()
     await session.export(run.workers.policy, run.saving)

@@ -37,10 +37,10 @@ def resume_all_time_limits() -> None:
 
 
 class TimeLimit:
-    """Limit on the total time of `count_time` blocks, which must not be nested. `left`: remaining seconds."""
+    """Limit on the total time of all `with limit.count_time()` blocks, which must not be nested."""
 
     def __init__(self, seconds: float):
-        self.left = seconds
+        self.seconds_left = seconds
         self._scope: asyncio.Timeout | None = None  # timeout of the current block
         self._since: float | None = None  # event loop time at which counting started; None: paused
         self._waits = 0
@@ -62,10 +62,10 @@ class TimeLimit:
             _current.reset(token)
 
     def _update_time_left(self, has_ended: bool = False) -> None:
-        """Subtract the time since the last update from `left`. Then pause or continue counting."""
+        """Subtract the time since the last update from `seconds_left`. Then pause or continue counting."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
-            self.left -= now - self._since
+            self.seconds_left -= now - self._since
             self._since = None
         if scope is None or scope.expired():
             return
@@ -73,7 +73,7 @@ class TimeLimit:
             self._scope = None
         elif not self._waits and not _paused:
             self._since = now
-        scope.reschedule(None if self._since is None else now + self.left)
+        scope.reschedule(None if self._since is None else now + self.seconds_left)
 
 
 @contextmanager

@@ -74,6 +74,6 @@ def check_probe_log_probs(
         raise WeightSyncError(
             f"after a weight sync, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
             f"{worst:.2e} nats on average over {len(trainer_logprobs)} test tokens (tolerance {tolerance:.0e}): "
-            "the engine received the weights but does not compute with them. Resume from the last checkpoint."
+            "the engine received the weights but its forward pass uses others. Resume from the last checkpoint."
         )
     return worst

@@ -46,7 +46,7 @@ def export_checkpoint(
 def _write_hf_folder(
     checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: ModelKind
 ) -> tuple[list[int], list[float]]:
-    """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them."""
+    """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them, to verify it."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm

@@ -26,17 +26,22 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, make_mismatch_warnings
+from alphaapollo.models.policy import (
+    PolicyModel,
+    check_forward_vs_hf,
+    load_policy,
+    make_mismatch_warnings,
+)
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.columns import TokenParts, compute_token_values, merge_token_values
+from alphaapollo.workers.columns import TokenParts, compute_token_outputs, merge_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective, normalize_metrics
+from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
@@ -54,7 +59,7 @@ class PolicyWorkerConfig:
     temperature: float  # temperature of the rollouts; log-probs are computed at this temperature
     correction: RolloutCorrection = field(default_factory=RolloutCorrection)
     seed: int = 0  # random seed of new adapters (LoRA)
-    engine_form: LoraForm = "merged"  # what is sent to the engines: complete weights, or the adapters only
+    engine_lora_form: LoraForm = "merged"  # what is sent to the engines: complete weights, or the adapters only
     saves_in_background: bool = False
     teacher: Teacher = NO_TEACHER
     teacher_model: Model | None = None  # after `resolve_model`; None: no teacher
@@ -72,12 +77,12 @@ class PolicyWorker(TrainingWorker):
     def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, setup.saves_in_background)
-        self.actor, self.engine_form, self.sender = actor, setup.engine_form, sender
+        self.actor, self.engine_lora_form, self.sender = actor, setup.engine_lora_form, sender
         self.temperature, self.correction, self.teacher_config = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
-        self.logprob_check_warnings = make_mismatch_warnings(check_logprobs(self.policy, self.builder, self.dtype))
+        self.logprob_check_warnings = make_mismatch_warnings(check_forward_vs_hf(self.policy, self.builder, self.dtype))
         logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
@@ -118,7 +123,7 @@ class PolicyWorker(TrainingWorker):
         return self.teacher.compute_log_probs(self.batch)
 
     def update(
-        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad_step: bool = False
+        self, columns: Columns[np.ndarray], mini_batches: Sequence[MiniBatch] | None = None, skip_bad_step: bool = False
     ) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
 
@@ -127,13 +132,13 @@ class PolicyWorker(TrainingWorker):
 
         Args:
             columns: advantages etc. of all rows of the batch.
-            steps: mini-batches to train on, if some rows are left out; None: all mini-batches of the batch.
+            mini_batches: mini-batches to train on, if some rows are left out; None: those of the loaded batch.
             skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
         batch, sums = self.batch, MetricSums(self.data_group)
-        mini_batches = batch.mini_batches if steps is None else steps
+        mini_batches = batch.mini_batches if mini_batches is None else mini_batches
         self.state.reload()
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
@@ -174,15 +179,15 @@ class PolicyWorker(TrainingWorker):
         assert self.sender is not None, "this worker has no sender"
         self.state.reload()
         model = self.policy.model
-        adapter = self.engine_form == "adapter"
+        adapter = self.engine_lora_form == "adapter"
         return self.sender.send(
             gather_scaled_adapter(model) if adapter else gather_parameters(model, self.dtype), version
         )
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""
         if self.sender is not None:
-            self.sender.release_weights()
+            self.sender.release_sent_weights()
         self.offload()
 
     def offload(self) -> None:
@@ -255,7 +260,7 @@ class PolicyWorker(TrainingWorker):
 
     def _compute_log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
-        return compute_token_values(
+        return compute_token_outputs(
             model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
         )
 
@@ -278,7 +283,7 @@ class PolicyWorker(TrainingWorker):
         if recorded_logprobs is not None:
             old = stats.logprobs.detach()
             recorded_logprobs.append((row_indices, micro.drop_dummy_row(old)))
-        matrices = build_policy_matrices(micro, stats, old)
+        matrices = build_objective_inputs(micro, stats, old)
         loss, metrics = compute_policy_objective(
             matrices, self.actor, self.policy_loss, self.correction, self.teacher_config
         )
@@ -295,7 +300,7 @@ class PolicyWorker(TrainingWorker):
         if not self.actor.uses_full_kl:
             return None
         with self._use_reference_model() as reference:
-            return DivergenceTarget(reference.compute_head_input(micro), REVERSE)
+            return DivergenceTarget(reference.compute_lm_head_input(micro), REVERSE)
 
     def _compute_mfu(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
         """Compute the model FLOP/s utilization (MFU) of an update. {} if the peak FLOP/s of the device are unknown."""
@@ -304,5 +309,5 @@ class PolicyWorker(TrainingWorker):
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         rows, estimate = self.batch.rows, self.flops.estimate_training_flops
         flops = sum(estimate(*rows.get_segment_and_prefix_lengths(micro)) for micro in micro_batches)
-        rank_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
+        rank_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel_size
         return {"perf/mfu/actor": rank_flops / seconds / self.peak_flops}

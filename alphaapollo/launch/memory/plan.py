@@ -35,12 +35,12 @@ ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
-def format_unplanned_memory_notice(model_path: str, error: BaseException, is_checkpointing_auto: bool) -> str:
+def format_memory_planning_failure(model_path: str, error: BaseException, is_gradient_checkpointing_auto: bool) -> str:
     """Return a notice that the memory cannot be planned, because the model failed on the meta device with `error`."""
     reason = str(error).strip().split("\n")[0].rstrip(".!")
     failure = f"{type(error).__name__}: {reason}"
     notice = f"the memory of {model_path} is not planned, because the model cannot run on the meta device ({failure})."
-    return f"{notice} Gradient checkpointing stays off." if is_checkpointing_auto else notice
+    return f"{notice} Gradient checkpointing stays off." if is_gradient_checkpointing_auto else notice
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,12 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
     role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, sizes, engine = role.rollout, load_model_sizes(role.model), _plan_engine(config, device, capacity)
-    phases, offloaded, copies = _plan_training_rank(config, device)
+    rollout, sizes, engine = (
+        role.rollout,
+        load_model_sizes(role.model),
+        _estimate_engine_memory(config, device, capacity),
+    )
+    phases, offloaded, copies = _estimate_rank_memory_by_phase(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
     kv_token_bytes = (
         sizes.kv_elements_per_token
@@ -133,7 +137,7 @@ def _count_imported_library_bytes(config: Config) -> int:
     return (ranks + per_engine * (rollout.num_engines or 1) + 1) * RUNTIME["cpu"] + RAY  # 1: the driver
 
 
-def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
+def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict[str, MemoryUsage], int, int]:
     """Plan the memory of a training rank, without engines. Returns the memory in each phase, the bytes offloaded to
     host memory, and the bytes of the copies from which checkpoints are written."""
     role, full_kl = config.actor_rollout_ref, config.actor_rollout_ref.actor.uses_full_kl
@@ -141,11 +145,11 @@ def _plan_training_rank(config: Config, device: Device) -> tuple[dict[str, Memor
         make_divergence(config.teacher) if config.teacher.uses_full_vocabulary else REVERSE if full_kl else None
     )
     steps = config.steps_per_iteration
-    policy = _plan_trained_model(config, device, role.model, role.actor.fsdp_config, steps, divergence)
+    policy = _estimate_trained_model_memory(config, device, role.model, role.actor.fsdp_config, steps, divergence)
     trained = {"policy": policy}
     if _has_critic(config):
         own, steps = config.critic, config.num_mini_batches * config.critic.ppo_epochs
-        trained["critic"] = _plan_trained_model(
+        trained["critic"] = _estimate_trained_model_memory(
             config, device, make_critic_model_section(role.model, own), own.fsdp_config, steps, computes_logits=False
         )
     fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModelMemory(), FrozenModelMemory()
@@ -195,7 +199,7 @@ def _plan_teacher_head_and_forward(config: Config, model: Model) -> tuple[Memory
     return MemoryUsage(gathered_layers=width * sizes.root_parameters), layers
 
 
-def _plan_trained_model(
+def _estimate_trained_model_memory(
     config: Config,
     device: Device,
     model: Model,
@@ -212,7 +216,7 @@ def _plan_trained_model(
         model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
     )
     trained = replace(
-        trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_optimizer_step=steps == 1
+        trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step_per_update=steps == 1
     )
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained
@@ -244,8 +248,8 @@ def _count_engine_weight_bytes(config: Config) -> int:
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
 
 
-def _plan_engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Return the memory of an engine. On a GPU, the KV cache fills the rest of rollout.gpu_memory_utilization."""
+def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> MemoryUsage:
+    """Return an engine's memory. On a GPU, its KV cache gets what weights etc. leave of rollout.gpu_memory_utilization."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":
@@ -269,8 +273,8 @@ def _count_weight_sync_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> in
     return dtype_bytes * max(sizes.layer_parameters, sizes.root_parameters) + 3 * full
 
 
-def fit_memory(
-    config: Config, device: Device, capacity: int, is_checkpointing_auto: bool, host_memory: int = 0
+def fit_config_to_memory(
+    config: Config, device: Device, capacity: int, is_gradient_checkpointing_auto: bool, host_memory: int = 0
 ) -> tuple[Config, MemoryPlan]:
     """Plan the memory of an RL run, and enable gradient checkpointing if it is `auto` and needed. Returns the
     configuration and the plan, whose `problem` is set if the run cannot fit.
@@ -278,8 +282,8 @@ def fit_memory(
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown.
     """
     plan = plan_memory(config, device, capacity)
-    if is_checkpointing_auto and not plan.has_headroom:
-        config = replace_keys(config, {CHECKPOINTING: True})
+    if is_gradient_checkpointing_auto and not plan.has_headroom:
+        config = replace_values(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, capacity)
     if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
         return config, replace(plan, problem=problem)
@@ -321,7 +325,7 @@ def find_cheapest_memory_settings(
     `is_acceptable`, or None if no settings do."""
 
     def is_plan_acceptable_with(settings: Mapping[str, object]) -> bool:
-        return is_acceptable(plan_memory(replace_keys(config, settings), device, capacity))
+        return is_acceptable(plan_memory(replace_values(config, settings), device, capacity))
 
     keys: dict[str, object] = {}
     options = list_memory_saving_keys(config, device)
@@ -362,7 +366,7 @@ def list_memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[st
         yield from ((f"{section}.fsdp_config.{key}", True) for section in trained)
 
 
-def replace_keys(config: Config, values: Mapping[str, object]) -> Config:
+def replace_values(config: Config, values: Mapping[str, object]) -> Config:
     """Return the configuration with the values of dotted keys replaced, e.g. {"trainer.seed": 1}."""
     for key, value in values.items():
         config = replace_value(config, key, value)

@@ -191,7 +191,7 @@ class Sandbox:
             for layers in self._list_isolation_layer_sets(zygote.available):
                 if _are_isolation_layers_effective(zygote, layers):
                     self._layers = layers.union(bubblewrap)
-                    self._log_missing_layers(self._layers, zygote.available)
+                    self._log_missing_isolation_layers(self._layers, zygote.available)
                     return zygote
             zygote.end_and_describe_exit()
             self.missing.setdefault("bubblewrap", "forbidden operations succeed in it")
@@ -209,7 +209,7 @@ class Sandbox:
             if "seccomp" in layers or self._allow_unsafe:
                 yield layers
 
-    def _log_missing_layers(self, layers: Collection[str], available: Mapping[str, bool]) -> None:
+    def _log_missing_isolation_layers(self, layers: Collection[str], available: Mapping[str, bool]) -> None:
         for name in [name for name in OPTIONAL_LAYERS if name not in layers]:
             is_broken = available.get(name)
             reason = "it does not block forbidden operations" if is_broken else "the kernel does not support it"

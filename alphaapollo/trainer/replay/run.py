@@ -1,6 +1,7 @@
 """Compute a recorded iteration again: call `learn` in this process, with policy and critic but without engines.
 
-recording + overrides -> prepare (the run's settings, but one rank) -> load the recorded state -> learn -> outcome
+recording + overrides -> prepare_replay (the run's settings, but one rank) -> load the recorded state -> learn
+-> outcome
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class PreparedReplay:
         return not (self.float64 or self.result_changing_overrides or self.rounding_difference_causes)
 
 
-def prepare(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
+def prepare_replay(recording: Recording, config: Config, overrides: Sequence[str], float64: bool) -> PreparedReplay:
     """Check the inputs of a replay and reduce the run's settings to one rank.
 
     config: configuration of the run, with the overrides (KEY=VALUE arguments) applied. Raises ValueError if an
@@ -124,7 +125,7 @@ def _check_overrides_have_effect(keys: Iterable[str]) -> None:
             exceptions = ", ".join(f"{prefix}*" for prefix in INEFFECTIVE_KEYS)
             raise ValueError(
                 f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. A replay "
-                f"reads {', '.join(keys_with_effect)}, but not {exceptions} and *.fsdp_size."
+                f"reads {', '.join(keys_with_effect)}, except {exceptions} and *.fsdp_size."
             )
 
 

@@ -231,7 +231,7 @@ def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
         finally:
             await first.close()
             await second.close()
-        return clock.left
+        return clock.seconds_left
 
     assert virtual_time.run(go()) == left
 

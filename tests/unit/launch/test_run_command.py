@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.run_command import run_in_locked_folder, run_until_signal
+from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
 from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 HOLD = """
@@ -89,7 +89,7 @@ def test_a_death_after_a_signal_is_an_interrupt() -> None:
 
     with treat_signals_as_ctrl_c():
         with pytest.raises(KeyboardInterrupt):
-            run_until_signal(end(True))
+            run_coroutine(end(True))
         with pytest.raises(WorkerDied):
-            run_until_signal(end(False))
+            run_coroutine(end(False))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -140,6 +140,6 @@ def test_pause_does_not_count_in_environment_time_limits(model_folder, tmp_path)
             await asyncio.sleep(100)
             await worker.resume()
             await asyncio.sleep(1)
-        return clock.left
+        return clock.seconds_left
 
     assert virtual_time.run(play()) == 5.0

@@ -19,7 +19,7 @@ def test_only_running_blocks_count():
         await asyncio.sleep(100)  # between the blocks
         async with limit.count_time():
             await asyncio.sleep(5)
-        return limit.left
+        return limit.seconds_left
 
     assert run(play()) == 1.0
 
@@ -52,7 +52,7 @@ def test_waiting_is_excluded_in_nested_calls_and_tasks():
             await asyncio.create_task(wait())  # a task that was started in the block
             await asyncio.gather(wait(), wait())
             await asyncio.sleep(2)
-        return limit.left
+        return limit.seconds_left
 
     assert run(play()) == 7.0
 
@@ -64,7 +64,7 @@ def test_time_after_waiting_counts():
             with exclude_from_time_limit():
                 await asyncio.sleep(100)
             await asyncio.sleep(11)
-        return limit.left
+        return limit.seconds_left
 
     with pytest.raises(TimeoutError):
         run(play())
