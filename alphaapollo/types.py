@@ -79,21 +79,21 @@ class Completion:
     stop_reason: StopReason
     weight_version: int  # weight version at the end of the completion
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
-    earlier_versions: tuple[tuple[int, int], ...] = ()
+    earlier_version_token_counts: tuple[tuple[int, int], ...] = ()
     """(weight version, number of tokens) of earlier parts, if weights changed during sampling."""
     routed_experts: np.ndarray | None = None
     """uint8 or uint16 [prompt + T - 1, layers, k]: experts of every token but the last, with rollout.router_replay.
     rollout/context.py moves them to Row.routed_experts."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_versions)
+        small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)
         compact = (array("i", self.token_ids), array("d", self.logprobs))
         return Completion, (*compact, *small, self.routed_experts)
 
     @property
     def weight_versions(self) -> list[int]:
         """Version of the weights that sampled each token. [T]"""
-        earlier = [version for version, count in self.earlier_versions for _ in range(count)]
+        earlier = [version for version, count in self.earlier_version_token_counts for _ in range(count)]
         return [*earlier, *[self.weight_version] * (len(self.token_ids) - len(earlier))][: len(self.token_ids)]
 
 

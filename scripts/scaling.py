@@ -22,7 +22,7 @@ from alphaapollo.launch.memory.plan import (  # noqa: E402
     MemoryPlan,
     find_cheapest_memory_settings,
     plan_memory,
-    replace_keys,
+    replace_values,
 )
 
 PAGE = ROOT / "docs" / "scaling.md"
@@ -67,11 +67,11 @@ def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
         # The installed kernels do not matter: memory is the same for all kinds that store no scores.
         "actor_rollout_ref.model.attention": "varlen",
     }
-    config = replace_keys(Config(), COMMON | own)
+    config = replace_values(Config(), COMMON | own)
     role = config.actor_rollout_ref
     resolved = resolve_model(role.model, "cuda")
     rollout = resolve_rollout(role.rollout, resolved, "cuda", machine.nodes * machine.gpus)
-    return replace_keys(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
+    return replace_values(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
 
 
 def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
@@ -83,7 +83,7 @@ def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan]
             config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_cache_tokens >= room
         )
         if keys is not None:
-            plan = plan_memory(replace_keys(config, keys), "cuda", machine.gib * GIB)
+            plan = plan_memory(replace_values(config, keys), "cuda", machine.gib * GIB)
             return {TENSOR_PARALLEL: tensor_parallel} | keys if tensor_parallel > 1 else keys, plan
         if tensor_parallel == machine.gpus:
             break

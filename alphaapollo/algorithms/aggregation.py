@@ -56,9 +56,9 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
     return torch.where(n > 0, weights, torch.zeros_like(n))
 
 
-def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Sum the loss over all tokens in the mask, with one weight per row. loss, mask [B, L], weights [B] -> scalar."""
-    return (apply_mask(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
+def aggregate_token_losses(loss: Tensor, mask: Tensor, loss_weights: Tensor) -> Tensor:
+    """Sum the loss over all tokens in the mask, with a weight per row. loss, mask [B, L], loss_weights [B]."""
+    return (apply_mask(loss, mask).sum(dim=1) * loss_weights.to(loss.dtype)).sum()
 
 
 def aggregate_sequence_losses(loss: Tensor, weights: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Groups:
             0, self.group_index, values, "amax", include_self=False
         )
 
-    def common_value(self, values: Tensor) -> Tensor:
+    def take_value_per_group(self, values: Tensor) -> Tensor:
         """Return the value that all samples of a group have in common. [N], equal within each group -> [G]."""
         common = values.new_empty(len(self.sizes))
         common[self.group_index] = values

@@ -33,7 +33,7 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
 
-def _split_group_weight(chosen: Tensor, groups: Groups) -> Tensor:
-    """Split each group's total weight, its size, equally among its chosen samples. chosen: bool [N] -> [N]."""
-    share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
-    return share[groups.group_index] * chosen
+def _split_group_weight(is_selected: Tensor, groups: Groups) -> Tensor:
+    """Split each group's total weight, its size, equally among its selected samples. is_selected: bool [N] -> [N]."""
+    share = groups.sizes / groups.sum(is_selected.double()).clamp(min=1)
+    return share[groups.group_index] * is_selected

@@ -35,7 +35,7 @@ class AnswerBatch:
 
     logp: Tensor  # [R] log-prob of the answer, summed over its tokens
     lengths: Tensor  # [R] number of tokens of the answer, at least 1
-    good: Tensor  # bool [R]: the answer is chosen, or labelled desirable
+    is_desirable: Tensor  # bool [R]: the answer is chosen, or labelled desirable
     ref_logp: Tensor | None = None  # [R] reference log-probs, if the loss needs them
     kl: Tensor | None = None  # scalar: KL estimate over the mini-batch, if the loss needs it
 
@@ -111,33 +111,33 @@ class PreferenceLoss:
                 is_correct = chosen(rewards) > rejected(rewards)
             else:
                 assert answers.kl is not None
-                is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.good
+                is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.is_desirable
             metric_sums = {
                 "loss": losses.sum(),
-                "chosen": answers.good.sum(),
-                "rejected": (~answers.good).sum(),
-                "reward_chosen": rewards[answers.good].sum(),
-                "reward_rejected": rewards[~answers.good].sum(),
-                "logp_chosen": answers.logp[answers.good].sum(),
-                "logp_rejected": answers.logp[~answers.good].sum(),
+                "chosen": answers.is_desirable.sum(),
+                "rejected": (~answers.is_desirable).sum(),
+                "reward_chosen": rewards[answers.is_desirable].sum(),
+                "reward_rejected": rewards[~answers.is_desirable].sum(),
+                "logp_chosen": answers.logp[answers.is_desirable].sum(),
+                "logp_rejected": answers.logp[~answers.is_desirable].sum(),
             }
         return PreferenceLossOutput(losses, is_correct, metric_sums)
 
 
-def preference_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
     """Compute metrics from `PreferenceLossOutput.metric_sums`, added up over all micro-batches and ranks.
 
-    sums["compared"]: number of pairs or single answers. Without any chosen answer there are no metrics `*_chosen`, and
-    likewise for rejected answers.
+    metric_sums["compared"]: number of pairs or single answers. Without any chosen answer there are no metrics
+    `*_chosen`, and likewise for rejected answers.
     """
-    metrics = {"loss": sums["loss"] / sums["compared"]}
+    metrics = {"loss": metric_sums["loss"] / metric_sums["compared"]}
     for side in ("chosen", "rejected"):
-        if sums[side]:
-            metrics |= {f"{name}_{side}": sums[f"{name}_{side}"] / sums[side] for name in ("reward", "logp")}
-    if sums["chosen"] and sums["rejected"]:
+        if metric_sums[side]:
+            metrics |= {f"{n}_{side}": metric_sums[f"{n}_{side}"] / metric_sums[side] for n in ("reward", "logp")}
+    if metric_sums["chosen"] and metric_sums["rejected"]:
         metrics["margin"] = metrics["reward_chosen"] - metrics["reward_rejected"]
-    if "kl" in sums:
-        metrics["kl"] = max(0.0, sums["kl"] / sums["compared"])
+    if "kl" in metric_sums:
+        metrics["kl"] = max(0.0, metric_sums["kl"] / metric_sums["compared"])
     return metrics
 
 
@@ -146,14 +146,14 @@ get_preference_loss = _losses.get
 preference_loss_names = _losses.names
 
 
-def register_preference_loss(name: str, **declarations: Any) -> Callable[[LossFn], LossFn]:
+def register_preference_loss(name: str, **loss_fields: Any) -> Callable[[LossFn], LossFn]:
     """Return a decorator that registers a preference loss, selected by preference.loss=name.
 
-    declarations: optional fields of PreferenceLoss.
+    loss_fields: optional fields of PreferenceLoss.
     """
 
     def register(fn: LossFn) -> LossFn:
-        _losses.register(name)(PreferenceLoss(name, fn, **declarations))
+        _losses.register(name)(PreferenceLoss(name, fn, **loss_fields))
         return fn
 
     return register
@@ -266,7 +266,7 @@ def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
     good, bad = config.kto_desirable_weight * (-z).sigmoid(), config.kto_undesirable_weight * z.sigmoid()
-    return torch.where(answers.good, good, bad)
+    return torch.where(answers.is_desirable, good, bad)
 
 
 @register_preference_loss("orpo", needs_reference=False, uses_token_means=True)

@@ -39,10 +39,10 @@ class PendingCompletion:
     def is_done(self) -> bool:
         return self.is_stopped or len(self.sampled) == self.sampling.max_tokens
 
-    def to_completion(self, version: int, earlier_versions: tuple[tuple[int, int], ...] = ()) -> Completion:
-        """Create the finished completion. version, earlier_versions: see Completion."""
+    def to_completion(self, version: int, earlier_version_token_counts: Sequence[tuple[int, int]] = ()) -> Completion:
+        """Create the finished completion. version, earlier_version_token_counts: see Completion."""
         reason = StopReason.STOP if self.is_stopped else StopReason.LENGTH
-        return Completion(self.sampled, self.logprobs, reason, version, earlier_versions=earlier_versions)
+        return Completion(self.sampled, self.logprobs, reason, version, 0, tuple(earlier_version_token_counts))
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]

@@ -69,7 +69,7 @@ def format_subcommand_help(subcommand: Subcommand) -> str:
 
     known = list_keys(COMMANDS[subcommand.command])
     shown: list[str] = []
-    for name in subcommand.keys:
+    for name in subcommand.help_keys:
         key = known[name]
         default = "" if key.default == "" else f" Default {format_value(key.default)}."
         shown += [f"  {name}", f"      {key.meaning}{default}"]

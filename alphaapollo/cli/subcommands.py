@@ -13,7 +13,7 @@ class Subcommand:
     name: str
     summary: str
     command: str = ""  # command whose keys it accepts, e.g. main_ppo (config/keys.py)
-    keys: tuple[str, ...] = ()  # most important keys, for --help
+    help_keys: tuple[str, ...] = ()  # most important keys, for --help
     example: str = ""  # arguments, for --help
     first_argument: str = ""  # e.g. a preset GROUP=NAME, which is omitted if the user sets a preset of the group
     module: str = ""  # module with main(argv); empty = the default of main_module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_errors import find_similar_keys
-from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.verl import find_differences_from_verl, find_verl_key_status
 
@@ -51,7 +51,7 @@ def explain_key(name: str) -> str:
         if name in list_sections(schema):
             return f"{name}: accepted (a section with {', '.join(list_sections(schema)[name])})"
     for schema in COMMANDS.values():
-        if (map_key := find_containing_map(name, schema)) is not None:
+        if (map_key := find_map_key_of_entry(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
     if (status := find_verl_key_status(name, *COMMANDS.values())) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.verl import find_verl_key_status
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
@@ -51,7 +51,7 @@ def describe_validation_error(
     keys, groups = list_keys(schema), list_sections(schema)
     rule = str(pydantic_error["ctx"]["error"]) if pydantic_error["type"] == "value_error" else ""
     while (
-        parts and not (rule and find_containing_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups
+        parts and not (rule and find_map_key_of_entry(".".join(parts), schema)) and ".".join(parts) not in keys | groups
     ):
         parts.pop()  # parts that pydantic adds: the branch of a union, the index in a list
     name, got = ".".join(parts), reduce(getitem, parts, values)

@@ -59,7 +59,7 @@ class Key:
     prefix of the section that declares it, e.g. `algorithm.`"""
 
 
-def get_markers(key: Key, marker_class: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+def get_field_markers(key: Key, marker_class: type[MarkerT]) -> list[tuple[str, MarkerT]]:
     """Return the key's markers of one class, e.g. ActiveWhen, each with the prefix of the section that declares it."""
     return [(section, marker) for section, marker in key.markers if isinstance(marker, marker_class)]
 
@@ -70,7 +70,7 @@ def list_keys(schema: type[BaseModel]) -> dict[str, Key]:
     return {key.name: key for key in _list_section_keys(schema(), "")}
 
 
-def find_rule_for_key(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
+def find_key_rule(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
     """Look up the rule of a key by its name, else by its innermost section that has a rule, else by ""."""
     parts = key.name.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
@@ -94,7 +94,7 @@ def list_keys_of_map_type(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(key.name for key in list_keys(schema).values() if key.type.startswith("map of"))
 
 
-def find_containing_map(entry_key: str, schema: type[BaseModel]) -> str | None:
+def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None:
     """Return the map that an entry belongs to: `reward.components` for `reward.components.format`; None = no map."""
     return next((key for key in list_keys_of_map_type(schema) if entry_key.startswith(f"{key}.")), None)
 

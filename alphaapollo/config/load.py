@@ -29,14 +29,14 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_errors import describe_unknown_key, describe_validation_error
 from alphaapollo.config.keys import (
     VERL_GROUP_SIZE,
-    find_containing_map,
+    find_map_key_of_entry,
     format_value,
     list_keys,
     list_sections,
     rename_verl_group_size_key,
 )
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import find_secret_keys
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -149,7 +149,7 @@ def _check_no_secrets(values: dict[str, Any]) -> None:
     errors = [
         f"{key} contains {reason}, but configurations are saved to config.yaml. Remove the secret, and set an "
         "environment variable instead."
-        for key, reason in find_secret_keys(values)
+        for key, reason in find_secret_keys_and_reasons(values)
     ]
     if errors:
         raise ConfigError(errors)
@@ -269,7 +269,7 @@ def _check_override_keys(
             if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
                 presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]
                 errors.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known and not find_containing_map(name, schema):
+        elif name not in known and not find_map_key_of_entry(name, schema):
             errors.append(describe_unknown_key(name, schema, got))
     if errors:
         raise ConfigError(errors)

@@ -135,7 +135,7 @@ def make_placement(
         num_engines=rollout.num_engines,
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
-        threads=trainer.cpu_threads or count_rank_threads(trainer, rollout, machine),
+        threads=trainer.cpu_threads or choose_threads_per_rank(trainer, rollout, machine),
         engine_threads=count_engine_threads(
             rollout, machine.num_cores, trainer.nnodes, runs_during_training=trainer.async_mode == "separate"
         )
@@ -147,7 +147,7 @@ def make_placement(
     )
 
 
-def count_rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
+def choose_threads_per_rank(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
     """Return the default number of torch threads per training rank: an equal share of the node's cores. With
     trainer.async_mode=separate, only the cores that no engine uses are shared."""
     cores = machine.num_cores

@@ -46,7 +46,7 @@ class FakeEngine(Engine):
             logprobs=[LOGPROB] * len(kept),
             stop_reason=StopReason.STOP if stopped else StopReason.LENGTH,
             weight_version=self._version,
-            earlier_versions=tuple(earlier),
+            earlier_version_token_counts=tuple(earlier),
         )
 
     async def _sleep_and_track_versions(self, num_tokens: int) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ class HFEngine(Engine):
                 continue
             for request in batch:
                 if request.is_done and not request.answer.cancelled():
-                    request.answer.set_result(request.to_completion(self.version, tuple(request.earlier_version_token_counts)))
+                    request.answer.set_result(request.to_completion(self.version, request.earlier_version_token_counts))
                 request.record_weight_version(self.version)
             unfinished = [request for request in batch if not (request.is_done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting

@@ -123,7 +123,7 @@ async def run(plan: GenerationPlan, terminal: Terminal) -> None:
         workers = await launch_engines(config, plan.rollout, plan.device, folder)
         hint = f"stopped; run the same command to resume from {folder}"
         try:
-            async with StallMonitor(workers.ranks, trainer, plan.device, terminal.note, lambda: hint):
+            async with StallMonitor(workers.ranks, trainer, plan.device, terminal.print_note, lambda: hint):
                 results += await _generate_groups(plan, workers, terminal)
         finally:
             await workers.close()

@@ -28,8 +28,8 @@ class FinishedResults:
     num_dropped: int = 0  # number of other lines in the file
 
     @property
-    def prompt_ids(self) -> set[int]:
-        """Ids of finished prompts."""
+    def problem_ids(self) -> set[int]:
+        """Ids of the prompts whose samples are all finished."""
         return {result.problem_id for result in self.results}
 
 

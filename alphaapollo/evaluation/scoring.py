@@ -33,14 +33,14 @@ GradedResponse = tuple[SampleResult, Score]
 
 
 @dataclass(frozen=True)
-class PromptWithResponses:
+class PromptResponses:
     """Prompt with all its responses. `prompt.id` is the index of the problem."""
 
     prompt: Prompt
     responses: list[str]
 
 
-def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptWithResponses]:
+def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptResponses]:
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
@@ -54,17 +54,17 @@ def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptWithR
     return problems
 
 
-def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptWithResponses]:
+def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptResponses]:
     """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key)
     rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
-    found: dict[tuple[str, str, str | None], PromptWithResponses] = {}
+    found: dict[tuple[str, str, str | None], PromptResponses] = {}
     for prompt, (row, responses) in zip(prompts, rows, strict=True):
         truth = (
             prompt.ground_truth if prompt.ground_truth is not None else _encode_ground_truth(row.get("ground_truth"))
         )
         key = (prompt.data_source, json.dumps(prompt.content), truth)
-        problem = found.setdefault(key, PromptWithResponses(replace(prompt, id=len(found), ground_truth=truth), []))
+        problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found), ground_truth=truth), []))
         problem.responses.extend(responses)
     return list(found.values())
 
@@ -90,7 +90,7 @@ def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRo
     return convert_rows(path, rows, split_responses)
 
 
-async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptWithResponses], terminal: Terminal) -> None:
+async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptResponses], terminal: Terminal) -> None:
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, terminal)
@@ -105,7 +105,7 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptWi
 
 
 async def _grade_responses(
-    config: EvalConfig, problems: Sequence[PromptWithResponses], terminal: Terminal
+    config: EvalConfig, problems: Sequence[PromptResponses], terminal: Terminal
 ) -> list[GradedResponse]:
     """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
@@ -132,7 +132,7 @@ async def _grade_responses(
         await client.close()
 
 
-def _make_score_record(problems: Sequence[PromptWithResponses], result: SampleResult, score: Score) -> dict[str, Any]:
+def _make_score_record(problems: Sequence[PromptResponses], result: SampleResult, score: Score) -> dict[str, Any]:
     """Create the line of scores.jsonl for one graded response."""
     problem = problems[result.problem_id]
     return {

@@ -18,7 +18,7 @@ from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evolving.budget import gather_all
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, JudgedCandidate, Judgement, Pool, VerifierVerdict
-from alphaapollo.evolving.role_calls import RoleCaller, Transcript
+from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
 from alphaapollo.evolving.roles import PastSolution, RoleView
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
@@ -63,29 +63,29 @@ class CandidateMaker:
     `make_environment` creates an environment that scores with `grader`.
     """
 
-    caller: RoleCaller
+    caller: RoleModelCaller
     pool: Pool
     grader: Grader
     make_environment: Callable[[], Environment]
     num_verifiers: int
 
     async def propose_and_judge(
-        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past_candidates: Sequence[JudgedCandidate]
     ) -> None:
         """Make the candidate with this id and, if it has not failed, judge it. branch_model: name of the proposing
-        model. past: candidates of earlier rounds for the proposer's prompt."""
+        model. past_candidates: candidates of earlier rounds for the proposer's prompt."""
         candidate = self.pool.candidates.get(candidate_id.key)
-        candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch_model, past)
+        candidate = candidate or await self._propose_candidate(prompt, candidate_id, branch_model, past_candidates)
         if not candidate.failure and candidate.key not in self.pool.judgements:
             view = RoleView(get_problem(prompt), solution=candidate.summary)
             await self._judge_candidate(view, candidate.key, branch_model)
 
     async def _propose_candidate(
-        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past_candidates: Sequence[JudgedCandidate]
     ) -> Candidate:
         shown: list[JudgedCandidate] = []
         try:
-            transcript, shown = await self._run_proposer(prompt, candidate_id, branch_model, past)
+            transcript, shown = await self._run_proposer(prompt, candidate_id, branch_model, past_candidates)
             if not transcript.failure and self.grader.lacks_answer(prompt, transcript):
                 chat = [*transcript.messages, Message(role="user", content=ASK_FOR_ANSWER)]
                 key = f"{candidate_id.key}/proposer/answer"
@@ -121,10 +121,10 @@ class CandidateMaker:
         return candidate
 
     async def _run_proposer(
-        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past_candidates: Sequence[JudgedCandidate]
     ) -> tuple[Transcript, list[JudgedCandidate]]:
         """Run the proposer's episode. Returns the transcript, and the past candidates that fit into the prompt."""
-        model, shown = self.caller.get_model_name("proposer", branch_model), list(past)
+        model, shown = self.caller.get_model_name("proposer", branch_model), list(past_candidates)
 
         def build_prompt(first_messages: list[Message]) -> list[Message]:
             while True:
@@ -176,7 +176,7 @@ class CandidateMaker:
 
 def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
     """Return the number of votes for and against, without votes that the verifier of verifiers rejected."""
-    votes = [verdict.vote for verdict in verdicts if verdict.is_counted]
+    votes = [verdict.vote for verdict in verdicts if verdict.is_valid_vote]
     return votes.count(True), votes.count(False)
 
 
@@ -185,7 +185,7 @@ def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
     votes_for, votes_against = count_votes(verdicts)
     majority = votes_for > votes_against
     reports = [
-        verdict.report for verdict in verdicts if verdict.is_counted and verdict.vote == majority and verdict.report
+        verdict.report for verdict in verdicts if verdict.is_valid_vote and verdict.vote == majority and verdict.report
     ]
     return list(dict.fromkeys(reports))
 

@@ -59,7 +59,7 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
     failure: str = ""  # empty: the call succeeded
 
     @property
-    def owner_key(self) -> str:
+    def usage_key(self) -> str:
         """Key of the candidate that the call belongs to, or e.g. `p17.final` for a tournament."""
         return self.key.partition("/")[0]
 
@@ -121,7 +121,7 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
     failure: str = ""
 
     @property
-    def is_counted(self) -> bool:
+    def is_valid_vote(self) -> bool:
         """Whether the vote counts: it exists, and the verifier of verifiers did not reject it."""
         return self.vote is not None and self.upheld is not False
 
@@ -205,7 +205,7 @@ class Pool:
         self.judgements: dict[str, Judgement] = {}
         self.matches: dict[tuple[int, int], Match] = {}  # (problem, index)
         self.choices: dict[int, ChosenCandidate] = {}
-        self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.owner_key
+        self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.usage_key
         self.seconds = 0.0  # run time of all processes, up to the last call
         self.incomplete_bytes = 0  # size of an incomplete last line
         self._by_problem: dict[int, list[Candidate]] = defaultdict(list)
@@ -279,7 +279,7 @@ class Pool:
                 self.calls[record.key] = record
                 self.all_calls.append(record)
                 self.seconds = max(self.seconds, record.ended_at)
-                self.usage[record.owner_key] += Usage(1, record.prompt_tokens + record.tokens, record.money)
+                self.usage[record.usage_key] += Usage(1, record.prompt_tokens + record.tokens, record.money)
             case Candidate():
                 self.candidates[record.key] = record
                 self._by_problem[record.id.problem].append(record)

@@ -1,6 +1,6 @@
 """Call the models of roles: one question, a conversation with tools, or an episode in the run's environment.
 
-`role` is a key of the config section `roles`, e.g. `verifier`. `branch_model` is the name of the model that answers if
+`role` is a key of the config section `roles`, e.g. `verifier`. `default_model` is the name of the model that answers if
 roles.SLOT.model is not set.
 """
 
@@ -77,7 +77,7 @@ class RoleResult:
     failure: str = ""
 
 
-class RoleCaller:
+class RoleModelCaller:
     """Sender of role prompts to models. Each call must fit the budget and is logged in the pool.
 
     Args:
@@ -99,14 +99,14 @@ class RoleCaller:
         self._tools = [schema["function"] for schema in services.tools.schemas()] if services.tools else []
         self._environments = EnvironmentCaller()
 
-    def get_model_name(self, role: str, branch_model: str) -> str:
+    def get_model_name(self, role: str, default_model: str) -> str:
         """Return the model name of a role: roles.SLOT.model, else the branch's model."""
-        return self._settings[role].model or branch_model
+        return self._settings[role].model or default_model
 
     def derive_call_seed(self, call_key: str) -> int:
         return derive_seed(self._config.trainer.seed, "evolve", call_key)
 
-    async def call_model(self, role: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
+    async def call_model(self, role: str, default_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
         """Return one reply of a role's model. The reply of a call that succeeded before is read from the pool.
 
         Raises:
@@ -114,7 +114,7 @@ class RoleCaller:
             EvolutionStopped: the call does not fit the budget, or budget.seconds ends during the call.
             ModelUnavailableError: evolving.max_failures consecutive calls failed.
         """
-        settings, model = self._settings[role], self.get_model_name(role, branch_model)
+        settings, model = self._settings[role], self.get_model_name(role, default_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
         sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(call_key))
         request = msgspec.json.encode([model, list(messages), sampling])
@@ -129,8 +129,8 @@ class RoleCaller:
             try:
                 started = time.perf_counter()
                 reply, error = await self._generate_reply(model, call_key, messages, sampling)
-                price = compute_call_price(self._config.models[model], reply.prompt_tokens, reply.tokens)
-                used = Usage(1, reply.prompt_tokens + reply.tokens, price)
+                price = compute_call_price(self._config.models[model], reply.prompt_tokens, reply.completion_tokens)
+                used = Usage(1, reply.prompt_tokens + reply.completion_tokens, price)
                 record = ModelCall(
                     key=call_key,
                     role=role,
@@ -141,9 +141,9 @@ class RoleCaller:
                     seconds=round(time.perf_counter() - started, 4),
                     text=reply.text,
                     prompt_tokens=reply.prompt_tokens,
-                    tokens=reply.tokens,
+                    tokens=reply.completion_tokens,
                     money=price,
-                    stop=reply.stop,
+                    stop=reply.stop_reason,
                     failure=str(error) if error else "",
                 )
             finally:
@@ -182,9 +182,9 @@ class RoleCaller:
         price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
-    async def ask_role(self, role: str, branch_model: str, question_key: str, view: RoleView) -> RoleResult:
+    async def ask_role(self, role: str, default_model: str, call_key_prefix: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read, at most evolving.asks + 1 times. Raises like `call_model`.
-        question_key: prefix of the keys of the calls, e.g. `p17.r2.b0.i1/verifier.0`."""
+        call_key_prefix: prefix of the call keys, e.g. `p17.r2.b0.i1/verifier.0`."""
         if role not in self.roles:
             return RoleResult()
         settings, plugin = self._settings[role], self.roles[role]
@@ -196,8 +196,8 @@ class RoleCaller:
             try:
                 transcript = await self.run_episode(
                     role,
-                    branch_model,
-                    f"{question_key}/ask{number}.",
+                    default_model,
+                    f"{call_key_prefix}/ask{number}.",
                     lambda: ToolConversation(self._actions, names),
                     Prompt(id=0, data_source="", content=""),
                     lambda first: messages,
@@ -216,8 +216,8 @@ class RoleCaller:
     async def run_episode(
         self,
         role: str,
-        branch_model: str,
-        key_prefix: str,
+        default_model: str,
+        call_key_prefix: str,
         make_environment: Callable[[], Environment],
         prompt: Prompt,
         build_prompt: Callable[[list[Message]], list[Message]],
@@ -227,7 +227,7 @@ class RoleCaller:
         If the environment fails, the episode is repeated in a new one; replies so far are read from the pool.
 
         Args:
-            key_prefix: prefix of the call keys, followed by `turn0`, `turn1`, ...
+            call_key_prefix: prefix of the call keys, followed by `turn0`, `turn1`, ...
             build_prompt: function from the environment's first messages to the role's prompt.
         """
         transcript, limit = Transcript(), self._config.env.episode_timeout
@@ -242,8 +242,8 @@ class RoleCaller:
                     transcript.messages = check_messages(build_prompt(first_messages), f"{role}.build")
                     transcript.num_prompt_messages = len(transcript.messages)
                     for turn in range(self._config.env.max_steps):
-                        call_key = f"{key_prefix}turn{turn}"
-                        reply = await self.call_model(role, branch_model, call_key, transcript.messages)
+                        call_key = f"{call_key_prefix}turn{turn}"
+                        reply = await self.call_model(role, default_model, call_key, transcript.messages)
                         transcript.full_reply = reply
                         result = check_step_reply(await self._environments.call(clock, environment, "step", reply.text))
                         text = reply.text if result.kept_chars is None else reply.text[: result.kept_chars]

@@ -123,7 +123,7 @@ def _check_pool_matches_data(prepared: PreparedEvolution) -> None:
 
 async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     """Run or resume the evolution until its end or the end of the budget, and write the results."""
-    config, folder, note = prepared.config, prepared.folder, terminal.note
+    config, folder, note = prepared.config, prepared.folder, terminal.print_note
     if moved := prepared.start.prepare_folder(config):
         note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)

@@ -17,7 +17,7 @@ from alphaapollo.algorithms.preference_losses import compute_preference_metrics,
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_batch import collect_row_values, distribute_reference_rows
+from alphaapollo.data.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
@@ -55,7 +55,7 @@ class DpoTask(PairTask):
         return load(files, renderer, self.config.data, max_samples)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
-        longest = max(example.max_length for example in examples)
+        longest = max(example.longest_row_length for example in examples)
         return MemoryRequest(
             longest, rows_per_example=len(examples[0].rows), needs_reference=self._uses_reference_mode("live")
         )
@@ -92,7 +92,7 @@ class DpoTask(PairTask):
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
-            split = distribute_reference_rows(
+            split = distribute_rows_for_reference(
                 batch_examples, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.share_prompts
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
@@ -125,7 +125,7 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights_dige
     """Compute a digest of everything that determines reference log-probs: tokens, weights and dtype."""
     sha = hashlib.sha256(f"{weights_digest} {dtype}".encode())
     for example in examples:
-        for row in example.reference_rows:
+        for row in example.rows_for_reference:
             sha.update(np.array([len(row.token_ids), *row.token_ids, *row.action_mask], dtype=np.int64).tobytes())
     return sha.hexdigest()
 
@@ -158,4 +158,4 @@ def assign_reference_logps(examples: Sequence[PreferenceExample], logps: np.ndar
     """Store the reference log-probs in the examples. logps: [responses], in the order of the examples."""
     values = iter(logps.tolist())
     for example in examples:
-        example.ref_logps = [next(values) for _ in example.reference_rows]
+        example.ref_logps = [next(values) for _ in example.rows_for_reference]

@@ -18,7 +18,7 @@ class PairTask(FinetuningTask):
 
     def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
         """Build one batch per data-parallel rank. Both responses of a pair are on the same rank."""
-        groups = plan.placement.data_parallel
+        groups = plan.placement.data_parallel_size
         return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
 
     async def begin_run(self, run: FinetuningRun) -> None:
@@ -31,7 +31,7 @@ class PairTask(FinetuningTask):
         self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
-def compute_pair_accuracies(sums: Mapping[str, float]) -> dict[str, float]:
+def compute_pair_accuracy_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Compute the share of pairs in which the chosen response has the higher reward, also per data source.
 
     sums: numbers of compared and right pairs, e.g. `{"compared": 8, "right": 6}`; "maths/compared" for a data source.

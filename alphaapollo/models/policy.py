@@ -20,7 +20,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
@@ -40,13 +40,13 @@ WARN_ABOVE = 0.1
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
-    forward_methods = ("compute_head_input", "compute_transformers_logprobs", "next_logits")
+    forward_methods = ("compute_lm_head_input", "compute_transformers_logprobs", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.layers = find_decoder_layers(model)
         self.model = model
-        self.scale, self.softcap = read_logit_transform(model.config)
+        self.scale, self.softcap = read_logit_scale_and_softcap(model.config)
         self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
 
     def forward(
@@ -57,12 +57,12 @@ class PolicyModel(FsdpRoot):
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
-        hidden = PolicyModel.compute_head_input(self, micro)  # without the FSDP hooks of self.compute_head_input
+        hidden = PolicyModel.compute_lm_head_input(self, micro)  # without the FSDP hooks of self.compute_lm_head_input
         stats = compute_token_stats(hidden, micro.targets, temperature, needs_entropy, divergence_target)
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}
-        gathered = gather_token_values(torch.stack(list(present.values())), micro.predictors, micro.sequence)
+        gathered = gather_token_values(torch.stack(list(present.values())), micro.predicting_tokens, micro.sequence)
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
@@ -70,15 +70,15 @@ class PolicyModel(FsdpRoot):
         """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
         return lambda micro: self(micro, temperature).logprobs
 
-    def compute_head_input(self, micro: MicroBatch) -> HeadInput:
+    def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         head = LmHead(output.weight, output.bias, self.scale, self.softcap)
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
-        states = compute_hidden_states(self.model.base_model, micro, micro.predictors)
+        states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
-        return HeadInput(states, head)
+        return LmHeadInput(states, head)
 
     def compute_transformers_logprobs(self, token_ids: Tensor) -> Tensor:
         """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]"""
@@ -129,7 +129,7 @@ def load_policy(
     return shard_model(policy, mesh, dtype, offload_policy)
 
 
-def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
+def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float | None]:
     """Read scale and softcap, which the model applies to its logits (see lm_head.LmHead), from its configuration."""
     text = config.get_text_config()
     scale = 1.0
@@ -140,7 +140,7 @@ def read_logit_transform(config: PretrainedConfig) -> tuple[float, float | None]
 
 
 @torch.no_grad()
-def check_logprobs_against_transformers(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
+def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
     """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
 
     The check detects heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
@@ -168,7 +168,7 @@ def check_logprobs_against_transformers(policy: PolicyModel, builder: MicroBatch
 
 
 def make_mismatch_warnings(logprob_mismatch: float) -> list[str]:
-    """Return a warning if `logprob_mismatch`, the result of check_logprobs_against_transformers, may be more than rounding."""
+    """Return a warning if `logprob_mismatch`, the result of check_forward_vs_hf, may be more than rounding."""
     if logprob_mismatch <= WARN_ABOVE:
         return []
     return [

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.utils.network import detach_reserved_socket, find_interface
+from alphaapollo.utils.network import find_interface, take_reserved_socket_fd
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -67,7 +67,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
         rendezvous = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     elif url.scheme == "tcp":
         assert url.hostname and url.port
-        is_first, listening = rank == 0, detach_reserved_socket(url.port) if rank == 0 else None
+        is_first, listening = rank == 0, take_reserved_socket_fd(url.port) if rank == 0 else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
             url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
         )
@@ -127,17 +127,17 @@ def _scatter_params(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMe
     if not is_source:
         model.to_empty(device=slice_device)
 
-    def take_or_allocate(name: str, like: Tensor) -> Tensor:
+    def pop_or_allocate_tensor(name: str, like: Tensor) -> Tensor:
         if is_source:
             return tensors.pop(name).detach().to(device)
         return torch.empty(like.shape, dtype=like.dtype, device=device)
 
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        slices = distribute_tensor(take_or_allocate(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        slices = distribute_tensor(pop_or_allocate_tensor(name, parameter), mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
     for name, buffer in list(model.named_buffers()):
-        full = take_or_allocate(name, buffer)  # on the device, also if slices stay in host memory
+        full = pop_or_allocate_tensor(name, buffer)  # on the device, also if slices stay in host memory
         dist.broadcast(full, 0)
         path, _, key = name.rpartition(".")
         model.get_submodule(path)._buffers[key] = full

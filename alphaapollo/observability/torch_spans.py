@@ -16,7 +16,7 @@ HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _running: tuple[str, Any] | None = None  # (track, profiler): torch allows one per process
 
 
-def start_torch_spans(track: str) -> None:
+def start_torch_profiler(track: str) -> None:
     """Start torch's profiler in this thread. Does nothing if another worker of this process is recording."""
     global _running
     if _running is not None:

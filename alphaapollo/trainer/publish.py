@@ -2,15 +2,15 @@
 
 Calls of one publish, in this order:
 
-policy.compute_probe_log_probs   log-probs of a few fixed tokens (the probe); then offload to free GPU memory
-engines.pause                    only with requests in flight: they stop between two tokens
-engines.wake_weights             allocate weights only: the policy still holds GPU memory
-policy.send_weights              into shared memory, or with vLLM's transfer into the engines
-engines.confirm_weights          load the weights if they are in shared memory; compare digests
-policy.release_weights           free the transfer buffers and the GPU
-engines.wake_cache               allocate the KV cache
-engines.resume                   only with requests in flight
-engines.compute_log_probs        log-probs of the probe; the run stops if they differ from the policy's
+policy.compute_probe_log_probs        log-probs of a few fixed tokens (the probe); then offload to free GPU memory
+engines.pause                         only with requests in flight: they stop between two tokens
+engines.wake_weights                  allocate weights only: the policy still holds GPU memory
+policy.send_weights                   into shared memory, or with vLLM's transfer into the engines
+engines.confirm_weights               load the weights if they are in shared memory; compare digests
+policy.release_sent_weights           free the transfer buffers and the GPU
+engines.wake_cache                    allocate the KV cache
+engines.resume                        only with requests in flight
+engines.compute_log_probs_per_engine  log-probs of the probe; the run stops if they differ from the policy's
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class WeightPublisher:
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         check_weight_receipts(update, await self.engines.confirm_weights(version, update.folder))
-        await self.policy.release_weights()
+        await self.policy.release_sent_weights()
         await self.engines.wake_cache()
         if self.pauses_requests:
             await self.engines.resume()
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        actual = await self.engines.compute_log_probs(self.probe_token_ids)
+        actual = await self.engines.compute_log_probs_per_engine(self.probe_token_ids)
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
         return {"sync/probe_gap": gap, **moved}

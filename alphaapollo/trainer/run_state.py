@@ -40,7 +40,7 @@ class LearnerState:
         plan, actor = self.plan, self.config.actor_rollout_ref.actor
         if plan.prefetches_reference_logprobs:
             budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
-            ranks, policy = plan.placement.data_parallel, self.workers.policy
+            ranks, policy = plan.placement.data_parallel_size, self.workers.policy
             self.reference_prefetcher = ReferencePrefetcher(policy, ranks, budget, plan.padded, self.shares_prompts)
 
 

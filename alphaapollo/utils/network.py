@@ -8,7 +8,7 @@ import socket
 import psutil
 
 
-def listen_on_loopback_only() -> None:
+def restrict_network_to_loopback() -> None:
     """Set environment variables so that vLLM, gloo and NCCL use only the loopback interface, for runs on one machine.
     Variables that the user has set keep their values."""
     for name, value in {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}.items():
@@ -25,7 +25,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def reserve_port(host: str) -> int:
-    """Return a free TCP port of `host` (empty: all addresses). The port is reserved until detach_reserved_socket."""
+    """Return a free TCP port of `host` (empty: all addresses). The port is reserved until take_reserved_socket_fd."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
@@ -34,7 +34,7 @@ def reserve_port(host: str) -> int:
     return port
 
 
-def detach_reserved_socket(port: int) -> int:
+def take_reserved_socket_fd(port: int) -> int:
     """Return the file descriptor of the socket that listens on a reserved port. The caller must close it."""
     return _reserved.pop(port).detach()
 

@@ -16,7 +16,7 @@ TokenParts = list[tuple[list[int], Tensor]]  # for each micro-batch: indices of 
 
 
 @torch.no_grad()
-def compute_token_values(
+def compute_token_outputs(
     model: FsdpRoot,
     compute_outputs: Callable[[MicroBatch], Tensor],
     rows: Rows,

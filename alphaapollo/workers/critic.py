@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch.distributed as dist
 
-from alphaapollo.algorithms.aggregation import aggregate
+from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import get_attention_kernel
@@ -20,7 +20,7 @@ from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
-from alphaapollo.workers.columns import compute_token_values
+from alphaapollo.workers.columns import compute_token_outputs
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
 from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
@@ -67,7 +67,7 @@ class CriticWorker(TrainingWorker):
         """
         self.state.reload()
         self.sharing.check_batch(self.batch)
-        return compute_token_values(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
+        return compute_token_outputs(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad_step: bool = False) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
@@ -96,7 +96,7 @@ class CriticWorker(TrainingWorker):
         values = micro.to_matrix(self.model(micro))
         returns, mask = micro.to_matrix(inputs.returns), micro.to_matrix(micro.mask)
         losses, clipped = value_loss(values, micro.to_matrix(inputs.values), returns, mask, self.critic.cliprange_value)
-        loss = aggregate(losses, mask, inputs.value_weights)
+        loss = aggregate_token_losses(losses, mask, inputs.value_weights)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         metric_sums.add(
             {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses
-from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
+from alphaapollo.algorithms.correction import rollout_correction_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
@@ -28,7 +28,7 @@ from alphaapollo.workers.metric_sums import MAX_SUFFIX
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyMatrices(PolicyLossInputs):
+class ObjectiveInputs(PolicyLossInputs):
     """Inputs of the policy loss of a micro-batch, as matrices [rows, tokens of the longest response]."""
 
     entropy: Tensor
@@ -38,7 +38,7 @@ class PolicyMatrices(PolicyLossInputs):
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
 
 
-def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
+def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> ObjectiveInputs:
     """Build the inputs of the policy loss. `old_logprobs` [response tokens], if given, replace those in `micro`."""
     columns = micro.columns
     flat = {
@@ -49,7 +49,7 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
         "ref_logp": columns.ref_logprobs,
         "rollout_logp": micro.rollout_logprobs,
         "advantages": columns.advantages,
-        "chosen": None if columns.chosen is None else columns.chosen.bool(),
+        "chosen": None if columns.selected_tokens is None else columns.selected_tokens.bool(),
     }
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
@@ -58,13 +58,13 @@ def build_policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Te
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights = joined.row_groups.common_value(loss_weights)
-        sequence_weights = joined.row_groups.common_value(sequence_weights)
-    return PolicyMatrices(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
+        loss_weights = joined.rows_by_trajectory.take_value_per_group(loss_weights)
+        sequence_weights = joined.rows_by_trajectory.take_value_per_group(sequence_weights)
+    return ObjectiveInputs(mask=mask, loss_weights=loss_weights, sequence_weights=sequence_weights, **matrices)
 
 
 def compute_policy_objective(
-    matrices: PolicyMatrices,
+    matrices: ObjectiveInputs,
     actor: Actor,
     policy_loss: PolicyLoss,
     correction: RolloutCorrection,
@@ -80,7 +80,7 @@ def compute_policy_objective(
     losses, metrics = output.loss, {}
     if correction.method:
         assert matrices.rollout_logp is not None
-        rho = mismatch_weights(  # [b, L]; at sequence and geometric level the same for all tokens of a trajectory
+        rho = rollout_correction_weights(  # [b, L]; at sequence and geometric level the same for all tokens of a trajectory
             matrices.old_logp,
             matrices.rollout_logp,
             mask,
@@ -92,7 +92,7 @@ def compute_policy_objective(
         losses = losses * (rho if policy_loss.level == "token" else row_mean(rho, mask))
         metrics = {"correction_weight": rho.sum(), "correction_dropped": apply_mask((rho == 0).double(), mask).sum()}
     if policy_loss.level == "token":
-        loss, prefix = aggregate(losses, mask, weights), ""
+        loss, prefix = aggregate_token_losses(losses, mask, weights), ""
     else:
         loss, prefix = aggregate_sequence_losses(losses, matrices.sequence_weights), "row_"
         metrics["rows"] = mask.bool().any(dim=1).sum()
@@ -105,16 +105,16 @@ def compute_policy_objective(
         "tokens": mask.sum(),
     }
     if actor.entropy_coeff > 0:
-        loss = loss - actor.entropy_coeff * aggregate(matrices.entropy, mask, weights)
+        loss = loss - actor.entropy_coeff * aggregate_token_losses(matrices.entropy, mask, weights)
     if actor.use_kl_loss:
         ref_logp = None if actor.uses_full_kl else matrices.ref_logp
         kl = matrices.divergence if ref_logp is None else kl_penalty(matrices.logp, ref_logp, actor.kl_loss_type)
         assert kl is not None
-        loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
+        loss = loss + actor.kl_loss_coef * aggregate_token_losses(kl, mask, weights)
         metrics["ref_kl"] = apply_mask(kl, mask).sum()
     if teacher.uses_full_vocabulary:
         assert matrices.divergence is not None
-        loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)
+        loss = loss + teacher.coef * aggregate_token_losses(matrices.divergence, mask, weights)
     metrics["loss"] = loss
     return loss, metrics
 

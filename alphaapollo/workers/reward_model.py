@@ -12,7 +12,7 @@ from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import reshard, shard_model
 from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.workers.columns import compute_token_values
+from alphaapollo.workers.columns import compute_token_outputs
 from alphaapollo.workers.model_worker import ModelWorker
 from alphaapollo.workers.process_group import RankPlacement
 
@@ -31,7 +31,7 @@ class RewardModelWorker(ModelWorker):
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """Compute the score of each of R token sequences, whose response must be the last token. float32 [R]"""
         self.parameters.reload()
-        return compute_token_values(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
+        return compute_token_outputs(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from alphaapollo.algorithms.divergence import make_divergence
 from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, TokenStats
+from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import check_logprobs, load_policy
+from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.workers.columns import compute_token_values
+from alphaapollo.workers.columns import compute_token_outputs
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
@@ -42,7 +42,7 @@ class FrozenTeacher:
         self.builder, self.temperature, self.vocabulary = builder, temperature, vocabulary_size
         dtype: torch.dtype = getattr(torch, model.dtype)
         self.model = load_policy(model, mesh, dtype, fsdp.offload_policy)
-        check_logprobs(self.model, builder, dtype)
+        check_forward_vs_hf(self.model, builder, dtype)
         self.sharing = SharedPromptCheck(self.model, self._compute_logprobs, builder, dtype)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
@@ -50,7 +50,7 @@ class FrozenTeacher:
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
         self.reload_and_check_batch(batch)
-        column = compute_token_values(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
+        column = compute_token_outputs(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 
@@ -62,11 +62,11 @@ class FrozenTeacher:
     @torch.no_grad()
     def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
         """Return the teacher's next-token distributions, to compute the divergence of the policy's distributions."""
-        hidden: HeadInput = self.model.compute_head_input(replace(micro, routed_experts=None))
+        hidden: LmHeadInput = self.model.compute_lm_head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
-        return DivergenceTarget(HeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
+        return DivergenceTarget(LmHeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
 
     def offload(self) -> None:
         """Free GPU memory: reshard the model and offload the configured tensors."""

@@ -74,7 +74,7 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     ranks: RayRanks[Any] = RayRanks("rollout", [ActorSlot(bundles, index) for index in range(actors)])
     request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), stream_position=0)
     group = await FakeRollout(Latencies(tokens_per_second=1e9, grading=0.0), Clock()).generate(request)
-    await ranks.locate()
+    await ranks.locate_actors()
     await ranks.start([lambda: group] * actors, [{}] * actors)
     own = ranks.actors
     figures: dict[str, list[dict[str, float]]] = {"call": [], "call_of_all": [], "group_of_8": []}

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
+from alphaapollo.algorithms.aggregation import aggregate_token_losses as weighted_sum
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from alphaapollo.algorithms.aggregation import aggregate
+from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.schema import Config
@@ -23,7 +23,7 @@ from alphaapollo.data.batch import concatenate_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.metric_sums import MAX_SUFFIX
-from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective
+from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta
@@ -104,7 +104,7 @@ def policy_step(
     """Loss of a mini-batch. Adds to `metrics`."""
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
-        matrices = build_policy_matrices(micro, table.stats(theta, tokens))
+        matrices = build_objective_inputs(micro, table.stats(theta, tokens))
         one, sums = compute_policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
         total = total + one
         for name, value in sums.items():
@@ -127,4 +127,4 @@ def _value_loss(micro: MicroBatch, values: Tensor) -> Tensor:
     columns, mask = micro.columns, micro.to_matrix(micro.mask)
     assert columns.values is not None and columns.returns is not None and columns.value_weights is not None
     losses, _ = value_loss(values, micro.to_matrix(columns.values), micro.to_matrix(columns.returns), mask, 0.5)
-    return aggregate(losses, mask, columns.value_weights)
+    return aggregate_token_losses(losses, mask, columns.value_weights)

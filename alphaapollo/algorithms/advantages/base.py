@@ -145,13 +145,13 @@ get_estimator = _estimators.get
 estimator_names = _estimators.names
 
 
-def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn], EstimatorFn]:
+def register_estimator(name: str, **estimator_fields: Any) -> Callable[[EstimatorFn], EstimatorFn]:
     """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
 
-    The decorated function is `fn(inputs, config.algorithm) -> Advantages`. declarations: optional fields of
+    The decorated function is `fn(inputs, config.algorithm) -> Advantages`. estimator_fields: optional fields of
     `Estimator`. If `reads` is given, a run warns about config keys that are set but not read.
     """
-    unknown = set(declarations.get("needs", ())) - set(NEEDS)
+    unknown = set(estimator_fields.get("needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(
             f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The names "
@@ -159,7 +159,7 @@ def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn]
         )
 
     def register(fn: EstimatorFn) -> EstimatorFn:
-        _estimators.register(name)(Estimator(name, fn, **declarations))
+        _estimators.register(name)(Estimator(name, fn, **estimator_fields))
         return fn
 
     return register
@@ -169,7 +169,7 @@ def register_estimator(name: str, **declarations: Any) -> Callable[[EstimatorFn]
 class Trajectories:
     """The N trajectories of a batch, each of one or several token sequences (rows)."""
 
-    row_groups: Groups  # groups the B rows by trajectory
+    rows_by_trajectory: Groups  # groups the B rows by trajectory
     groups: Groups  # groups the N trajectories by prompt
     scores: Tensor  # [N]
     lengths: Tensor  # [N] number of action tokens over all rows
@@ -182,11 +182,11 @@ class Trajectories:
         lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.is_constant(inputs.scores).all(), "all rows of a trajectory must have the same score"
-        return cls(rows, Groups.from_ids(rows.common_value(inputs.group_ids)), scores, lengths, inputs.mask)
+        return cls(rows, Groups.from_ids(rows.take_value_per_group(inputs.group_ids)), scores, lengths, inputs.mask)
 
     def expand_to_tokens(self, advantages: Tensor) -> Advantages:
         """Give every action token the advantage of its trajectory; 0 elsewhere. [N] -> [B, L]."""
-        token_advantages = advantages[self.row_groups.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
+        token_advantages = advantages[self.rows_by_trajectory.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
         return Advantages(token_advantages, token_advantages)
 
 

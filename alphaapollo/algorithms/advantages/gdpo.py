@@ -51,7 +51,7 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     trajectories = Trajectories.from_inputs(inputs)
     names, weights = _select_rewards(inputs.components, config)
     conditioned = apply_reward_conditions(inputs.components, config.gdpo_conditions)
-    rewards = torch.stack([trajectories.row_groups.common_value(conditioned[name]) for name in names], dim=1)
+    rewards = torch.stack([trajectories.rows_by_trajectory.take_value_per_group(conditioned[n]) for n in names], dim=1)
     summed = gdpo_sum(rewards, trajectories.groups, rewards.new_tensor(weights))
     return trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False))
 

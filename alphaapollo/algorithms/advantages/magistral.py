@@ -30,5 +30,5 @@ def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.mini_batches is not None
     trajectories = Trajectories.from_inputs(inputs)
     centered = center_in_groups(trajectories.scores, trajectories.groups)
-    mini_batch_ids = trajectories.row_groups.common_value(inputs.mini_batches)
+    mini_batch_ids = trajectories.rows_by_trajectory.take_value_per_group(inputs.mini_batches)
     return trajectories.expand_to_tokens(magistral(centered, mini_batch_ids))

@@ -24,6 +24,6 @@ def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
-    baselines = joined.row_groups.common_value(inputs.greedy_rewards)
+    baselines = joined.rows_by_trajectory.take_value_per_group(inputs.greedy_rewards)
     advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
     return Advantages(joined.split(advantages), joined.split(returns))

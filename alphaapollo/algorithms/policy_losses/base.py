@@ -97,21 +97,21 @@ get_policy_loss = _policy_losses.get
 policy_loss_names = _policy_losses.names
 
 
-def register_policy_loss(name: str, **declarations: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
+def register_policy_loss(name: str, **loss_fields: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Return a decorator that registers a policy loss, selected by policy_loss.loss_mode=name.
 
-    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. declarations: optional
+    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. loss_fields: optional
     fields of `PolicyLoss`. If `reads` is given, a run warns about config keys that are set but not read.
     """
 
     def register(fn: PolicyLossFn) -> PolicyLossFn:
-        _policy_losses.register(name)(PolicyLoss(name, fn, **declarations))
+        _policy_losses.register(name)(PolicyLoss(name, fn, **loss_fields))
         return fn
 
     return register
 
 
-def clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def compute_clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Compute the clip fraction, also separately for the lower and the upper bound, as sums over tokens or rows.
 
     Args:

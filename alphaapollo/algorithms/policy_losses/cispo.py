@@ -12,8 +12,8 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_metrics,
     clip_range,
+    compute_clip_metrics,
     register_policy_loss,
 )
 from alphaapollo.algorithms.policy_losses.ppo import is_clipped
@@ -50,4 +50,4 @@ def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
     ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
     loss, clipped = cispo(inputs.logp, ratio, inputs.advantages, low, high, mask_low, mask_high)
-    return PolicyLossOutput(loss, clip_metrics(clipped, ratio > 1, inputs.mask))
+    return PolicyLossOutput(loss, compute_clip_metrics(clipped, ratio > 1, inputs.mask))

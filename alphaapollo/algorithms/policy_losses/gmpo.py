@@ -10,8 +10,8 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_metrics,
     clip_range,
+    compute_clip_metrics,
     register_policy_loss,
 )
 from alphaapollo.config.schema import Actor
@@ -38,4 +38,4 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     advantages = row_mean(inputs.advantages, inputs.mask)
     ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)
     share = row_mean(apply_mask(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
-    return PolicyLossOutput(-advantages * ratio, clip_metrics(share, advantages > 0, inputs.mask))
+    return PolicyLossOutput(-advantages * ratio, compute_clip_metrics(share, advantages > 0, inputs.mask))

@@ -10,8 +10,8 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_metrics,
     clip_range,
+    compute_clip_metrics,
     register_policy_loss,
     token_sum,
 )
@@ -49,5 +49,5 @@ def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLossOutput:
     """Compute PPO's clipped loss and the clip fractions. ratio, advantages: [B, L], or [B] per row; mask: [B, L]."""
-    metrics = clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
+    metrics = compute_clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)

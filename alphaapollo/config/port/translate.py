@@ -15,9 +15,9 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import COMMANDS, find_containing_map, format_value, list_keys, list_sections
+from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.load import check_override, flatten_maps
-from alphaapollo.config.port.script import UNKNOWN, Command, record_script_commands
+from alphaapollo.config.port.script import UNKNOWN, Command, list_script_commands
 from alphaapollo.config.verl import find_verl_key_status, load_verl_key_tables
 
 ArgumentLines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
@@ -37,7 +37,7 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     arguments: `KEY=VALUE` adds a key to verl's command, `NAME=VALUE` sets a variable that the script reads.
     """
     pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
-    commands, notes = record_script_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
+    commands, notes = list_script_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     ported = "".join(line + "\n" for command in commands for line in _port_command(command, new_keys, Path(path)))
     if not ported:
@@ -113,7 +113,7 @@ def _convert_key(key: str, value: str, values: VerlValues, program: str) -> Conv
     known = list_keys(schema).get(key)
     if value == "null" and known is not None and "null" not in known.type:
         return {}, "the default here"
-    if known or key in list_sections(schema) or find_containing_map(key, schema):
+    if known or key in list_sections(schema) or find_map_key_of_entry(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
     status = find_verl_key_status(key, schema) or "not a known key of verl"

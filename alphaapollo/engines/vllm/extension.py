@@ -23,14 +23,14 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def alphaapollo_compute_weight_digest(self, repack_heads: bool = True) -> int:
+    def alphaapollo_compute_weight_digest(self, repack_lm_heads: bool = True) -> int:
         """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.
 
-        repack_heads: repack tied heads first. A test passes False to show that the digest detects stale heads.
+        repack_lm_heads: repack tied heads first. A test passes False to show that the digest detects stale heads.
         """
         model = self.model_runner.get_model()
-        if repack_heads:
-            repack_tied_heads_on_cpu(model)
+        if repack_lm_heads:
+            repack_tied_lm_heads_on_cpu(model)
         return compute_model_digest(model, PACKED_DIGEST)
 
     def alphaapollo_compute_adapter_digest(self) -> int:
@@ -43,7 +43,7 @@ class WorkerExtension:
             path.unlink(missing_ok=True)
 
 
-def repack_tied_heads_on_cpu(model: torch.nn.Module) -> None:
+def repack_tied_lm_heads_on_cpu(model: torch.nn.Module) -> None:
     """Repack the output heads that share their weight with the embedding. On a CPU, vLLM computes with a packed
     copy of the weight, which a weight sync does not update."""
     from vllm.model_executor.layers import utils

@@ -94,11 +94,8 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """
     role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, sizes, engine = (
-        role.rollout,
-        load_model_sizes(role.model),
-        _estimate_engine_memory(config, device, capacity),
-    )
+    rollout, sizes = role.rollout, load_model_sizes(role.model)
+    engine = _estimate_engine_memory(config, device, capacity)
     phases, offloaded, copies = _estimate_rank_memory_by_phase(config, device)
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
     kv_token_bytes = (
@@ -249,7 +246,7 @@ def _count_engine_weight_bytes(config: Config) -> int:
 
 
 def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Return an engine's memory. On a GPU, its KV cache gets what weights etc. leave of rollout.gpu_memory_utilization."""
+    """Return an engine's memory. On a GPU, weights, activations and KV cache fill rollout.gpu_memory_utilization."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":

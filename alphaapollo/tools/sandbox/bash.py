@@ -19,7 +19,7 @@ import time
 from typing import NoReturn
 
 from alphaapollo.tools.sandbox import landlock, seccomp
-from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, become_nobody, prctl, set_rlimits
+from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, drop_privileges, prctl, set_rlimits
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
@@ -90,7 +90,7 @@ def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stder
         os.nice(19)
         set_rlimits(LIMITS)
         if os.getuid() == 0:
-            become_nobody()
+            drop_privileges()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

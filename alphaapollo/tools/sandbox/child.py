@@ -94,7 +94,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
         }
     )
     if "setuid" in spec.layers:
-        _drop_root(context.library_folder)
+        _drop_root_privileges(context.library_folder)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would clear it
     if os.getppid() != context.zygote_pid:
         os._exit(SETUP_FAILED)
@@ -119,14 +119,14 @@ def _move_to_fixed_descriptors(descriptors: list[int]) -> None:
     os.closerange(FIRST_FREE, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _drop_root(library_folder: str) -> None:
+def _drop_root_privileges(library_folder: str) -> None:
     """Change to an unprivileged user. `library_folder`: folder of Python's standard library.
 
     If only root may read this folder, the process keeps the capability to read all files. Landlock then decides which
     files are readable; without Landlock, no file can be opened.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
-    linux.become_nobody()
+    linux.drop_privileges()
     linux.set_capabilities(0 if os.access(library_folder, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 

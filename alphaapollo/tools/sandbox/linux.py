@@ -52,7 +52,7 @@ def count_address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def become_nobody() -> None:
+def drop_privileges() -> None:
     """Change from root to the unprivileged user with id NOBODY_UID."""
     os.setgroups([])
     os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)

@@ -72,7 +72,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
 
     prompts, notices = read_split(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
-        notices += check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
+        notices += check_teacher_vocabulary(config.teacher, config.actor_rollout_ref.model, renderer)
     notices += make_template_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [explain_missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
@@ -193,7 +193,7 @@ def _list_reward_components_in_config(config: Config) -> Iterator[tuple[str, str
         yield algorithm.filter_groups.metric, "algorithm.filter_groups.metric"
 
 
-def check_teacher_tokens(teacher: Teacher, policy: Model, policy_renderer: Renderer) -> list[str]:
+def check_teacher_vocabulary(teacher: Teacher, policy: Model, policy_renderer: Renderer) -> list[str]:
     """Check that the teacher can read the policy's token ids. Returns notices; raises ValueError if it cannot.
 
     Each token id must mean the same token in both models. To compare full distributions (all values of

@@ -70,7 +70,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory),
         "memory": describe_memory_peak(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
-        "data-parallel degree": f"{plan.placement.data_parallel}",
+        "data-parallel degree": f"{plan.placement.data_parallel_size}",
     }
 
 

@@ -44,7 +44,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     with timer("batch"):
         settings = BatchSettings(
             config.data.max_response_length,
-            placement.data_parallel,
+            placement.data_parallel_size,
             plan.padded,
             config.trainer.seed,
             step,
@@ -60,8 +60,8 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     with timer("advantage"):
         options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, options)
-    num_excluded = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
-    metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded, len(batch.trajectories))
+    num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
+    metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics
     with timer("update"):
         run.console.show_phase("update", 0, 1)

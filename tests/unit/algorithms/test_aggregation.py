@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
+from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
 
 MODES = [
     "token-mean",
@@ -46,7 +46,7 @@ def test_the_constant_normaliser_stays_where_a_sequence_is_left_out():
 def test_all_masked_is_zero_with_a_gradient_of_zero(mode: str):
     loss = torch.full((2, 3), float("nan"), requires_grad=True)
     mask = torch.zeros(2, 3)
-    total = aggregate(loss, mask, row_weights(mask.sum(1), torch.tensor([0, 1]), mode, 3))
+    total = aggregate_token_losses(loss, mask, row_weights(mask.sum(1), torch.tensor([0, 1]), mode, 3))
     total.backward()
     assert total == 0.0
     assert not loss.grad.any()
@@ -74,8 +74,10 @@ def test_micro_batches_ranks_order_and_padding_change_nothing(
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).double()
     loss = torch.randn(rows, width, generator=generator, dtype=torch.float64)
     weights = row_weights(mask.sum(1), torch.arange(rows) // 2, mode, horizon=width)
-    whole = aggregate(loss, mask, weights)
+    whole = aggregate_token_losses(loss, mask, weights)
     order = torch.randperm(rows, generator=generator)
     wider = [torch.nn.functional.pad(each, (0, padding)) for each in (loss, mask)]
-    parts = [aggregate(wider[0][part], wider[1][part], weights[part]) for part in (order[:cut], order[cut:])]
+    parts = [
+        aggregate_token_losses(wider[0][part], wider[1][part], weights[part]) for part in (order[:cut], order[cut:])
+    ]
     torch.testing.assert_close(parts[0] + parts[1], whole)

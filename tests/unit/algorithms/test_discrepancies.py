@@ -11,8 +11,8 @@ import torch
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
-from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
+from alphaapollo.algorithms.correction import rollout_correction_weights
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
 from alphaapollo.algorithms.kl import kl_penalty, next_kl_coef, subtract_kl
@@ -20,7 +20,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_lo
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.reward_shaping import add_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm, KLControl, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, compute_token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 
 
 def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
@@ -133,7 +133,7 @@ def test_d8_ratio_clamp_has_no_effect_with_the_dual_clip():
 def test_d9_an_all_masked_batch_has_loss_0(mode: str):
     mask = torch.zeros(2, 3)
     weights = row_weights(mask.sum(1), torch.tensor([0, 1]), mode, 3)
-    assert aggregate(torch.ones(2, 3), mask, weights) == 0.0
+    assert aggregate_token_losses(torch.ones(2, 3), mask, weights) == 0.0
 
 
 def test_d10_whitened_gae_is_zero_off_the_mask_and_takes_a_single_token():
@@ -152,7 +152,7 @@ def test_d11_a_group_of_one_has_no_advantage(name: str):
 def test_d12_bounds_apply_to_the_ratio():
     ratios = torch.tensor([[0.4, 0.6, 2.5, 3.5]])
     zeros, ones = torch.zeros(1, 4), torch.ones(1, 4)
-    weights = mismatch_weights(ratios.log(), zeros, ones, method="mask", low=0.5, high=3.0)
+    weights = rollout_correction_weights(ratios.log(), zeros, ones, method="mask", low=0.5, high=3.0)
     torch.testing.assert_close(weights, torch.tensor([[0.0, 0.6, 2.5, 0.0]]))
 
 
@@ -205,7 +205,7 @@ def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
 
 
 def test_d18_full_kl_is_available():
-    hidden = HeadInput(torch.eye(2), LmHead(torch.tensor([[1.0, 0.0], [0.0, 2.0]])))
+    hidden = LmHeadInput(torch.eye(2), LmHead(torch.tensor([[1.0, 0.0], [0.0, 2.0]])))
     stats = compute_token_stats(hidden, torch.tensor([0, 1]), 1.0, divergence_target=DivergenceTarget(hidden, REVERSE))
     assert stats.divergence is not None
     assert stats.divergence.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)

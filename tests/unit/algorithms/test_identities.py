@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequence_losses, row_weights
+from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
@@ -41,7 +41,7 @@ def loss_and_gradient(
     lengths = batch.mask.sum(1)
     if loss.level == "token":
         weights = row_weights(lengths, torch.arange(len(lengths)), "seq-mean-token-mean", 1)
-        total = aggregate(output, batch.mask, weights)
+        total = aggregate_token_losses(output, batch.mask, weights)
     else:
         total = aggregate_sequence_losses(output, row_weights(lengths, lengths, "seq-mean-token-sum", 1))
     (gradient,) = torch.autograd.grad(total, batch.logp)
@@ -126,7 +126,7 @@ def test_micro_batches_and_row_order_cannot_change_a_gradient(seed: int, name: s
             )
             output = loss(part, Actor()).loss
             one = (
-                aggregate(output, part.mask, weights[rows])
+                aggregate_token_losses(output, part.mask, weights[rows])
                 if loss.level == "token"
                 else aggregate_sequence_losses(output, weights[rows])
             )

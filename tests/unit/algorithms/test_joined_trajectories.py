@@ -12,7 +12,7 @@ def test_rows_of_a_trajectory_become_one_in_their_order():
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
     assert (
-        whole.row_groups.common_value(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist()
+        whole.rows_by_trajectory.take_value_per_group(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist()
         == torch.tensor([0.4, 0.7, 0.9]).tolist()
     )
 

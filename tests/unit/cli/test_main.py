@@ -26,8 +26,8 @@ def test_every_verb_leads_to_a_main() -> None:
 def test_keys_that_matter_exist_and_are_five() -> None:
     for verb in SUBCOMMANDS.values():
         if verb.command:
-            assert len(verb.keys) == 5
-            assert set(verb.keys) <= list_keys(COMMANDS[verb.command]).keys(), verb.name
+            assert len(verb.help_keys) == 5
+            assert set(verb.help_keys) <= list_keys(COMMANDS[verb.command]).keys(), verb.name
             assert {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]} <= list_keys(
                 COMMANDS[verb.command]
             ).keys()
@@ -58,7 +58,7 @@ def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixt
     assert code == 0
     shown = capsys.readouterr().out
     assert 3 <= len(shown.splitlines()) <= 30
-    assert all(key in shown for key in SUBCOMMANDS[verb].keys)
+    assert all(key in shown for key in SUBCOMMANDS[verb].help_keys)
 
 
 def test_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

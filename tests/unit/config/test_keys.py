@@ -11,7 +11,7 @@ import yaml
 import alphaapollo
 from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.key_errors import find_similar_keys
-from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
+from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import list_verl_key_statuses
 from scripts.config_pages import render_pages
@@ -35,7 +35,7 @@ def test_renamed_keys_lead_to_accepted_ones(command: str):
     assert renamed
     schema = COMMANDS[command]
     assert {
-        key: new for key, new in renamed.items() if new not in accepted and not find_containing_map(new, schema)
+        key: new for key, new in renamed.items() if new not in accepted and not find_map_key_of_entry(new, schema)
     } == {}
 
 

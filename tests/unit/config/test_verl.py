@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.__main__ import explain_key
-from alphaapollo.config.keys import COMMANDS, find_containing_map, list_keys, list_sections
+from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import (
     find_differences_from_verl,
@@ -18,7 +18,7 @@ SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_ke
 
 def exists(key: str, command: str) -> bool:
     schema = COMMANDS[command]
-    return key in list_keys(schema) or key in list_sections(schema) or find_containing_map(key, schema)
+    return key in list_keys(schema) or key in list_sections(schema) or find_map_key_of_entry(key, schema)
 
 
 def named_keys(text: str, command: str) -> list[str]:

@@ -13,8 +13,8 @@ from alphaapollo.launch.memory.plan import (
     RUNTIME,
     MemoryPlan,
     find_micro_batch_shape,
-    fit_memory,
-    replace_keys,
+    fit_config_to_memory,
+    replace_values,
 )
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
@@ -29,16 +29,16 @@ TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda") -> Config:
     path = {"actor_rollout_ref.model.path": str(PUBLISHED / name), "trainer.n_gpus_per_node": gpus}
-    config = replace_keys(Config(), {**path, **LONG, **keys})
+    config = replace_values(Config(), {**path, **LONG, **keys})
     role = config.actor_rollout_ref
     model = resolve_model(role.model, device)
     rollout = resolve_rollout(role.rollout, model, device, gpus)
-    return replace_keys(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
+    return replace_values(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
 
 
 def planned(name: str, gpus: int, gib: int, may_choose: bool = True, **keys: object):
     config = resolved(name, gpus, {key.replace("__", "."): value for key, value in keys.items()})
-    config, plan = fit_memory(config, "cuda", gib * GIB, may_choose)
+    config, plan = fit_config_to_memory(config, "cuda", gib * GIB, may_choose)
     return config.actor_rollout_ref.model.enable_gradient_checkpointing, plan
 
 
@@ -60,10 +60,10 @@ def test_a_model_that_cannot_fit_is_refused_with_keys():
 def test_offloaded_state_must_fit_into_host_memory():
     keys = {"actor_rollout_ref.actor.fsdp_config.offload_policy": True, CHECKPOINTING: True}
     config = resolved("qwen2.5-7b", 8, keys)
-    _, plan = fit_memory(config, "cuda", 80 * GIB, False, host_memory=64 * GIB)
+    _, plan = fit_config_to_memory(config, "cuda", 80 * GIB, False, host_memory=64 * GIB)
     assert plan.offloaded_bytes == 8 * 12 * -(-7_615_616_512 // 8)
     assert plan.problem.startswith("memory: offloading needs 85 GiB of host memory per node, but a node has 64 GiB.")
-    assert fit_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
+    assert fit_config_to_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
 
 
 def test_unknown_memory_refuses_nothing():
@@ -82,7 +82,7 @@ def test_reference_and_critic_are_counted():
 
 def test_largest_micro_batch():
     def tokens(**keys: object) -> int:
-        rows, length = find_micro_batch_shape(replace_keys(Config(), {**LONG, **keys}))
+        rows, length = find_micro_batch_shape(replace_values(Config(), {**LONG, **keys}))
         return rows * length
 
     assert tokens() == 16384
@@ -92,7 +92,9 @@ def test_largest_micro_batch():
 
 def test_sequence_parallel_ranks_have_a_part_of_each_row():
     key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    config = replace_keys(Config(), {**LONG, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000})
+    config = replace_values(
+        Config(), {**LONG, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000}
+    )
     rows, length = find_micro_batch_shape(config)
     assert rows * length == (1024 + 127_000) // 4
 
@@ -118,7 +120,7 @@ def test_separate_engines_take_no_memory_of_the_training_gpus():
 def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
     def plan(ranks: int, gib: int) -> MemoryPlan:
         config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
-        return fit_memory(config, "cpu", gib * GIB, True)[1]
+        return fit_config_to_memory(config, "cpu", gib * GIB, True)[1]
 
     one, two = plan(1, 1000).usage_by_phase["generate"], plan(2, 1000).usage_by_phase["generate"]
     assert two.engine == one.engine and abs(two.weights - one.weights) < 10
@@ -131,7 +133,7 @@ def test_checkpoint_copies_are_made_if_they_fit():
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
 
     def saves(host: int, **keys: object) -> tuple[bool, int]:
-        plan = fit_memory(replace_keys(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
+        plan = fit_config_to_memory(replace_values(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
         assert plan.problem == ""
         return plan.saves_in_background, plan.checkpoint_copy_bytes
 
@@ -146,10 +148,10 @@ def test_checkpoint_copies_are_made_if_they_fit():
 
 def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
-    without = fit_memory(replace_keys(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
+    without = fit_config_to_memory(replace_values(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
     peak = without.peak[1].total
     for capacity, saves in ((2 * peak, True), (peak, False)):
-        plan = fit_memory(config, "cpu", capacity, False)[1]
+        plan = fit_config_to_memory(config, "cpu", capacity, False)[1]
         assert (plan.saves_in_background, plan.problem) == (saves, "")
         assert {usage.checkpoint_copy for usage in plan.usage_by_phase.values()} == {
             plan.checkpoint_copy_bytes if saves else 0
@@ -159,7 +161,7 @@ def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
 
 def on_cpu(**keys: object) -> MemoryPlan:
     given = {"actor_rollout_ref.rollout." + key: value for key, value in keys.items()}
-    return fit_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
+    return fit_config_to_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused():

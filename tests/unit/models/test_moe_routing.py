@@ -10,7 +10,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks, check_routers_supported, load_balancing_loss
-from alphaapollo.models.policy import PolicyModel, check_logprobs_against_transformers
+from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf
 from tests.unit.tiny import build_model, some_rows
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     assert 0.1 < routing.num_overridden / routing.counts.sum() < 0.9
     own = policy(MicroBatchBuilder(padded, CPU).build(rows, [2, 0, 1]), 1.0)
     assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_overridden == 0
-    assert check_logprobs_against_transformers(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
+    assert check_forward_vs_hf(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
 
 
 def test_checkpointing_recomputes_with_the_same_experts(model_folder):

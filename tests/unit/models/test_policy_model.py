@@ -11,7 +11,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_logprobs, make_mismatch_warnings
+from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, make_mismatch_warnings
 from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_gradient_checkpointing_changes_nothing(model_folder):
 def test_self_check_passes(model_folder, name: str):
     for attention in ("padded", "sdpa"):
         policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention, torch.float32))
-        assert check_logprobs(policy, MicroBatchBuilder(attention == "padded", CPU), torch.float32) < 1e-5
+        assert check_forward_vs_hf(policy, MicroBatchBuilder(attention == "padded", CPU), torch.float32) < 1e-5
         assert policy.model.config._attn_implementation == f"alphaapollo_{attention}"
 
 
@@ -110,27 +110,29 @@ def test_self_check_detects_an_unknown_logit_transform(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("granite"))), "padded", torch.float32))
     policy.scale = 1.0  # as if the key were unknown
     with pytest.raises(ValueError, match=r"GraniteForCausalLM: the trainer's log-probs .* model.attention=padded"):
-        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
+        check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
 
 
 def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     own = policy.compute_transformers_logprobs
     monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 0.3)
-    mismatch = check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
+    mismatch = check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
     assert mismatch == pytest.approx(0.3, abs=1e-4) and make_mismatch_warnings(0.05) == []
     assert "differ from those of transformers by 0.3 nats" in make_mismatch_warnings(mismatch)[0]
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
+        check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
     monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 1.1)
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
+        check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
 
 
 def test_self_check_detects_packed_rows_that_attend_to_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, MicroBatchBuilder(False, CPU), torch.float32)  # plain causal attention over packed rows
+        check_forward_vs_hf(
+            policy, MicroBatchBuilder(False, CPU), torch.float32
+        )  # plain causal attention over packed rows
 
 
 def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.MonkeyPatch):
@@ -158,4 +160,4 @@ def test_self_check_detects_damaged_weights(model_folder) -> None:
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     next(policy.model.model.layers[0].parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="log-probs are not finite, because its weights are damaged"):
-        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
+        check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from alphaapollo.observability.chrome_trace import build_chrome_trace, write_trace
 from alphaapollo.observability.spans import Span, SpanRecorder
-from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_spans, take_torch_spans
+from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_profiler, take_torch_spans
 
 
 def test_spans_are_recorded_only_on_request() -> None:
     spans = SpanRecorder()
-    with spans.set_track("policy 0"), spans("update"):
+    with spans.use_track("policy 0"), spans("update"):
         pass
     assert spans._recorded is None and spans.take_spans() == []
 
@@ -24,13 +24,13 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
     before = time.time()
 
     async def episode(name: str) -> None:
-        with spans.set_track(lane=name), spans("episode", number=name):
+        with spans.use_track(lane=name), spans("episode", number=name):
             await asyncio.sleep(0.01)
             with spans("generate"):
                 await asyncio.sleep(0.01)
 
     async def play() -> None:
-        with spans.set_track("rollout 1"):
+        with spans.use_track("rollout 1"):
             await asyncio.gather(episode("a"), episode("b"))
 
     asyncio.run(play())
@@ -102,8 +102,8 @@ def test_torch_is_recorded_on_the_same_clock() -> None:
     import torch
 
     before = time.time()
-    start_torch_spans("policy 0")
-    start_torch_spans("critic 0")  # torch has one profiler a process
+    start_torch_profiler("policy 0")
+    start_torch_profiler("critic 0")  # torch has one profiler a process
     (torch.ones(400, 400) @ torch.ones(400, 400)).sum()
     assert take_torch_spans("critic 0") == []
     spans = take_torch_spans("policy 0")

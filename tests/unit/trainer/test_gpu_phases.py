@@ -95,7 +95,7 @@ class Trainer:
         self.gpu.work(self.role, "send")
         return WeightUpdate(version, "digest", "folder")
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         self.gpu.calls.append(f"{self.role}.release")
         self.offload()
 
@@ -220,7 +220,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         config=whole,
         workers=workers,
         plan=SimpleNamespace(
-            placement=SimpleNamespace(data_parallel=1, sequence_parallel=1, num_gpus=1),
+            placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
             padded=False,
             estimator=get_estimator("gae" if critic else "grpo"),
             needs_old_logprobs=True,

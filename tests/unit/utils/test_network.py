@@ -5,7 +5,12 @@ import socket
 
 import pytest
 
-from alphaapollo.utils.network import detach_reserved_socket, find_interface, listen_on_loopback_only, reserve_port
+from alphaapollo.utils.network import (
+    find_interface,
+    reserve_port,
+    restrict_network_to_loopback,
+    take_reserved_socket_fd,
+)
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
@@ -19,7 +24,7 @@ def test_reserved_port_is_not_given_again() -> None:
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
     with (
-        socket.socket(fileno=detach_reserved_socket(port)) as listening,
+        socket.socket(fileno=take_reserved_socket_fd(port)) as listening,
         socket.create_connection(("127.0.0.1", port), timeout=5),
     ):
         listening.accept()[0].close()
@@ -29,5 +34,5 @@ def test_single_machine_run_uses_loopback_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth7"})
-    listen_on_loopback_only()
+    restrict_network_to_loopback()
     assert os.environ == {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.memory.plan import replace_keys
+from alphaapollo.launch.memory.plan import replace_values
 from alphaapollo.trainer.setup.inputs import check_reward_components_exist
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -17,7 +17,7 @@ METRIC = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metri
 def attempt(tmp_path: Path):
     def run(returns: str, keys: dict[str, object]) -> None:
         (tmp_path / "reward.py").write_text(f"def compute_score(prompt, completion):\n    return {returns}\n")
-        config = replace_keys(Config(), {"custom_reward_function.path": str(tmp_path / "reward.py"), **keys})
+        config = replace_values(Config(), {"custom_reward_function.path": str(tmp_path / "reward.py"), **keys})
         asyncio.run(check_reward_components_exist(config, Prompt(3, "text", "?", ground_truth="4"), []))
 
     return run
@@ -32,7 +32,7 @@ def test_returned_components_are_accepted(attempt):
 
 
 def test_given_scores_are_used():
-    config = replace_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
+    config = replace_values(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
     tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
     asyncio.run(check_reward_components_exist(config, Prompt(3, "text", "?"), tried))
     with pytest.raises(ValueError, match="returns one number without components"):

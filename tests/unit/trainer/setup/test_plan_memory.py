@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.plan import CHECKPOINTING, replace_keys
+from alphaapollo.launch.memory.plan import CHECKPOINTING, replace_values
 from alphaapollo.trainer.setup import plan as plans
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
@@ -21,7 +21,7 @@ MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
 def config(tmp_path: Path) -> Config:
     file = tmp_path / "train.jsonl"
     file.touch()
-    return replace_keys(
+    return replace_values(
         Config(),
         {
             "actor_rollout_ref.model.path": str(PUBLISHED / "qwen2.5-7b"),
@@ -41,17 +41,17 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
         return plan.model.enable_gradient_checkpointing, bool(plan.memory.problem)
 
     assert chosen(config) == (True, False)
-    assert chosen(replace_keys(config, {CHECKPOINTING: False})) == (False, True)
+    assert chosen(replace_values(config, {CHECKPOINTING: False})) == (False, True)
 
 
 def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
     model = str(save_model("gemma2", tmp_path))  # which caps scores
-    varlen = replace_keys(
+    varlen = replace_values(
         config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"}
     )
     with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
         add_memory_plan(make_plan(varlen, MACHINE), varlen, MACHINE)
-    flex = replace_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
+    flex = replace_values(varlen, {"actor_rollout_ref.model.attention": "flex"})
     plan = add_memory_plan(make_plan(flex, MACHINE), flex, MACHINE)
     assert plan.memory is not None and not plan.memory.problem
 
@@ -60,7 +60,7 @@ def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: 
     def fail(*_: object) -> None:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!\nmore")
 
-    monkeypatch.setattr(plans, "fit_memory", fail)
+    monkeypatch.setattr(plans, "fit_config_to_memory", fail)
     plan: Plan = add_memory_plan(make_plan(config, MACHINE), config, MACHINE)
     assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
     assert plan.notices[-1].endswith(

@@ -56,7 +56,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
             "trainer": {"critic_warmup": 2} | trainer,
         }
     )
-    placement = SimpleNamespace(data_parallel=1, sequence_parallel=1)
+    placement = SimpleNamespace(data_parallel_size=1, sequence_parallel=1)
     return SimpleNamespace(
         config=config,
         workers=workers,
