@@ -81,13 +81,13 @@ class TrainState:
         if not math.isfinite(norm):
             self._num_skipped += 1
             if not skip_bad_step or self._num_skipped == MAX_SKIPPED_STEPS:
-                repeated = f" ({self._num_skipped} times in a row)" if skip_bad_step else ""
-                skip = "" if skip_bad_step else "trainer.on_bad_step=skip, or "
+                repeated = f", {self._num_skipped} times in a row" if skip_bad_step else ""
+                skip = "" if skip_bad_step else " trainer.on_bad_step=skip,"
                 raise FloatingPointError(
                     f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
                     "the weights are unchanged. Check the data for damaged examples and huge rewards, or add one of "
-                    f"these settings to the command: {skip}{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller "
-                    f"steps), or data.seed={1000 + self.num_steps} (other batches)."
+                    f"these settings to the command: data.seed={1000 + self.num_steps} (other batches),{skip} or "
+                    f"{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller steps)."
                 )
             self.optimizer.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)

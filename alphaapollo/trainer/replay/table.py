@@ -80,8 +80,7 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
 
 
 def _check_update_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
-    """Print the errors of the recorded and the replayed update. Returns whether they are equal or a difference is due
-    to the replay's settings."""
+    """Print the errors of both updates. Returns whether they are equal, or differ because of the replay's settings."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
     for value in compare_outcomes(replayed, replayed, compare_batching=False):

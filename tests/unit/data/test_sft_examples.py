@@ -92,7 +92,7 @@ def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, fo
     thought = {"role": "assistant", "content": "<think>hm</think>4"}
     (row,) = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
     assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
-    with pytest.raises(ValueError, match=r"row 0: the chat template rewrites .* message 3.*one row per assistant turn"):
+    with pytest.raises(ValueError, match=r"row 0: the chat template does not append message 3.*one row per assistant"):
         load(tmp_path, forgetful_renderer, [{"messages": [USER, thought, USER, thought]}])
 
 
