@@ -40,12 +40,12 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
     return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 
-def length_budget_exact(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:
+def apply_exact_budget(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:
     """Compute reward - coef |budget - length|, with lengths in tokens (L1-Exact, arXiv 2503.04697). All [N]."""
     return rewards - coef * (budgets - lengths).abs()
 
 
-def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
+def apply_max_budget(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
     """Compute reward * clip(coef (budget - length) + slack, 0, 1), with lengths in tokens. All [N].
 
     This is L1-Max of arXiv 2503.04697, which expects a reward of 0 for wrong answers.

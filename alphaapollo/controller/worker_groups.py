@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
-from alphaapollo.utils.network import listen_on_loopback_only
+from alphaapollo.utils.network import restrict_network_to_loopback
 from alphaapollo.utils.watchdog import remove_paths
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class LocalWorkerGroups(WorkerGroups):
 
     async def start_engine(self) -> None:
         assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
-        listen_on_loopback_only()
+        restrict_network_to_loopback()
         worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
         self._add_group("rollout", LocalRanks(worker))
 

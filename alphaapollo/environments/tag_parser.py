@@ -57,7 +57,7 @@ def _find_tagged_actions(text: str, position: int, tags: Sequence[str]) -> Itera
         if end >= 0:
             content, position = text[position:end].strip(), end + len(f"</{kind}>")
             if kind != THINK:
-                yield Action(kind, content, _find_cut_position(text, position))
+                yield Action(kind, content, _count_kept_chars(text, position))
         elif kind == THINK:
             return  # the remaining text is an open thought
         else:
@@ -72,8 +72,8 @@ def _find_bare_word_action(text: str, position: int) -> Action | None:
             return None
         position = end + len(f"</{THINK}>")
     word = re.compile(r"\S+").match(text, position)
-    return Action("", word[0].strip(PUNCTUATION), _find_cut_position(text, word.end())) if word else None
+    return Action("", word[0].strip(PUNCTUATION), _count_kept_chars(text, word.end())) if word else None
 
 
-def _find_cut_position(text: str, end: int) -> int | None:
-    return end if text[end:].strip() else None
+def _count_kept_chars(text: str, action_end: int) -> int | None:
+    return action_end if text[action_end:].strip() else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory
 
@@ -64,7 +64,7 @@ class Summary:
         return sum(self.outcomes.get(outcome, 0) for outcome in Outcome if outcome.failed)
 
 
-def convert_trajectory(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
+def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
     """Convert a graded trajectory to a SampleResult. With needs_answer=False its `answer` is None, which is faster."""
     text = trajectory.turns[-1].text if needs_answer and trajectory.turns else ""
     result = make_sample_result(
@@ -160,7 +160,7 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
     names, values = compute_metrics_per_problem(results, count_max_samples_per_problem(results))
     means, counts = _compute_column_means_and_counts(values)
-    bounds = bootstrap_interval(values)
+    bounds = compute_bootstrap_interval(values)
     estimates = {}
     for name, mean, interval, count in zip(names, means.tolist(), bounds.T.tolist(), counts.tolist(), strict=True):
         if count:

@@ -12,7 +12,7 @@ from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.evaluation.metrics import (
     SampleResult,
     compute_mean_metrics,
-    convert_trajectory,
+    convert_to_sample_result,
     count_max_samples_per_problem,
     merge_repeated_prompts,
 )
@@ -25,7 +25,7 @@ class RewardModelScorer(Protocol):
 
     async def score_groups(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
-    def take_metrics(self) -> dict[str, float]: ...
+    def pop_metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ async def validate(
         groups[suffix] = [ended[index] for index in range(len(requests))]
         if reward_model_scorer:
             await reward_model_scorer.score_groups(groups[suffix])
-            metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
+            metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.pop_metrics().items()}
         metrics |= compute_group_metrics(groups[suffix], suffix)
     return ValidationResult(metrics, metrics.get("val/accuracy"), groups)
 
@@ -114,7 +114,7 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dic
 
 def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
     pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
-    results = [convert_trajectory(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
+    results = [convert_to_sample_result(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
     return merge_repeated_prompts(results, [group.prompt for group in groups])
 
 

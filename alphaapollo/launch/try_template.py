@@ -30,13 +30,13 @@ def render_with_time_limit(render: Callable[[], ResultT], time_limit: float = TI
     """Call `render`, a function that renders a chat, in a thread. Raises ValueError after `time_limit` seconds."""
     done: Future[ResultT] = Future()
 
-    def call_render() -> None:
+    def render_and_store_result() -> None:
         try:
             done.set_result(render())
         except BaseException as error:  # noqa: BLE001 raised again by result()
             done.set_exception(error)
 
-    Thread(target=call_render, daemon=True, name="chat template").start()
+    Thread(target=render_and_store_result, daemon=True, name="chat template").start()
     try:
         return done.result(time_limit)
     except TimeoutError:

@@ -21,10 +21,10 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
-from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, compute_token_stats
+from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
-from alphaapollo.models.policy import read_logit_transform
+from alphaapollo.models.policy import read_logit_scale_and_softcap
 from alphaapollo.models.sharding import MIN_UNIT
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ActivationBytes:
     head_peak: int  # in addition while the output head computes log-probs and gradients, with the head's gradient
 
 
-def load_meta_model(model: Model, dtype: torch.dtype) -> PreTrainedModel:
+def load_on_meta_device(model: Model, dtype: torch.dtype) -> PreTrainedModel:
     """Build a model on the meta device from config.json, to measure its memory. model.attention=auto means padded."""
     loaded = load_without_weights(model, dtype)
     if loaded.config._attn_implementation == register_attn_implementation("padded"):  # not the model's own attention
@@ -129,13 +129,13 @@ class TrainingPass:
 
 
 def measure_activation_bytes(model: PreTrainedModel, training: TrainingPass) -> ActivationBytes:
-    """Measure the activation memory of a training pass. `model` is on the meta device (load_meta_model)."""
+    """Measure the activation memory of a training pass. `model` is on the meta device (load_on_meta_device)."""
     count, length = training.num_sequences, training.sequence_length
     (first, peak), (second, _) = (_measure_decoder_bytes(model, count, length, num_layers) for num_layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
     hidden = count * length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _measure_head_peak_bytes(model, training) if training.has_lm_head else 0
+    head = _measure_lm_head_peak_bytes(model, training) if training.has_lm_head else 0
     if training.has_adapters:
         peak -= parameter.element_size() * read_model_sizes(model).layer_parameters
     depth = len(find_decoder_layers(model))
@@ -173,18 +173,18 @@ def _measure_decoder_bytes(
     return saved, live.peak
 
 
-def _measure_head_peak_bytes(model: PreTrainedModel, training: TrainingPass) -> int:
+def _measure_lm_head_peak_bytes(model: PreTrainedModel, training: TrainingPass) -> int:
     num_tokens = training.num_sequences * training.sequence_length
     output = model.get_output_embeddings().requires_grad_(not training.has_adapters)
-    head = LmHead(output.weight, output.bias, *read_logit_transform(model.config))
+    head = LmHead(output.weight, output.bias, *read_logit_scale_and_softcap(model.config))
     with LiveByteCounter(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
-        hidden = HeadInput(torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_(), head)
+        hidden = LmHeadInput(torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_(), head)
         targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
         frozen_model = None
         if training.divergence is not None:
             states = torch.empty(num_tokens, size, dtype=dtype, device="meta")
-            frozen_model = DivergenceTarget(HeadInput(states, head), training.divergence)
+            frozen_model = DivergenceTarget(LmHeadInput(states, head), training.divergence)
         stats = compute_token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[training.device])
         total = stats.logprobs.sum()
         (total if stats.divergence is None else total + stats.divergence.sum()).backward()

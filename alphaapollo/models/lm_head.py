@@ -43,7 +43,7 @@ class LmHead:
 
 
 @dataclass(frozen=True)
-class HeadInput:
+class LmHeadInput:
     """Hidden states of n tokens, and the output head that computes logits from them."""
 
     states: Tensor  # [n, H]
@@ -54,13 +54,13 @@ class HeadInput:
 class DivergenceTarget:
     """Frozen model (reference or teacher) from which the policy's divergence is computed, at the same temperature."""
 
-    hidden: HeadInput  # hidden states of the frozen model without gradient, and its head with the policy's vocabulary
+    hidden: LmHeadInput  # hidden states of the frozen model without gradient, and its head with the policy's vocabulary
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
 
 
 def compute_token_stats(
-    hidden: HeadInput,
+    hidden: LmHeadInput,
     targets: Tensor,
     temperature: float,
     needs_entropy: bool = False,

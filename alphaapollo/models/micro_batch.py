@@ -58,7 +58,7 @@ class MicroBatch:
     is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
     packing: Packing | None  # segments, complete on every rank; None: padded
-    predictors: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
+    predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
     last_tokens: TokenSelection  # the last tokens of the b rows
     targets: Tensor  # int64 [m]: response tokens that this rank's hidden states predict
     matrix_indices: Tensor  # int64 [n]: index of each response token in a flattened matrix [b, L], one response per row
@@ -111,7 +111,7 @@ class MicroBatchBuilder:
             is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
             routed_experts=None if experts is None else self._to_device(experts[:, part]),
             packing=self._make_packing(layout),
-            predictors=predictors,
+            predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
             targets=targets if predictors.local_indices is None else targets[predictors.local_indices],
             matrix_indices=self._to_device(matrix_indices),
@@ -190,7 +190,7 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
         return _TokenLayout(token_ids, np.arange(width), is_real_token, np.flatnonzero(is_real_token))
     lengths, prefixes, positions = rows.lengths, None, np.arange(len(rows.token_ids))
     if rows.prefixes is not None:
-        lengths, prefixes, positions = _lay_out_shared_prompts(rows, rows.prefixes)
+        lengths, prefixes, positions = _compute_shared_prompt_layout(rows, rows.prefixes)
     needed = int(lengths.sum())
     width = -(-needed // width_multiple) * width_multiple  # rounded up
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
@@ -201,7 +201,7 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
     return _TokenLayout(token_ids, position_ids, np.arange(width)[None] < needed, positions, lengths, prefixes)
 
 
-def _lay_out_shared_prompts(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compute_shared_prompt_layout(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Place each shared prompt once, then the rest of each row. Returns the fields segment_lengths, prefix_segments and
     flat_indices of _TokenLayout."""
     _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)

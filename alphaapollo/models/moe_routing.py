@@ -100,8 +100,8 @@ class RouterHooks:
         return routers if routers and routers.layers else None
 
     def start_recording(self, is_real_token: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
-        """Start to record a forward pass. `is_real_token`: false for padding. `forced_experts`: [*is_real_token.shape, layers,
-        experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
+        """Start to record a forward pass. `is_real_token`: false for padding. `forced_experts`: [*is_real_token.shape,
+        layers, experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
         expected = (self.num_layers, self.sizes.experts_per_token)
         if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
             raise ValueError(

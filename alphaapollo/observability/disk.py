@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 @contextmanager
-def explain_write_errors(content: str, path: Path) -> Iterator[None]:
+def explain_write_errors(content_name: str, path: Path) -> Iterator[None]:
     """Context manager that replaces an OSError of its block by one that says what failed and how to continue.
 
-    content: name of what the block writes to `path`, e.g. "the metrics".
+    content_name: name of what the block writes to `path`, e.g. "the metrics".
     """
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"could not write {content}: {error.strerror}. Free disk space or fix permissions; the same command "
+            f"could not write {content_name}: {error.strerror}. Free disk space or fix permissions; the same command "
             "resumes from the last checkpoint",
             str(path),
         ) from error

@@ -34,7 +34,7 @@ import msgspec
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none, to_json_value
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
-from alphaapollo.utils.redaction import find_secrets, redact
+from alphaapollo.utils.redaction import find_secret_variables, redact
 
 QUEUED_STEPS = 4  # largest number of pending writes; the loop waits if there are more
 
@@ -79,7 +79,7 @@ class RolloutLog:
 def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
     """Yield one JSON line per trajectory, with secrets redacted. ReMax's greedy episode follows the samples of its
     group."""
-    known = find_secrets()  # tools and servers may return secrets
+    known = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = make_trajectory_record(step, group.prompt, trajectory)

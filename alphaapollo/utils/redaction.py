@@ -17,7 +17,7 @@ SECRET_KEY_NAME = re.compile(
 URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@host
 
 
-def find_secrets() -> dict[str, str]:
+def find_secret_variables() -> dict[str, str]:
     """Return {value: name} of the environment variables whose name denotes a secret, e.g. HF_TOKEN. Values that are
     paths are left out."""
     found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
@@ -29,20 +29,20 @@ def find_secrets() -> dict[str, str]:
 
 
 def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
-    """Replace each secret in the text by its variable, e.g. `$HF_TOKEN`. secrets: result of find_secrets, for reuse."""
-    for value, name in (find_secrets() if secrets is None else secrets).items():
+    """Replace each secret in the text by its variable, e.g. `$HF_TOKEN`. secrets: see find_secret_variables."""
+    for value, name in (find_secret_variables() if secrets is None else secrets).items():
         text = text.replace(value, f"${name}")
     return text
 
 
-def find_secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def find_secret_keys_and_reasons(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted key, reason) of each value in a nested map that contains a secret. The reason does not show the
     secret."""
-    known = find_secrets()
+    known = find_secret_variables()
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            yield from find_secret_keys(value, f"{key}.")
+            yield from find_secret_keys_and_reasons(value, f"{key}.")
             continue
         text = str(value) if isinstance(value, str | list) else ""
         if variable := next((variable for secret, variable in known.items() if secret in text), None):

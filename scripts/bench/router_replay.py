@@ -77,7 +77,7 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
     for row in range(len(rows)):
         columns.append(policy(MicroBatchBuilder(True, torch.device("cpu")).build(rows, [row]), 1.0).logprobs.numpy())
         assert policy.routers is not None and policy.routers.current is not None
-        differs += float(policy.routers.current.num_changed)
+        differs += float(policy.routers.current.num_overridden)
         chosen += float(policy.routers.current.counts.sum())
     ids = np.repeat(np.arange(len(rows)), rows.response_lengths)
     positions = np.concatenate([np.arange(len(column)) for column in columns])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.models.lm_head import HeadInput, LmHead, compute_token_stats
+from alphaapollo.models.lm_head import LmHead, LmHeadInput, compute_token_stats
 from scripts.gpu_check.kit import Kit, relative
 
 
@@ -23,7 +23,7 @@ def run(kit: Kit) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if kit.on_gpu else 0
     with kit.clock() as seconds:
-        stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), targets, 0.9, needs_entropy=True)
+        stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 0.9, needs_entropy=True)
         assert stats.entropy is not None
         (stats.logprobs * slopes + 0.01 * stats.entropy).sum().backward()
     figures: dict[str, Any] = {"seconds": seconds[0]}

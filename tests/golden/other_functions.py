@@ -14,7 +14,7 @@ from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, compute_token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from tests.golden.common import AggKw, Function, Results, UnsupportedError, aggregated, clamped
 
 Kind = Literal[
@@ -73,8 +73,8 @@ def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenSt
     head, targets = LmHead(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
     other = None
     if ref_logits is not None:
-        other = DivergenceTarget(HeadInput(ref_logits.reshape(-1, size), head), REVERSE)
-    hidden = HeadInput(logits.reshape(-1, size), head)
+        other = DivergenceTarget(LmHeadInput(ref_logits.reshape(-1, size), head), REVERSE)
+    hidden = LmHeadInput(logits.reshape(-1, size), head)
     return compute_token_stats(hidden, targets, 1.0, needs_entropy=True, divergence_target=other)
 
 
@@ -101,7 +101,7 @@ def mismatch_weights(
     """`batch_normalise`, which the project does not offer, divides by the mean weight of tokens or non-empty rows."""
     if log_clamp != MAX_LOG_RATIO:
         raise UnsupportedError(f"log_clamp={log_clamp}; the project clamps at {MAX_LOG_RATIO}")
-    weights = correction.mismatch_weights(
+    weights = correction.rollout_correction_weights(
         train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high
     )
     if not batch_normalise:
@@ -155,7 +155,7 @@ def dpo(
     answers = AnswerBatch(
         logp=interleaved(chosen, rejected),
         lengths=interleaved(lengths, lengths if rejected_len is None else rejected_len),
-        good=torch.tensor([True, False] * len(chosen)),
+        is_desirable=torch.tensor([True, False] * len(chosen)),
         ref_logp=interleaved(ref_chosen, ref_rejected),
     )
     smoothing = label_smoothing or None  # null is the default of the loss

@@ -28,7 +28,7 @@ def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
 
 
-def clip_cov_candidates(
+def find_clip_cov_candidates(
     covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
 ) -> tuple[Tensor, int]:
     """Return the tokens from which Clip-Cov draws (bool [B, L]), and how many of them it draws. Tensors: [B, L].
@@ -58,10 +58,10 @@ def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
-def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
     """Select the tokens whose loss Clip-Cov sets to 0: the first candidates. The n tokens are in random order."""
     options, mask = config.policy_loss, torch.ones_like(logp)
-    candidates, count = clip_cov_candidates(
+    candidates, count = find_clip_cov_candidates(
         token_covariance(logp, advantages, mask),
         torch.zeros_like(mask, dtype=torch.bool),  # before the first step nothing is clipped
         mask,
@@ -75,7 +75,7 @@ def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -
 @register_policy_loss(
     "clip_cov",
     reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
-    choose=_select_random_candidates,
+    choose=_select_clipped_tokens,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute PPO's clipped loss, with loss 0 on the chosen tokens, which still count in the denominator."""

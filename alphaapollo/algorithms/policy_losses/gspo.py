@@ -29,12 +29,12 @@ def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return clamp_log_ratio(apply_mask(logp - old_logp, mask).sum(dim=1)).exp()
 
 
-def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, logp_sg: Tensor | None = None) -> Tensor:
+def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp: Tensor | None = None) -> Tensor:
     """Compute GSPO-token's ratio, with the value of the sequence's geometric_ratio and the gradient of the token ratio.
 
-    [B, L] each -> [B, L] (arXiv 2507.18071, Eq. 14). logp_sg: constant copy of logp, by default logp.detach().
+    [B, L] each -> [B, L] (arXiv 2507.18071, Eq. 14). detached_logp: constant copy of logp, by default logp.detach().
     """
-    constant_logp = logp.detach() if logp_sg is None else logp_sg
+    constant_logp = logp.detach() if detached_logp is None else detached_logp
     sequence = geometric_ratio(constant_logp, old_logp, mask)
     return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 

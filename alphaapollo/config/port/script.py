@@ -24,7 +24,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 }
 
 
-def record_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
+def list_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
     """Return the commands that the script `source` would run with only `variables` set, and bash's error messages.
 
     A value that depends on the machine is kept as text between two control characters: `\\2${HOME}\\3/data`.

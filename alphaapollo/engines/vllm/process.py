@@ -86,8 +86,8 @@ def set_up_engine_process() -> None:
         _set_up_engine_process_once(os.getpid())
 
 
-@functools.cache  # once per process
-def _set_up_engine_process_once(pid: int) -> None:
+@functools.cache  # once per process: the PID is only the key of the cache
+def _set_up_engine_process_once(own_pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     exit_when_process_ends(int(os.environ[PARENT]), cleanup, remove_shared_memory=True)
     redirect_output_to_file(os.environ[LOG])

@@ -25,7 +25,7 @@ from alphaapollo.models.activation_memory import (
     ModelSizes,
     TrainingPass,
     count_adapter_parameters,
-    load_meta_model,
+    load_on_meta_device,
     measure_activation_bytes,
     measure_inference_bytes,
     read_model_sizes,
@@ -78,7 +78,7 @@ class TrainedModelMemory:
     unsharded_gradients: bool = False  # float32 gradients stay unsharded until the optimizer step
     offload_weights: bool = False  # shards are in host memory while another model uses the GPU
     offload_optimizer: bool = False  # optimizer state is in host memory except during steps
-    has_one_optimizer_step: bool = False  # whether an update has only one optimizer step
+    has_one_step_per_update: bool = False  # one optimizer step per update, not several
     num_lora_parameters: int = 0  # 0: all parameters are trained
     offload_policy: bool = False  # shards and optimizer state stay in host memory
 
@@ -126,7 +126,7 @@ class TrainedModelMemory:
         step, reduction = self.usage_after_step(), FLOAT32
         if not self.offload_policy:
             step += MemoryUsage(gradients=FLOAT32 * self.num_trained_parameters)
-        own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_optimizer_step else step
+        own = replace(step, optimizer=0) if self.offload_optimizer and self.has_one_step_per_update else step
         if self.num_lora_parameters:
             own += MemoryUsage(gathered_layers=width * (root + 2 * unit), activations=share.saved)
             head, layer = MemoryUsage(logits=share.head_peak), MemoryUsage(activations=share.layer_peak)
@@ -250,7 +250,7 @@ def _make_model_key(model: Model) -> ModelKey:
 @lru_cache(maxsize=4)
 def _load_meta_model(key: ModelKey) -> Any:
     path, trust, dtype, attention = key
-    return load_meta_model(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
+    return load_on_meta_device(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
 
 
 @lru_cache(maxsize=128)

@@ -15,14 +15,14 @@ from alphaapollo.models.micro_batch import Packing
 
 @dataclass(frozen=True)
 class PaddedIndices:
-    """Indices of packed tokens in padded matrices, for attention over b rows that share f prompts. A row's remainder is
-    its part after the prompt. Padding repeats the last token of a prompt or remainder; its output is unused."""
+    """Indices of packed tokens in padded matrices, for attention over b rows that share f prompts. A row's suffix is
+    its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
 
     prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
-    remainders: Tensor  # int64 [b, C]: tokens of each remainder
-    remainder_keys: Tensor  # int64 [b, P + C]: tokens of the row's prompt, then of its remainder
-    remainder_mask: Tensor  # bool [b, 1, C, P + C]: true where a remainder's token attends to a key
-    token_positions: Tensor  # int64 [sum T]: position of each token in the flattened `prompts`, then `remainders`
+    suffixes: Tensor  # int64 [b, C]: tokens of each suffix
+    suffix_keys: Tensor  # int64 [b, P + C]: tokens of the row's prompt, then of its suffix
+    suffix_mask: Tensor  # bool [b, 1, C, P + C]: true where a suffix's token attends to a key
+    token_positions: Tensor  # int64 [sum T]: position of each token in the flattened `prompts`, then `suffixes`
 
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
@@ -32,28 +32,28 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
     lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefix_segments)
     starts = np.cumsum(lengths) - lengths
     segments = np.arange(len(lengths))
-    prefixes, remainders = segments[prefix_index == segments], segments[prefix_index != segments]
-    prefix_lengths = lengths[prefix_index[remainders]]
+    prefixes, suffixes = segments[prefix_index == segments], segments[prefix_index != segments]
+    prefix_lengths = lengths[prefix_index[suffixes]]
     prefix_cells = _pad_token_ranges(starts[prefixes], lengths[prefixes])
-    remainder_cells = _pad_token_ranges(starts[remainders], lengths[remainders])
-    row_prefix_cells = _pad_token_ranges(starts[prefix_index[remainders]], prefix_lengths)
-    query, key = np.arange(remainder_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
-    is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(remainders), len(query), len(key)))
+    suffix_cells = _pad_token_ranges(starts[suffixes], lengths[suffixes])
+    row_prefix_cells = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
+    query, key = np.arange(suffix_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
+    is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(suffixes), len(query), len(key)))
     distance = query[:, None] - query
-    is_remainder_visible = np.broadcast_to(distance >= 0, (len(remainders), *distance.shape))
+    is_suffix_visible = np.broadcast_to(distance >= 0, (len(suffixes), *distance.shape))
     if window is not None:
         is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
-        is_remainder_visible = is_remainder_visible & (distance < window)
-    mask = np.concatenate([is_prefix_visible, is_remainder_visible], axis=2)
-    cells = np.concatenate([prefix_cells.ravel(), remainder_cells.ravel()])
+        is_suffix_visible = is_suffix_visible & (distance < window)
+    mask = np.concatenate([is_prefix_visible, is_suffix_visible], axis=2)
+    cells = np.concatenate([prefix_cells.ravel(), suffix_cells.ravel()])
     positions = np.empty(lengths.sum(), dtype=np.int64)
     positions[cells[::-1]] = np.arange(len(cells))[::-1]  # repeated positions get their first cell, not padding
     device = packing.cu_seqlens.device
     return PaddedIndices(
         prompts=torch.from_numpy(prefix_cells).to(device),
-        remainders=torch.from_numpy(remainder_cells).to(device),
-        remainder_keys=torch.from_numpy(np.concatenate([row_prefix_cells, remainder_cells], axis=1)).to(device),
-        remainder_mask=torch.from_numpy(mask[:, None]).to(device),
+        suffixes=torch.from_numpy(suffix_cells).to(device),
+        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_cells, suffix_cells], axis=1)).to(device),
+        suffix_mask=torch.from_numpy(mask[:, None]).to(device),
         token_positions=torch.from_numpy(positions).to(device),
     )
 
@@ -71,7 +71,7 @@ def flatten_heads(x: Tensor) -> Tensor:
     return x[0].transpose(0, 1).flatten(1)
 
 
-def gather_heads(tokens: Tensor, indices: Tensor, num_heads: int) -> Tensor:
+def gather_and_split_heads(tokens: Tensor, indices: Tensor, num_heads: int) -> Tensor:
     """Gather tokens [T, heads x d] by their indices [b, w], and separate the heads -> [b, heads, w, d].
 
     F.embedding has a backward pass that is fast on a CPU and deterministic on a GPU.

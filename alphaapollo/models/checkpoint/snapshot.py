@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from alphaapollo.models.checkpoint.reader import read_checkpoint_tensors, read_generator_states
+from alphaapollo.models.checkpoint.reader import read_checkpoint_tensors, read_rng_states
 from alphaapollo.models.sharding import reshard
 
 Optimizer = torch.optim.Optimizer
@@ -97,7 +97,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         read_checkpoint_tensors(tensors, path / "model")
         is_same_size = state["world_size"] == dist.get_world_size()
-        generators = read_generator_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
+        generators = read_rng_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, CheckpointException, UnpicklingError) as error:
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."

@@ -44,11 +44,11 @@ class ArgumentError(TypeError):
     """Error for an argument of a test's call that cannot be sent as JSON."""
 
 
-def encode_value(value: Any, opaque: list[Any]) -> Any:
-    """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `opaque`."""
+def encode_value(value: Any, non_json: list[Any]) -> Any:
+    """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `non_json`."""
     kind = type(value)
     if kind is UnknownCallResult:
-        opaque.append(value)
+        non_json.append(value)
         return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
@@ -57,9 +57,9 @@ def encode_value(value: Any, opaque: list[Any]) -> Any:
     if kind is float:
         return ["float", value.hex() if math.isfinite(value) else repr(value)]
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [encode_value(item, opaque) for item in value]]
+        return [kind.__name__, [encode_value(item, non_json) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[encode_value(key, opaque), encode_value(item, opaque)] for key, item in value.items()]]
+        return ["dict", [[encode_value(key, non_json), encode_value(item, non_json)] for key, item in value.items()]]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind is bytes:
@@ -67,10 +67,10 @@ def encode_value(value: Any, opaque: list[Any]) -> Any:
     if kind is range:
         return ["range", value.start, value.stop, value.step]
     if kind.__module__ == "numpy":
-        return encode_value(value.tolist(), opaque)
+        return encode_value(value.tolist(), non_json)
     if isinstance(value, Iterator):
-        return ["iterator", [encode_value(item, opaque) for item in itertools.islice(value, MAX_ITEMS)]]
-    opaque.append(value)
+        return ["iterator", [encode_value(item, non_json) for item in itertools.islice(value, MAX_ITEMS)]]
+    non_json.append(value)
     return ["opaque", repr(value)[:MAX_TEXT]]
 
 
@@ -111,13 +111,13 @@ class UnknownCallResult:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _get_result_of_deepest_call(self, *args)
+        return _select_deepest_unknown_result(self, *args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
-def _get_result_of_deepest_call(*operands: Any) -> Any:
+def _select_deepest_unknown_result(*operands: Any) -> Any:
     """Return the UnknownCallResult with the largest depth among the operands of an operator."""
     return max((value for value in operands if type(value) is UnknownCallResult), key=lambda value: value._depth)
 
@@ -125,7 +125,7 @@ def _get_result_of_deepest_call(*operands: Any) -> Any:
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
     getitem setitem delitem enter"""
 for _name in OPERATORS.split():
-    setattr(UnknownCallResult, f"__{_name}__", _get_result_of_deepest_call)
+    setattr(UnknownCallResult, f"__{_name}__", _select_deepest_unknown_result)
 for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": True, "ge": True, "bool": True,
                       "contains": True, "len": 0, "hash": 0, "int": 0, "float": 0.0, "index": 0, "complex": 0j,
                       "str": "", "repr": "", "format": "", "exit": None}.items():  # fmt: skip
@@ -158,15 +158,15 @@ class CallRecorder:
     def _record_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.calls) >= MAX_CALLS:
             raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions; use fewer")
-        opaque: list[Any] = []
-        encoded = [name, encode_value(args, opaque), encode_value(kwargs, opaque)]
-        depth = max((value._depth for value in opaque if type(value) is UnknownCallResult), default=0)
+        non_json: list[Any] = []
+        encoded = [name, encode_value(args, non_json), encode_value(kwargs, non_json)]
+        depth = max((value._depth for value in non_json if type(value) is UnknownCallResult), default=0)
         if depth >= MAX_DEPTH:
             raise CallLimitExceeded(f"the tests nest more than {MAX_DEPTH} calls to the answer's functions")
         if depth:
             self.unknown += 1
             return UnknownCallResult(depth + 1)
-        if opaque:
+        if non_json:
             raise ArgumentError(f"the tests call {name} with an argument that is not plain data (numbers, text, lists)")
         self.calls.append(encoded)
         results = self._known.get(json.dumps(encoded))

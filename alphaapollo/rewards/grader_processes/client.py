@@ -75,7 +75,7 @@ class RewardClient:
         self._is_closed = True
         for process in self._processes:
             process.kill()
-        await asyncio.gather(*self._tasks, *(process.end_and_explain() for process in self._processes))
+        await asyncio.gather(*self._tasks, *(process.end_and_describe_exit() for process in self._processes))
 
     async def _start_process(self) -> GraderProcess:
         process = await GraderProcess.create(self._reward, self._custom)
@@ -88,7 +88,7 @@ class RewardClient:
             path = self._custom.path or self._reward.custom_module
             raise type(error)(f"{path}: " * bool(path) + f"the grader process does not start: {error}") from error
         except BaseException:
-            await process.end_and_explain()
+            await process.end_and_describe_exit()
             raise
         return process
 
@@ -121,16 +121,16 @@ class RewardClient:
         while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
             process = self._idle.pop()
             self._processes.discard(process)
-            await process.end_and_explain()
+            await process.end_and_describe_exit()
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
     """Check at startup that a grader process can load the user's reward function and all reward components. Raises
     ValueError if one of them cannot be loaded, or if importing it hangs or exits the process."""
 
-    async def start_and_close_client() -> None:
+    async def check_client_starts() -> None:
         client = RewardClient(reward, custom)
         await client.start()  # if it raises, its processes have ended
         await client.close()
 
-    asyncio.run(start_and_close_client())
+    asyncio.run(check_client_starts())

@@ -24,8 +24,8 @@ from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize_latex
 from alphaapollo.rewards.math.plain_answers import (
     LETTER,
     WORD,
+    compare_choice_letters,
     compare_clock_times,
-    compare_letters,
     compare_numbers_in_base_notation,
     compare_words,
     split_unit,
@@ -133,14 +133,14 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     """Return whether an answer equals the ground truth. Both are normalized LaTeX (see `normalize_latex`)."""
     if remove_spacing(truth) == remove_spacing(answer):
         return True
-    for compare in (compare_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
+    for compare in (compare_choice_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
     truth, unit = split_unit(truth, answer)
     answer, other_unit = split_unit(answer, truth)
     if unit and other_unit and unit != other_unit:
         return False
-    if (_is_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_set(answer)):
+    if (_is_math_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_math_set(answer)):
         return False
     if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
         truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
@@ -222,7 +222,7 @@ def _replace_imaginary_unit(expression: Any) -> Any:
     return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
 
 
-def _is_set(text: str) -> bool:
+def _is_math_set(text: str) -> bool:
     return text.startswith("\\{") and text.endswith("\\}") and "," in text
 
 

@@ -41,7 +41,7 @@ WORD_UNIT = re.compile(rf"({NUMBER})(\s*)((?!and\b|or\b)[a-zA-Z]{{2}}[a-zA-Z /.]
 LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 
 
-def compare_letters(truth: str, answer: str) -> bool | None:
+def compare_choice_letters(truth: str, answer: str) -> bool | None:
     """Return whether two choice letters are equal, or None for other answers. Text may follow the letter: `(C) 12`."""
     text = extract_words(truth)
     expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
@@ -86,18 +86,18 @@ def _normalize_words(text: str) -> str:
     return SYNONYMOUS_WORDS.get(words, words)
 
 
-def split_unit(text: str, other_answer: str) -> tuple[str, str]:
+def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
     r"""Split an answer into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`. An unknown or missing unit is empty.
 
     Words in `\text` after a value are always removed. Letters after a number (2ab) are removed if they are a known unit
-    or a separate word. A single letter (5 m) is removed only if `other_answer` is a number without letters.
+    or a separate word. A single letter (5 m) is removed only if `compared_answer` is a number without letters.
     """
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])
     if match := WORD_UNIT.fullmatch(text):
         is_word = match[2] and WORD.search(match[3])
         return (match[1], _find_unit(match[3])) if is_word or _find_unit(match[3]) else (text, "")
-    match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, other_answer) else None
+    match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, compared_answer) else None
     return (match[1], _find_unit(match[2])) if match else (text, "")
 
 

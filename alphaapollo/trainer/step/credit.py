@@ -159,7 +159,7 @@ def _pack_columns(
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
-        "chosen": choose_loss_tokens(batch, computed, result.advantages, settings.actor),
+        "selected_tokens": choose_loss_tokens(batch, computed, result.advantages, settings.actor),
     }
     columns: dict[str, Any] = {
         name: layout.split_matrix_by_rank(matrix, dtype if name in ("advantages", "returns") else None)
@@ -179,15 +179,15 @@ def _pack_columns(
 def choose_loss_tokens(batch: Batch, computed: WorkerOutputs, advantages: Tensor, actor: Actor) -> np.ndarray | None:
     """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 
-    The choice is made per mini-batch, because micro-batches depend on lengths and the token budget. `batch.token_noise`
-    gives the tokens a random order, which decides ties. Returns uint8 [B, L], 1 = chosen; None if the loss does not
-    choose tokens.
+    The choice is made per mini-batch, because micro-batches depend on lengths and the token budget.
+    `batch.token_order_keys` gives the tokens a random order, which decides ties. Returns uint8 [B, L], 1 = chosen;
+    None if the loss does not choose tokens.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.choose is None:
         return None
-    assert computed.old_logprobs is not None and batch.token_noise is not None
-    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_noise
+    assert computed.old_logprobs is not None and batch.token_order_keys is not None
+    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_order_keys
     counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
     chosen = torch.zeros_like(counted)
     for rows in batch.layout.mini_batch_rows:

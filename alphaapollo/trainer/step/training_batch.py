@@ -23,8 +23,8 @@ from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
     add_outcome_reward,
-    length_budget_exact,
-    length_budget_max,
+    apply_exact_budget,
+    apply_max_budget,
     overlong_filter,
     soft_overlong_punishment,
 )
@@ -73,7 +73,7 @@ class Batch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    token_noise: Tensor | None  # [B, L] a random number per action token, for losses that choose tokens
+    token_order_keys: Tensor | None  # [B, L] random order of the action tokens, for losses that choose tokens
 
     @property
     def mini_batch_ids(self) -> Tensor:
@@ -135,7 +135,7 @@ def build_batch(
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    token_noise = draw_token_noise(joined, trajectories, settings) if policy_loss.choose else None
+    token_order_keys = draw_token_order(joined, trajectories, settings) if policy_loss.choose else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -150,11 +150,11 @@ def build_batch(
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
-        token_noise=token_noise,
+        token_order_keys=token_order_keys,
     )
 
 
-def draw_token_noise(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], settings: BatchSettings) -> Tensor:
+def draw_token_order(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], settings: BatchSettings) -> Tensor:
     """Draw a random number in [0, 1) per action token. Returns [B, L]. Each trajectory has a seed of its own."""
     noise, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
     for row, actions, trajectory in zip(noise, is_action, trajectories, strict=True):
@@ -173,9 +173,9 @@ def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_r
         lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
         budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in members], dtype=torch.float64)
         if budget.mode == "exact":
-            rewards = length_budget_exact(rewards, lengths, budgets, budget.coef)
+            rewards = apply_exact_budget(rewards, lengths, budgets, budget.coef)
         else:
-            rewards = length_budget_max(rewards, lengths, budgets, budget.coef)
+            rewards = apply_max_budget(rewards, lengths, budgets, budget.coef)
     if (penalty := algorithm.overlong_penalty).enable:
         lengths = torch.tensor([trajectory.response_length for _, trajectory in members], dtype=torch.float64)
         cache = penalty.cache or max(1, max_response_length // 5)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.cli import doctor
-from alphaapollo.cli.doctor import CheckResult, grade_size
+from alphaapollo.cli.doctor import CheckResult, check_size
 from alphaapollo.utils.versions import find_unmet_requirements, find_version, read_requirements
 
 GIB = 2**30
@@ -40,7 +40,7 @@ def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_sizes_have_two_limits() -> None:
-    levels = [grade_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
+    levels = [check_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
     assert [one.level for one in levels] == ["fail", "warn", "warn", "ok"]
     assert [bool(one.fix) for one in levels] == [True, True, True, False]
 

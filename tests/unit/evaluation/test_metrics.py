@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.evaluation.metrics import (
     SampleResult,
     compute_metrics_per_problem,
-    convert_trajectory,
+    convert_to_sample_result,
     merge_repeated_prompts,
     read_sample_result,
     summarize,
@@ -149,7 +149,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
         trajectory(1, Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="it broke"), []),
         trajectory(2, Score(0.0, outcome=Outcome.WRONG_FORMAT, reason="no answer"), ["?"]),
     ]
-    fresh = [convert_trajectory(prompt, one) for one in trajectories]
+    fresh = [convert_to_sample_result(prompt, one) for one in trajectories]
     lines = format_trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])
     read = [read_sample_result(json.loads(line)) for line in lines]
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
@@ -157,7 +157,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
     assert second.outcome.failed and math.isnan(second.accuracy) and second.failure_reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
-    assert convert_trajectory(prompt, trajectories[0], needs_answer=False).answer is None
+    assert convert_to_sample_result(prompt, trajectories[0], needs_answer=False).answer is None
 
 
 def test_table_json_and_csv(tmp_path: Path) -> None:

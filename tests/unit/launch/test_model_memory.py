@@ -10,7 +10,12 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory
 from alphaapollo.models import sharding
-from alphaapollo.models.activation_memory import ActivationBytes, ModelSizes, load_meta_model, read_model_sizes
+from alphaapollo.models.activation_memory import (
+    ActivationBytes,
+    ModelSizes,
+    load_on_meta_device,
+    read_model_sizes,
+)
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.tiny import run_ranks
@@ -27,7 +32,7 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     sharding._scatter_params = lambda *_: None  # the model has no data
-    model = load_meta_model(Model(path=str(PUBLISHED / name)), torch.float32)
+    model = load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
     sharding.shard_model(policy, sharding.make_mesh("cpu"), torch.bfloat16, False)
@@ -43,7 +48,7 @@ def test_slices_match_fsdp(name: str, world_size: int):
     """Weights, gradients and the two moments of published models over simulated ranks; FSDP2 gives the first ranks
     whole rows, so at most a row of each parameter more."""
     ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size)
-    sizes = read_model_sizes(load_meta_model(Model(path=str(PUBLISHED / name)), torch.bfloat16))
+    sizes = read_model_sizes(load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.bfloat16))
     trained = TrainedModelMemory(sizes, NOTHING, world_size, 2)
     assert (sizes.layer_parameters, sizes.root_parameters) == (unit, root)
     assert trained.num_trained_parameters == pytest.approx(held, rel=1e-3)
@@ -84,7 +89,7 @@ def test_offload_keys_reduce_the_usage():
 
     assert held() == (12_000, 16_400, 0)
     assert held(offload_optimizer=True) == (4000, 16_400, 8000)
-    assert held(offload_optimizer=True, has_one_optimizer_step=True) == (4000, 8400, 8000)
+    assert held(offload_optimizer=True, has_one_step_per_update=True) == (4000, 8400, 8000)
     assert held(offload_optimizer=True, offload_weights=True) == (0, 16_400, 12_000)
     assert held(offload_policy=True) == (0, 400, 12_000)
     assert held(unsharded_gradients=True) == (12_000, 20_400, 0)

@@ -5,7 +5,7 @@ import torch
 
 from alphaapollo.algorithms.divergence import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
-from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, compute_token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 from tests.unit.plain import entropy, jsd, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
@@ -41,11 +41,11 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
 
     hidden, weight, bias, targets, ref_states, ref_weight = inputs()
     stats = compute_token_stats(
-        HeadInput(hidden, LmHead(weight, bias, scale, softcap)),
+        LmHeadInput(hidden, LmHead(weight, bias, scale, softcap)),
         targets,
         0.7,
         needs_entropy=True,
-        divergence_target=DivergenceTarget(HeadInput(ref_states, LmHead(ref_weight)), REVERSE),
+        divergence_target=DivergenceTarget(LmHeadInput(ref_states, LmHead(ref_weight)), REVERSE),
         chunk_logits=chunk_logits,
     )
     assert stats.entropy is not None and stats.divergence is not None
@@ -68,8 +68,8 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
     own = {"reverse": reverse, "forward": forward, "jsd": jsd(logits, other_logits, 0.2)}[divergence.kind]
     expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
 
-    other = DivergenceTarget(HeadInput(other_states, LmHead(other_weight)), divergence, with_statistics=True)
-    policy = HeadInput(hidden, LmHead(weight, bias))
+    other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight)), divergence, with_statistics=True)
+    policy = LmHeadInput(hidden, LmHead(weight, bias))
     stats = compute_token_stats(policy, targets, 0.7, divergence_target=other, chunk_logits=chunk_logits)
     assert stats.divergence is not None and stats.agreement is not None and not stats.agreement.requires_grad
     torch.testing.assert_close(stats.divergence, own)
@@ -84,7 +84,7 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
 def test_two_tokens_by_hand():
     """Logits (0, ln 3): p = (1/4, 3/4), entropy = ln 4 - 3/4 ln 3."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0.0)
-    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, needs_entropy=True)
+    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, needs_entropy=True)
     assert stats.entropy is not None
     assert stats.logprobs.item() == pytest.approx(-0.2876821)
     assert stats.entropy.item() == pytest.approx(0.5623351)
@@ -104,14 +104,14 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(head_module, "linear", recording)
     hidden, weight, _, targets, *_ = inputs(torch.float32)
     compute_token_stats(
-        HeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY
+        LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY
     ).logprobs.sum().backward()
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
 
 
 def test_unused_statistics_need_no_gradient():
     hidden, weight, _, targets, *_ = inputs()
-    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, needs_entropy=True)
+    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, needs_entropy=True)
     assert stats.entropy is not None
     (expected,) = torch.autograd.grad(entropy(hidden @ weight.T).sum(), hidden)
     (got,) = torch.autograd.grad(stats.entropy.sum(), hidden)
@@ -120,7 +120,7 @@ def test_unused_statistics_need_no_gradient():
 
 def test_bfloat16_head_computes_in_float32():
     hidden, weight, _, targets, *_ = inputs(torch.bfloat16)
-    stats = compute_token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=2 * VOCABULARY)
+    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=2 * VOCABULARY)
     assert stats.logprobs.dtype is torch.float32
     stats.logprobs.sum().backward()
     assert weight.grad is not None and weight.grad.dtype is torch.bfloat16

@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import find_secret_keys, find_secrets, redact
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons, find_secret_variables, redact
 
 CANARY = "canary-7f3a91c2d4"
 
@@ -20,7 +20,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_variables_are_secrets() -> None:
-    assert CANARY in find_secrets() and "true" not in find_secrets() and "/home/user/token" not in find_secrets()
+    found = find_secret_variables()
+    assert CANARY in found and "true" not in found and "/home/user/token" not in found
     assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
 
 
@@ -48,7 +49,7 @@ def test_configuration_with_a_secret_is_refused_without_showing_it(
 def test_names_and_other_keys_pass() -> None:
     values = {"reward": {"judge": {"api_key_env": "SOME_API_KEY"}}, "data": {"prompt_key": "prompt"}}
     template = {"data": {"apply_chat_template_kwargs": {"eos_token": "<end>", "api_key": ""}}}
-    assert [*find_secret_keys(values), *find_secret_keys(template)] == []
+    assert [*find_secret_keys_and_reasons(values), *find_secret_keys_and_reasons(template)] == []
     assert load_config(Config, "ppo", ["reward.judge.api_key_env=SOME_API_KEY"]).reward.judge.api_key_env
 
 

@@ -17,7 +17,7 @@ from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.metric_sums import MetricSums
-from alphaapollo.workers.policy_objective import build_policy_matrices, compute_policy_objective
+from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns
 
@@ -56,9 +56,9 @@ def test_a_micro_batch_does_not_wait(policy: PolicyModel, loss: str, first: bool
     (positions,) = batch.rank_batches[0].mini_batches[0].micro_batches
     with SynchronousCopies() as copies:
         micro = MicroBatchBuilder(False, META).build(batch.rank_batches[0].rows, positions, columns)
-        target = DivergenceTarget(policy.compute_head_input(micro), REVERSE)
+        target = DivergenceTarget(policy.compute_lm_head_input(micro), REVERSE)
         stats = policy(micro, 0.9, needs_entropy=True, divergence_target=target)
-        matrices = build_policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
+        matrices = build_objective_inputs(micro, stats, stats.logprobs.detach() if first else None)
         objective, metrics = compute_policy_objective(
             matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection()
         )

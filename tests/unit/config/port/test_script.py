@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.port.script import record_script_commands
+from alphaapollo.config.port.script import list_script_commands
 
 
 def words(source: str, path: str = "folder/x.sh", **variables: str) -> list[list[str]]:
     """The commands, with `<...>` around the parts that depend on the machine."""
-    commands, _ = record_script_commands(source, path, variables)
+    commands, _ = list_script_commands(source, path, variables)
     return [[word.replace("\2", "<").replace("\3", ">") for word in found] for _, found in commands]
 
 
@@ -84,7 +84,7 @@ def test_variables_from_outside_win():
 
 def test_lines_and_notes():
     source = '\nif [ "$(nproc)" -gt 2 ]; then x; fi\nrun\ntest -e /etc || [[ -d /etc ]] || run'
-    commands, notes = record_script_commands(source, "a.sh", {})
+    commands, notes = list_script_commands(source, "a.sh", {})
     assert [line for line, found in commands if found == ["run"]] == [3, 4]
     assert notes == [
         "line 2: depends on the machine: [ $(nproc) -gt 2 ]",
@@ -97,7 +97,7 @@ def test_a_script_that_does_not_end_is_stopped(tmp_path: Path):
     target = tmp_path / "kept"
     target.write_text("as it was")
     source = f"run a\n/bin/rm -f {target}\nrm -f {target}\necho x > {target}\nf() {{ f | f & }}; f; while :; do :; done"
-    commands, notes = record_script_commands(source, "a.sh", {})
+    commands, notes = list_script_commands(source, "a.sh", {})
     assert ["run", "a"] in [found for _, found in commands]
     assert any(note.startswith("stopped: ") for note in notes)
     assert target.read_text() == "as it was"
@@ -106,10 +106,10 @@ def test_a_script_that_does_not_end_is_stopped(tmp_path: Path):
 @pytest.mark.parametrize("source", ["if true; then x", "for i in 1; do x", "x; fi", "case a in a) x ;;", "x 'y"])
 def test_a_broken_script_is_refused_with_its_line(source: str):
     with pytest.raises(ValueError, match=r"a\.sh: line \d+: "):
-        record_script_commands(f"run\n{source}", "a.sh", {})
+        list_script_commands(f"run\n{source}", "a.sh", {})
 
 
 def test_a_machine_without_the_sandbox_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ValueError, match="Bash cannot run in a sandbox on this machine"):
-        record_script_commands("run", "a.sh", {})
+        list_script_commands("run", "a.sh", {})

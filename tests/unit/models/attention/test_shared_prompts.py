@@ -50,7 +50,7 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
     other = None
     if reference is not None:
         with torch.no_grad():
-            other = DivergenceTarget(reference.compute_head_input(micro), REVERSE)
+            other = DivergenceTarget(reference.compute_lm_head_input(micro), REVERSE)
     stats = policy(micro, 0.8, needs_entropy=True, divergence_target=other)
     columns = torch.stack([one for one in stats if one is not None])
     policy.zero_grad()
@@ -122,8 +122,8 @@ def test_shared_layout_by_hand():
     micro = MicroBatchBuilder(True, CPU).build(three_rows(), [0, 1, 2])
     assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
     assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
-    assert micro.is_real.all()
-    assert micro.predictors.local_positions.tolist() == [
+    assert micro.is_real_token.all()
+    assert micro.predicting_tokens.local_positions.tolist() == [
         1,
         3,
         1,

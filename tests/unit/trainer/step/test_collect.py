@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alphaapollo.evaluation.metrics import convert_trajectory, read_sample_result
+from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.trainer.step.collect import get_metric_value, has_metric_variance
 from alphaapollo.trainer.step.training_batch import Batch
@@ -26,7 +26,7 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
     group = TrajectoryGroup(PROMPT, [rich, poor])
     assert (rich.reward, rich.accuracy) == (0.75, 0.75)
     assert has_metric_variance(group, "accuracy") and has_metric_variance(group, "reward")
-    result = convert_trajectory(PROMPT, rich)
+    result = convert_to_sample_result(PROMPT, rich)
     assert (result.reward, result.accuracy) == (0.75, 0.75)
     assert read_sample_result(make_trajectory_record(1, PROMPT, rich)).reward == 0.75
     batch: Batch = build([group])
@@ -42,7 +42,7 @@ def test_step_rewards_do_not_change_a_named_accuracy() -> None:
 def test_a_failed_episode_has_no_value() -> None:
     failed = played([0.5], Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED))
     assert math.isnan(failed.reward)
-    assert math.isnan(convert_trajectory(PROMPT, failed).accuracy)
+    assert math.isnan(convert_to_sample_result(PROMPT, failed).accuracy)
 
 
 def test_a_truncated_episode_has_zero_components() -> None:
