@@ -39,7 +39,7 @@ class TagActionHandler:
         """
         found = read_action(text, self._tags)
         if found.error:
-            return _make_invalid_step(_make_tag_message(ToolResult(found.error, ToolStatus.REFUSED)))
+            return _make_invalid_step(_make_tool_response_message(ToolResult(found.error, ToolStatus.REFUSED)))
         if found.tag == ANSWER:
             return FinalAnswer(text[: found.kept_chars], found.kept_chars)
         assert self._tools is not None
@@ -47,7 +47,7 @@ class TagActionHandler:
             result = await self._tools.call_text(found.tag, found.content, session)
         except ToolFailedError as error:
             return _make_failed_tool_step(error, found.tag, [])
-        return _make_tool_call_step([_make_tag_message(result)], [(found.tag, result)], found.kept_chars)
+        return _make_tool_call_step([_make_tool_response_message(result)], [(found.tag, result)], found.kept_chars)
 
 
 class ChatTemplateActionHandler:
@@ -89,7 +89,7 @@ def make_action_handler(services: Services) -> ActionHandler:
     return ChatTemplateActionHandler(services.tools, services.parse_calls)
 
 
-def _make_tag_message(result: ToolResult) -> Message:
+def _make_tool_response_message(result: ToolResult) -> Message:
     response = json.dumps({"status": result.status, "text": result.text}, ensure_ascii=False)
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
 
@@ -109,11 +109,11 @@ def _make_invalid_step(message: Message) -> StepResult:
     return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
 
 
-def _make_failed_tool_step(error: ToolFailedError, tool: str, earlier: Sequence[tuple[str, ToolResult]]) -> StepResult:
-    """Return the result that ends an episode because `tool` failed. `earlier`: earlier results of this turn."""
+def _make_failed_tool_step(error: ToolFailedError, tool: str, results: Sequence[tuple[str, ToolResult]]) -> StepResult:
+    """Return the step result that ends an episode because `tool` failed. results: (tool, result) of earlier calls."""
     failed = {"tool": tool, "status": "failed", "seconds": 0.0}
     score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(error))
-    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(earlier), failed]})
+    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(results), failed]})
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

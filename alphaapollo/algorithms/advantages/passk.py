@@ -49,15 +49,13 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
             "samples that did not fail. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
-    pairs = [
-        _passk_advantages(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)
-    ]
+    pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
     table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
     return torch.where(correct > 0, table[:, 0], table[:, 1])
 
 
-def _passk_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
-    """Compute the advantages of a correct and of a wrong sample of one group with the formula of passk_analytic."""
+def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
+    """Compute the advantages (correct sample, wrong sample) of one group with the formula of passk_analytic."""
     if group_size < k:
         return 0.0, 0.0
     all_fail = math.comb(num_wrong, k) / math.comb(group_size, k)

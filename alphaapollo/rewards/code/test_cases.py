@@ -55,7 +55,7 @@ def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
     if "test" in fields:
         entry = fields["entry_point"]
         if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-            raise TypeError("the field 'test' must be a string of Python code, 'entry_point' the name of a function")
+            raise TypeError("the field 'test' must be Python code as text, and 'entry_point' must be a function's name")
         return FunctionTests(fields["test"], prompt, (entry,), entry)
     if "asserts" in fields:
         text = "\n".join(fields["asserts"])
