@@ -146,7 +146,7 @@ class CandidateMaker:
     async def _judge_candidate(self, view: RoleView, candidate_key: str, branch_model: str) -> None:
         verifiers = range(self.num_verifiers)
         verdicts = await gather_all([self._ask_verifier(view, candidate_key, branch_model, one) for one in verifiers])
-        votes_for, votes_against = count_votes(verdicts)
+        votes_for, votes_against = count_votes_for_and_against(verdicts)
         reports = get_majority_reports(verdicts)
         report = "\n\n".join(reports)
         if len(reports) > 1:
@@ -174,7 +174,7 @@ class CandidateMaker:
         return verdict
 
 
-def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
+def count_votes_for_and_against(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
     """Return the number of votes for and against, without votes that the verifier of verifiers rejected."""
     votes = [verdict.vote for verdict in verdicts if verdict.is_valid_vote]
     return votes.count(True), votes.count(False)
@@ -182,7 +182,7 @@ def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
 
 def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
     """Return the distinct reports of the verifiers that voted with the majority. A tie counts as a majority against."""
-    votes_for, votes_against = count_votes(verdicts)
+    votes_for, votes_against = count_votes_for_and_against(verdicts)
     majority = votes_for > votes_against
     reports = [
         verdict.report for verdict in verdicts if verdict.is_valid_vote and verdict.vote == majority and verdict.report

@@ -67,7 +67,7 @@ class AppendContext:
         """Start the episode: set `prompt_ids` to the tokens of the first prompt."""
         self.prompt_ids = self._render_prompt(first_observation)
 
-    def add_turn(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def add_turn_and_get_context(self, action_ids: Sequence[int], step: Step) -> list[int]:
         """Add an action of the model and the observation that follows. Returns the context of the next turn: the tokens
         of the observation (append context), or the complete new prompt (memory context)."""
         with wrap_environment_errors("rendering the observation"):
@@ -110,7 +110,7 @@ class MemoryContext:
         self._first = first_observation
         self.prompt_ids = self._render_prompt(self._first)
 
-    def add_turn(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def add_turn_and_get_context(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
         chosen = select_steps(self._steps, self._history_length, self._memory_type)
         messages = self._recall_messages(chosen)

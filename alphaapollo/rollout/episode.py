@@ -95,7 +95,7 @@ class EpisodeRunner:
         ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
         are not retried. Raises EngineError if the engine fails.
         """
-        with SPANS.set_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
+        with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
             started, time_limit = time.perf_counter(), TimeLimit(self.limits.environment_seconds)
             for number in range(1, MAX_ATTEMPTS + 1):
                 attempt = _EpisodeAttempt()
@@ -167,7 +167,7 @@ class EpisodeRunner:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
-            context_ids = context.add_turn(turn.completion.token_ids, step)
+            context_ids = context.add_turn_and_get_context(turn.completion.token_ids, step)
             if context.count_response_tokens(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= context.count_response_tokens(context_ids)

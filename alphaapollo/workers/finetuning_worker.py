@@ -2,7 +2,7 @@
 
     count over all ranks, e.g. tokens -> for each micro-batch: its share of the loss, backward -> optimizer step
 
-Each kind of fine-tuning is a subclass with `count_loss_terms` and `compute_loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `compute_loss` (e.g. sft.py).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         self.state = TrainState(self.model, config, optimizer_steps, "model", "optim")
 
     @abstractmethod
-    def count_loss_terms(self, batch: B) -> dict[str, Tensor]:
+    def compute_loss_denominators(self, batch: B) -> dict[str, Tensor]:
         """Count what the loss is averaged over on this rank, e.g. `{"tokens": 960}`."""
 
     @abstractmethod
     def compute_loss(
         self, batch: B, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute a micro-batch's loss share and metric sums. `counts`: sums of count_loss_terms over all ranks."""
+        """Compute a micro-batch's loss share and metric sums. `counts`: loss denominators, summed over all ranks."""
 
     def load_model(self) -> None:
         """Load, shard and check the model. Sets `model`, `hf_model`, `routers` and `logprob_check_warnings`."""
@@ -102,5 +102,5 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
 
     def _count_loss_terms_on_all_ranks(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.data_group)
-        sums.add(self.count_loss_terms(batch))
+        sums.add(self.compute_loss_denominators(batch))
         return sums.reduce(self.device)

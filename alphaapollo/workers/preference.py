@@ -1,6 +1,6 @@
 """Preference training worker, for pairs of answers (DPO and others) or single labelled answers (KTO).
 
-    count_loss_terms [KTO: KL on answers to other prompts] -> for each micro-batch: log-probs of the answers -> loss
+    compute_loss_denominators [KTO: KL on answers to other prompts] -> for each micro-batch: answer log-probs -> loss
 
 Reference log-probs come with the batch if they were computed before the first step (`compute_ref_log_probs`).
 Otherwise each step computes them with a frozen second model or, if LoRA is used, with the model without its adapters.
@@ -73,7 +73,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             local_tensor(tensor.detach()) for name, tensor in named if not is_adapter_parameter(name)
         )
 
-    def count_loss_terms(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+    def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Count pairs (or single answers) and their tokens. For KTO, also sum log-ratios to estimate the KL."""
         compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
@@ -91,7 +91,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
-            good=torch.from_numpy(batch.is_good[row_indices]).to(self.device),
+            is_desirable=torch.from_numpy(batch.is_good[row_indices]).to(self.device),
             ref_logp=ref_logp,
             kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )

@@ -36,7 +36,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
-    def count_loss_terms(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+    def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
 
     def compute_loss(

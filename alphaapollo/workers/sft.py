@@ -19,7 +19,7 @@ from alphaapollo.workers.finetuning_worker import FinetuningWorker
 class SftWorker(FinetuningWorker[RankBatch]):
     """Worker that trains one rank in SFT. The action mask of a batch marks the tokens to train on."""
 
-    def count_loss_terms(self, batch: RankBatch) -> dict[str, Tensor]:
+    def compute_loss_denominators(self, batch: RankBatch) -> dict[str, Tensor]:
         return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
 
     def compute_loss(

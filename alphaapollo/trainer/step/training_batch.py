@@ -35,7 +35,7 @@ from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefi
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
-Member = tuple[Prompt, Trajectory]
+PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
 
@@ -100,8 +100,8 @@ def build_batch(
 ) -> Batch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights."""
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
-    members = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
-    trajectories = [trajectory for _, trajectory in members]
+    pairs = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
+    trajectories = [trajectory for _, trajectory in pairs]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
@@ -124,8 +124,8 @@ def build_batch(
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)
     rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, max_length), mask, owners)
-    weights = torch.zeros(3, len(members), dtype=torch.float64)
+    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length), mask, owners)
+    weights = torch.zeros(3, len(pairs), dtype=torch.float64)
     horizon = actor.loss_scale_factor or float(max_length)
     lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
     for mini_batch in layout.mini_batch_rows:
@@ -163,21 +163,21 @@ def draw_token_order(joined: JoinedTrajectories, trajectories: Sequence[Trajecto
     return joined.split(torch.from_numpy(noise))
 
 
-def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_response_length: int) -> Tensor:
+def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], algorithm: Algorithm, max_response_length: int) -> Tensor:
     """Return the reward of each trajectory with DAPO's overlong penalty and L1's length budget, if enabled.
 
-    members: N pairs of prompt and trajectory. Returns float64 [N].
+    pairs: N prompts with one of their trajectories. Returns float64 [N].
     """
-    rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
+    rewards = torch.tensor([trajectory.score.reward for _, trajectory in pairs], dtype=torch.float64)
     if (budget := algorithm.length_budget).mode:
-        lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
-        budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in members], dtype=torch.float64)
+        lengths = torch.tensor([trajectory.num_tokens for _, trajectory in pairs], dtype=torch.float64)
+        budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in pairs], dtype=torch.float64)
         if budget.mode == "exact":
             rewards = apply_exact_budget(rewards, lengths, budgets, budget.coef)
         else:
             rewards = apply_max_budget(rewards, lengths, budgets, budget.coef)
     if (penalty := algorithm.overlong_penalty).enable:
-        lengths = torch.tensor([trajectory.response_length for _, trajectory in members], dtype=torch.float64)
+        lengths = torch.tensor([trajectory.response_length for _, trajectory in pairs], dtype=torch.float64)
         cache = penalty.cache or max(1, max_response_length // 5)
         rewards = rewards + soft_overlong_punishment(lengths, max_response_length, cache, penalty.factor)
     return rewards

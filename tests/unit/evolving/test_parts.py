@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving.candidates import count_votes, get_majority_reports
+from alphaapollo.evolving.candidates import count_votes_for_and_against, get_majority_reports
 from alphaapollo.evolving.loop import rank_candidates, select_finalists, select_past_solutions
 from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.roles import (
@@ -65,9 +65,9 @@ def test_vote_count_and_majority_reports() -> None:
         VerifierVerdict("c", 3, "m", vote=False, report="worse", upheld=False),
         VerifierVerdict("c", 4, "m", failure="no report"),
     ]
-    assert count_votes(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]
+    assert count_votes_for_and_against(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]
     assert get_majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
-    assert count_votes([]) == (0, 0) and get_majority_reports([]) == []
+    assert count_votes_for_and_against([]) == (0, 0) and get_majority_reports([]) == []
 
 
 def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
