@@ -45,7 +45,7 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
     return math.fsum(counted) / len(counted)  # leaders have equally many samples, so this is the mean of their means
 
 
-def bootstrap_interval(
+def compute_bootstrap_interval(
     values: np.ndarray, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> np.ndarray:
     """Compute percentile bootstrap intervals of the mean over problems.

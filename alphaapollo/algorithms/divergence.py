@@ -76,14 +76,14 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
     return kl(logq, logp)
 
 
-def overlap(logp: Tensor, logq: Tensor) -> Tensor:
+def distribution_overlap(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute the overlap sum_v min(p_v, q_v) of two distributions, between 0 and 1. [..., V] each -> [...]."""
     return torch.minimum(logp, logq).exp_().sum(dim=-1)
 
 
-def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
-    """Compute the gradient of KL(p||m) with respect to the logits of p, with m constant. [..., V] each -> [..., V]."""
-    log_ratio, p = logp - logm, logp.exp()
+def _kl_gradient(logp: Tensor, logq: Tensor) -> Tensor:
+    """Compute the gradient of KL(p||q) with respect to the logits of p, with q constant. [..., V] each -> [..., V]."""
+    log_ratio, p = logp - logq, logp.exp()
     return log_ratio.sub_(torch.linalg.vecdot(p, log_ratio).unsqueeze(-1)).mul_(p)
 
 
@@ -92,7 +92,7 @@ class TeacherAdvantages(NamedTuple):
 
     advantages: Tensor  # [B, L], 0 outside the mask
     reverse_kl: float  # mean of log p - log q, in nats per token
-    agreement: float  # mean of min(1, q/p), an estimate of `overlap`
+    agreement: float  # mean of min(1, q/p), an estimate of `distribution_overlap`
 
 
 def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:

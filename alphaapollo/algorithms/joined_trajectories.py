@@ -28,7 +28,7 @@ class JoinedTrajectories:
     """
 
     mask: Tensor  # [N, K] 1 on action tokens
-    row_groups: Groups  # groups the B rows by trajectory
+    rows_by_trajectory: Groups  # groups the B rows by trajectory
     row_mask: Tensor  # [B, L]
     token_positions: tuple[TokenPositions, TokenPositions] | None  # of action tokens, in [B, L] and in [N, K]
     """None if every trajectory has one row, so that joining and splitting change nothing."""

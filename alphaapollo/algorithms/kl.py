@@ -52,7 +52,6 @@ class KLShapedRewards:
     """Token rewards after subtracting the KL penalty, and the mean KL per sequence and per token."""
 
     token_rewards: Tensor  # [B, L]
-    kl: Tensor  # [B, L], 0 outside the mask
     kl_per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; input of next_kl_coef
     kl_per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
 
@@ -67,7 +66,6 @@ def subtract_kl(
     sums = kl.sum(dim=1)
     return KLShapedRewards(
         token_rewards=token_rewards - coef * kl,
-        kl=kl,
         kl_per_sequence=sums.sum() / num_rows,
         kl_per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
     )

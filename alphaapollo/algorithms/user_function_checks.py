@@ -63,7 +63,7 @@ def check_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
     answers = AnswerBatch(
         logp,
         lengths=torch.tensor([2, 3, 2, 1]),
-        good=torch.tensor([True, False, True, False]),
+        is_desirable=torch.tensor([True, False, True, False]),
         ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
         kl=None if loss.is_pairwise else torch.tensor(0.1),
     )

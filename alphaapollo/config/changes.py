@@ -1,4 +1,4 @@
-"""Compare a run's saved configuration with the one it resumes with, and apply the schema's OnResume rules."""
+"""Compare a run's saved configuration with the one it resumes with, and apply the schema's ResumeRule rules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.config.effects import resolve_relative_key
-from alphaapollo.config.keys import COMMANDS, Key, find_rule_for_key, format_value, get_markers, get_value, list_keys
-from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, OnResume, Section, Verdict
+from alphaapollo.config.keys import COMMANDS, Key, find_key_rule, format_value, get_field_markers, get_value, list_keys
+from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, ResumeRule, Section, Verdict
 
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """Key whose value differs between the start and the resume of a run, with the verdict of its OnResume rule."""
+    """Key whose value differs between the start and the resume of a run, with the verdict of its ResumeRule rule."""
 
     key: str
     old: Any
@@ -45,16 +45,16 @@ def find_changes(saved_config: Mapping[str, Any], config: Section) -> list[Confi
     return found
 
 
-def find_resume_rule(config: Section, key: Key) -> OnResume:
+def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     """Return the rule that decides what happens if a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_markers(key, OnResume)):
+    if any(rule.verdict == "ignored" for _, rule in get_field_markers(key, ResumeRule)):
         return ONLY_AT_START
-    if (command_rule := find_rule_for_key(config.resume_rules, key)) is not None:
+    if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
-    for section, rule in reversed(get_markers(key, OnResume)):
+    for section, rule in reversed(get_field_markers(key, ResumeRule)):
         is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_relative_key(section, rule.when.key)))
-        return rule if is_met else OnResume("applied")
-    return OnResume("applied")
+        return rule if is_met else ResumeRule("applied")
+    return ResumeRule("applied")
 
 
 def identify_command(saved_config: Mapping[str, Any]) -> str | None:
@@ -72,6 +72,6 @@ def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
 
 def _make_paths_absolute(key: Key, value: Any) -> Any:
     """Return the value of a path key as a list of absolute paths, so that `./a.parquet` equals `[a.parquet]`."""
-    if not value or not get_markers(key, FilePath):
+    if not value or not get_field_markers(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(path)) for path in (value if isinstance(value, list) else [value])]

@@ -39,12 +39,12 @@ def distribute_preference_examples(
         share_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
-    row_examples = [index for index, example in enumerate(examples) for _ in example.rows]
-    layout = _distribute_rows(rows, row_examples, num_ranks, max_tokens, padded, share_prompts)
+    example_ids = [index for index, example in enumerate(examples) for _ in example.rows]
+    layout = _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, share_prompts)
     is_good = np.array([good for example in examples for good in example.is_good])
-    margins = np.array([examples[index].margin for index in row_examples])
+    margins = np.array([examples[index].margin for index in example_ids])
     names = sorted({example.data_source for example in examples})
-    sources = np.array([names.index(examples[index].data_source) for index in row_examples])
+    sources = np.array([names.index(examples[index].data_source) for index in example_ids])
     has_ref_logps = all(example.ref_logps is not None for example in examples)
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
     unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
@@ -69,13 +69,13 @@ def distribute_preference_examples(
     ]
 
 
-def distribute_reference_rows(
+def distribute_rows_for_reference(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
     """Distribute the answers whose reference log-probs are needed to the ranks, as one mini-batch."""
-    rows = [row for example in examples for row in example.reference_rows]
-    row_examples = [index for index, example in enumerate(examples) for _ in example.reference_rows]
-    return _distribute_rows(rows, row_examples, num_ranks, max_tokens, padded, share_prompts)
+    rows = [row for example in examples for row in example.rows_for_reference]
+    example_ids = [index for index, example in enumerate(examples) for _ in example.rows_for_reference]
+    return _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, share_prompts)
 
 
 def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> np.ndarray:
@@ -87,12 +87,12 @@ def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> 
 
 
 def _distribute_rows(
-    rows: Sequence[Row], row_examples: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+    rows: Sequence[Row], example_ids: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """Build one mini-batch. row_examples: index of the example of each row; rows of one example stay together."""
+    """Build one mini-batch. example_ids: index of the example of each row; rows of one example stay together."""
     return build_train_batch(
         rows,
-        row_examples,
+        example_ids,
         num_ranks,
         mini_batch_size=max(1, len(rows)),
         max_tokens=max_tokens,
@@ -100,6 +100,6 @@ def _distribute_rows(
         seed=0,
         shuffle=False,
         needs_full_trajectories=True,
-        prefixes=find_shared_prefixes(rows, row_examples) if share_prompts else None,
+        prefixes=find_shared_prefixes(rows, example_ids) if share_prompts else None,
         min_sharing_ratio=MIN_SHARING_RATIO,
     )

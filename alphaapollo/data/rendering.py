@@ -1,6 +1,6 @@
 """Convert chats to token ids with the chat template, and decode tokens for display and graders.
 
-    encode_prompt(chat) -> sampled tokens -> encode_after_action(messages) -> sampled tokens -> ...
+    encode_prompt(chat) -> sampled tokens -> encode_observation(messages) -> sampled tokens -> ...
 
 The token ids of a multi-turn episode are this concatenation. Sampled tokens are decoded, but never encoded again.
 """
@@ -54,15 +54,15 @@ class Renderer:
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
 
-    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+    def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
         """Tokenize what follows sampled tokens: end of the assistant turn, `messages`, and generation prompt.
 
         Args:
             messages: messages of the environment, e.g. a tool result.
-            last_token: last sampled token. If it is the end of the turn, the end is not added again.
+            last_sampled_token: last sampled token. If it is the end of the turn, the end is not added again.
         """
-        ids = self._encode_template_after_action(messages, add_generation_prompt=True)
-        return ids[1:] if ids and ids[0] == last_token else ids
+        ids = self._encode_following_messages(messages, add_generation_prompt=True)
+        return ids[1:] if ids and ids[0] == last_sampled_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """Append the template's text after the end-of-turn token, e.g. a newline. Truncated answers stay unchanged."""
@@ -96,7 +96,7 @@ class Renderer:
         assert isinstance(rendered, str)
         return rendered
 
-    def _encode_template_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Tokenize the text that the chat template adds after the text of an assistant turn if `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
@@ -123,9 +123,7 @@ class Renderer:
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
-        return (
-            self._encode_template_after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
-        )
+        return self._encode_following_messages([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
 
 def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -1,6 +1,6 @@
 """Render chats with tool calls in the format of the chat template (env.action_format=chat_template).
 
-    encode_prompt(chat) -> sampled calls -> encode_after_action(one message of role "tool" per call) -> ...
+    encode_prompt(chat) -> sampled calls -> encode_observation(one message of role "tool" per call) -> ...
 
 A chat template only renders tool results after their calls. Results are therefore rendered in a chat with placeholder
 calls, and the text before the end of the assistant turn is removed.
@@ -67,7 +67,7 @@ class ToolRenderer(Renderer):
             )
         answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
         if in_append_context:
-            shown = self.tokenizer.decode(self.encode_after_action([answer]), skip_special_tokens=False)
+            shown = self.tokenizer.decode(self.encode_observation([answer]), skip_special_tokens=False)
         else:
             shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), answer])
         if RESULT_PLACEHOLDER not in shown:
@@ -88,7 +88,7 @@ class ToolRenderer(Renderer):
         """Whether the chat template can render several tool calls in one assistant turn."""
         name = self.schemas[0]["function"]["name"]
         try:
-            self.encode_after_action([Message(role="tool", content="?", name=name)] * 2)
+            self.encode_observation([Message(role="tool", content="?", name=name)] * 2)
         except ValueError:
             return False
         return True
@@ -119,10 +119,10 @@ class ToolRenderer(Renderer):
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
         return self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _encode_template_after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+    def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         answers = list(takewhile(lambda message: message["role"] == "tool", messages))
         if not answers:
-            return super()._encode_template_after_action(messages, add_generation_prompt)
+            return super()._encode_following_messages(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
         answered = [_add_call_id(answer, index) for index, answer in enumerate(answers)]
         chat = [QUESTION, _make_call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]

@@ -74,7 +74,7 @@ class ServerClient:
             raise ModelCallError(redact(reason), server_down=True) from error
         if not isinstance(text, str):
             raise ModelCallError(f"the reply of models.{self._name} contains no text", server_down=True)
-        return ModelReply(text, sampling.seed, *counts, stop=str(stop))
+        return ModelReply(text, sampling.seed, *counts, stop_reason=str(stop))
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         """Return True, because the prompt limit of a server is unknown."""

@@ -111,25 +111,25 @@ class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
 class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdict"):
     """Record of one verifier's vote and report on a candidate."""
 
-    candidate: str
+    candidate_key: str = msgspec.field(name="candidate")
     index: int  # index among the candidate's verifiers
     model: str
     messages: tuple[Message, ...] = ()  # prompt of the verifier
     vote: bool | None = None  # True: the solution is right; None: no report was obtained
     report: str = ""
-    upheld: bool | None = None  # decision of the verifier of verifiers; None: no decision
+    is_vote_upheld: bool | None = msgspec.field(name="upheld", default=None)  # decision of the verifier of verifiers; None: no decision
     failure: str = ""
 
     @property
     def is_valid_vote(self) -> bool:
         """Whether the vote counts: it exists, and the verifier of verifiers did not reject it."""
-        return self.vote is not None and self.upheld is not False
+        return self.vote is not None and self.is_vote_upheld is not False
 
 
 class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
     """Record of a candidate's vote count and the merged report of the majority."""
 
-    candidate: str
+    candidate_key: str = msgspec.field(name="candidate")
     votes_for: int
     votes_against: int
     report: str
@@ -284,9 +284,9 @@ class Pool:
                 self.candidates[record.key] = record
                 self._by_problem[record.id.problem].append(record)
             case VerifierVerdict():
-                self.verdicts[record.candidate][record.index] = record
+                self.verdicts[record.candidate_key][record.index] = record
             case Judgement():
-                self.judgements[record.candidate] = record
+                self.judgements[record.candidate_key] = record
             case Match():
                 self.matches[record.problem, record.index] = record
             case ChosenCandidate():

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
@@ -93,7 +93,7 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
-    bounds = bootstrap_interval(np.array(known)[:, None])[:, 0].tolist()
+    bounds = compute_bootstrap_interval(np.array(known)[:, None])[:, 0].tolist()
     low, high = (None if math.isnan(bound) else bound for bound in bounds)
     return Estimate(math.fsum(known) / len(known), low, high, problems=len(known))
 
@@ -192,7 +192,7 @@ def compute_majority_of_k(judgements: Sequence[GradedJudgement], k: int) -> Conf
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reason: str, terminal: Terminal) -> None:
     """Write and print all results; existing files are replaced. stop_reason: why the run ended early, or empty."""
-    report = make_report(pool, [prompt.id for prompt in prompts], stop_reason)
+    report = make_evolution_report(pool, [prompt.id for prompt in prompts], stop_reason)
     with explain_write_errors("the results", folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         for prompt in prompts:
@@ -245,7 +245,7 @@ def _to_dict(record: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
 
 
-def make_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> dict[str, Any]:
+def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> dict[str, Any]:
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
@@ -317,7 +317,7 @@ def count_failures(pool: Pool) -> dict[str, int]:
         "calls": sum(bool(call.failure) for call in pool.all_calls),
         "candidates": sum(bool(candidate.failure) for candidate in pool.candidates.values()),
         "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
-        "struck_out_verdicts": sum(verdict.upheld is False for verdict in verdicts),
+        "struck_out_verdicts": sum(verdict.is_vote_upheld is False for verdict in verdicts),
         "matches": sum(bool(match.failure) for match in pool.matches.values()),
         "grades": sum(grade.accuracy is None for grade in grades),
     }
@@ -353,7 +353,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _format_calibration(calibration: dict[str, Any]) -> list[str]:
-    def format_pairs(values: dict[int, float]) -> str:
+    def format_values_by_n(values: dict[int, float]) -> str:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 
     single = calibration["single"]
@@ -363,9 +363,9 @@ def _format_calibration(calibration: dict[str, Any]) -> list[str]:
         f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
         f"{single.false_positive_rate:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-        f"best of n by votes    {format_pairs(best_of)}",
-        f"oracle of n           {format_pairs(oracle)}",
-        f"majority of k votes   {format_pairs(calibration['votes'])}",
+        f"best of n by votes    {format_values_by_n(best_of)}",
+        f"oracle of n           {format_values_by_n(oracle)}",
+        f"majority of k votes   {format_values_by_n(calibration['votes'])}",
     ]
 
 

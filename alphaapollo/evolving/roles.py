@@ -36,8 +36,8 @@ class ModelReply:
     text: str
     seed: int = 0
     prompt_tokens: int = 0
-    tokens: int = 0  # generated tokens
-    stop: str = ""  # stop reason: stop, length, or another word of the server
+    completion_tokens: int = 0  # generated tokens
+    stop_reason: str = ""  # stop, length, or another word of the server
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.memory.finetuning import fit_finetuning_memory
+from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
@@ -127,7 +127,7 @@ def _plan_memory(
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)
-        model, memory = fit_finetuning_memory(config, model, device, request, capacity, machine.memory)
+        model, memory = fit_finetuning_to_memory(config, model, device, request, capacity, machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         return model, None, [format_memory_planning_failure(config.model.path, error, may_choose)]

@@ -17,7 +17,7 @@ from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.utils.hub import is_local_path
-from alphaapollo.utils.redaction import find_secret_keys, redact
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons, redact
 from alphaapollo.utils.versions import list_versions
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
@@ -69,7 +69,7 @@ def shorten_path(path: str) -> str:
 
 def list_non_default_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
     """Yield (key, value) of each configuration key with a non-default value, except secrets and output paths."""
-    values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys(saved)}
+    values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys_and_reasons(saved)}
     for name, key in list_keys(COMMANDS[command]).items():
         value = values.get(name, key.default)
         if format_value(value) == format_value(key.default) or name in secret or name in MACHINE_KEYS:

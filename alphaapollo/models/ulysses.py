@@ -58,11 +58,13 @@ def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
 
 
-def find_local_positions(positions: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find a rank's share of the tokens at `positions` in a flattened array [b, width] with columns split over `size`
-    ranks. Returns positions in the rank's flattened part [b, width / size], and indices in `positions`."""
-    rows, columns = np.divmod(positions, width)
-    part_width = width // size
+def find_local_positions(
+    positions: np.ndarray, num_columns: int, rank: int, num_ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find a rank's share of the tokens at `positions` in a flattened array [b, C] with columns split over ranks.
+    Returns positions in the rank's flattened part [b, C / num_ranks], and indices in `positions`."""
+    rows, columns = np.divmod(positions, num_columns)
+    part_width = num_columns // num_ranks
     indices = np.flatnonzero(columns // part_width == rank)
     return rows[indices] * part_width + columns[indices] % part_width, indices
 

@@ -1,7 +1,7 @@
 """Time the operations of a process as spans. Spans are recorded for a trace in the iterations that
 trainer.profile_steps lists, and always reported to stall detection (utils/heartbeat.py).
 
-    with SPANS.set_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
+    with SPANS.use_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
         with SPANS("generate", tokens=83):          # negligible cost unless recording
             ...
 
@@ -53,7 +53,7 @@ class SpanRecorder:
         return recorded or []
 
     @contextmanager
-    def set_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
+    def use_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
         """Context manager that sets the track and lane of the spans in its block. None: keep the current value."""
         before = _track_and_lane.get()
         token = _track_and_lane.set((track or before[0], lane or before[1]))
@@ -70,7 +70,7 @@ class SpanRecorder:
         """
         recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _track_and_lane.get()
         try:
-            with HEARTBEAT.record_call(name, limit=timeout):
+            with HEARTBEAT.record_call(name, timeout=timeout):
                 yield
         finally:
             if recorded is not None:

@@ -28,7 +28,7 @@ class Terminal(Console):
         """Print plain text without markup and line wrapping."""
         self.print(text, markup=False, soft_wrap=True)
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a line that starts with `note:`."""
         self.write(f"note: {text}")
 

@@ -46,13 +46,13 @@ def check_step_reply(reply: Any) -> StepResult:
     return result
 
 
-def check_messages(messages: Any, method: str) -> list[Message]:
-    """Check and return chat messages from an environment's `method`. Raises EnvironmentFailure if they are invalid."""
+def check_messages(messages: Any, method_name: str) -> list[Message]:
+    """Check and return chat messages returned by an environment. Raises EnvironmentFailure if they are invalid."""
     if not isinstance(messages, list) or not messages:
-        raise EnvironmentFailure(f"{method}: messages must be a non-empty list, not {messages!r:.80}.")
+        raise EnvironmentFailure(f"{method_name}: messages must be a non-empty list, not {messages!r:.80}.")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise EnvironmentFailure(f"{method}: invalid message {str(message)[:80]}. role and content must be str.")
+            raise EnvironmentFailure(f"{method_name}: invalid message {message!s:.80}. role and content must be str.")
     return messages
 
 

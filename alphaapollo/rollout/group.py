@@ -23,7 +23,7 @@ async def run_group(
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling, position = request.prompt, request.sampling, request.stream_position
 
-    def make_task(sample_index: int, sampling: Sampling) -> EpisodeTask:
+    def make_episode_task(sample_index: int, sampling: Sampling) -> EpisodeTask:
         return EpisodeTask(
             prompt,
             sample_index,
@@ -33,9 +33,9 @@ async def run_group(
             name=f"{purpose}.{position}.{prompt.id}.{sample_index}",
         )
 
-    tasks = [make_task(sample, sampling) for sample in range(request.num_samples)]
+    tasks = [make_episode_task(sample, sampling) for sample in range(request.num_samples)]
     if request.greedy_baseline:
-        tasks.append(make_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
     episodes = [asyncio.ensure_future(runner.run(task)) for task in tasks]
     try:
         trajectories = await asyncio.gather(*episodes)

@@ -55,8 +55,8 @@ async def finish_iteration(
     metrics = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
     metrics |= compute_staleness_metrics(collected.selected, step - 1) if in_flight else {}
     metrics |= collected.recovery_metrics
-    metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
-    metrics |= run.reference_prefetcher.take_metrics() if run.reference_prefetcher else {}
+    metrics |= run.reward_model_scorer.pop_metrics() if run.reward_model_scorer else {}
+    metrics |= run.reference_prefetcher.pop_metrics() if run.reference_prefetcher else {}
     run.rollout_log.write(step, collected.generated)
     learned = await learn_and_record(run, step, collected.selected, timer)
     metrics |= learned.metrics
@@ -67,7 +67,7 @@ async def finish_iteration(
         in_flight.start_groups(step)
     metrics |= await validate_and_reset_reference_if_due(run, step, is_last, timer)
     progress.step = step
-    metrics |= in_flight.take_metrics() if in_flight else {}
+    metrics |= in_flight.pop_metrics() if in_flight else {}
     metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
     run.console.show_step(step, metrics)
@@ -88,7 +88,7 @@ async def validate_and_reset_reference_if_due(
         with timer("validate"):
             validation = await validate_and_log(run, step)
         accuracy, run.progress.validation = validation.accuracy, validation.metrics
-    if decide_reference_reset(config.algorithm.reference_reset, run.progress, step, accuracy):
+    if should_reset_reference(config.algorithm.reference_reset, run.progress, step, accuracy):
         async with run.workers.engines.release_kv_cache_temporarily():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
@@ -98,7 +98,7 @@ async def validate_and_reset_reference_if_due(
     return run.progress.validation
 
 
-def decide_reference_reset(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
+def should_reset_reference(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
     """Whether to copy the policy to the reference model after iteration `step`. ProRL, arXiv 2505.24864, section 2.3.1.
 
     True every `config.every` iterations, or after `config.patience` validations without a better accuracy. Updates

@@ -183,13 +183,15 @@ def compute_mean_length_penalty(
     return before / len(trajectories) - float(shaped_rewards.mean())
 
 
-def compute_batch_metrics(batch: TrainBatch, padded: bool, num_excluded: int, num_trained: int) -> dict[str, float]:
+def compute_batch_metrics(
+    batch: TrainBatch, padded: bool, num_excluded_trajectories: int, num_trained_trajectories: int
+) -> dict[str, float]:
     """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
     loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
     cells = batch.count_computed_tokens(padded)
     return {
-        "batch/trajectories": float(num_trained),
-        "batch/lost": float(num_excluded),
+        "batch/trajectories": float(num_trained_trajectories),
+        "batch/lost": float(num_excluded_trajectories),
         "batch/rows": float(batch.num_rows),
         "batch/tokens": float(batch.num_tokens),
         "batch/sharing": batch.num_tokens / sum(loads),

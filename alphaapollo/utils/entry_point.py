@@ -36,7 +36,7 @@ def entry_point(main: MainFunction) -> MainFunction:
     """
 
     @wraps(main)
-    def run_main(argv: Sequence[str] | None = None) -> int:
+    def run_command_main(argv: Sequence[str] | None = None) -> int:
         if _is_in_event_loop():
             words = shlex.join([sys.executable, "-m", main.__module__, *(argv or [])])
             print(
@@ -59,7 +59,7 @@ def entry_point(main: MainFunction) -> MainFunction:
             if file is not None:
                 script["__file__"] = file
 
-    return run_main
+    return run_command_main
 
 
 def print_redacted_traceback(error_type: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:

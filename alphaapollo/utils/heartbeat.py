@@ -1,6 +1,6 @@
 """Track what this process is doing, to detect hung workers: active calls, a progress counter, and subprocesses.
 
-    with HEARTBEAT.record_call("grade", limit=10):    # an operation that another process may wait for
+    with HEARTBEAT.record_call("grade", timeout=10):    # an operation that another process may wait for
         ...
     HEARTBEAT.tick()                           # progress: one micro-batch, token or bucket of weights is done
 
@@ -74,13 +74,13 @@ class Heartbeat:
         """Count one unit of progress."""
         self._ticks += 1
 
-    def begin_call(self, name: str, worker: str = "", limit: float | None = None) -> object:
+    def begin_call(self, name: str, worker: str = "", timeout: float | None = None) -> object:
         """Record the start of an operation. Returns a key for `end_call`. Counts as progress.
 
-        worker: called worker; empty: this process. limit: timeout of the operation in seconds; None: no timeout.
+        worker: called worker; empty: this process. timeout: time limit of the operation in seconds; None: no limit.
         """
         key = object()
-        self._open[key] = (name, worker, self._clock(), limit)
+        self._open[key] = (name, worker, self._clock(), timeout)
         self._ticks += 1
         return key
 
@@ -90,9 +90,9 @@ class Heartbeat:
         self._ticks += 1
 
     @contextmanager
-    def record_call(self, name: str, worker: str = "", limit: float | None = None) -> Iterator[None]:
+    def record_call(self, name: str, worker: str = "", timeout: float | None = None) -> Iterator[None]:
         """Context manager that records its block as an operation (see `begin_call`). Operations may overlap."""
-        key = self.begin_call(name, worker, limit)
+        key = self.begin_call(name, worker, timeout)
         try:
             yield
         finally:

@@ -36,7 +36,7 @@ class SharedMemorySender:
             for _ in tensors:
                 pass
             return None
-        self.release_weights()
+        self.release_sent_weights()
         target, partial = Path(self.folder, f"v{version}"), Path(self.folder, f".v{version}")
         partial.mkdir(parents=True)
         digest = self._write_tensors(tensors, partial)
@@ -57,7 +57,7 @@ class SharedMemorySender:
             future.result()
         return sum(digest.result() for digest in digests)
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         """Remove the files of the last weight sync. Call after all engines have confirmed the weights."""
         if self.is_writer:
             shutil.rmtree(self.folder, ignore_errors=True)

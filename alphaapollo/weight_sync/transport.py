@@ -31,7 +31,7 @@ class WeightSender(Protocol):
         Returns the weights' version and digest on ranks that write or send the tensors, else None."""
         ...
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
         ...
 

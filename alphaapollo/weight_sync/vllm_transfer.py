@@ -61,7 +61,7 @@ class VllmTransferSender:
         self.client.finish_weight_update()
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         """Free the GPU buffers that the engines have mapped over CUDA IPC and released."""
         if self.transport == "ipc":
             torch.cuda.ipc_collect()

@@ -80,7 +80,7 @@ def compute_policy_objective(
     losses, metrics = output.loss, {}
     if correction.method:
         assert matrices.rollout_logp is not None
-        rho = rollout_correction_weights(  # [b, L]; at sequence and geometric level the same for all tokens of a trajectory
+        rho = rollout_correction_weights(  # [b, L]; sequence and geometric level: equal for all tokens of a trajectory
             matrices.old_logp,
             matrices.rollout_logp,
             mask,

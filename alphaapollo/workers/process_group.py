@@ -23,8 +23,8 @@ class RankPlacement:
     world_size: int
     init_method: str  # see models.sharding.join_process_group
     device: str  # "cpu" or "cuda"
-    threads: int  # torch threads
-    sequence_parallel: int = 1  # number of consecutive ranks that share every sequence; divides world_size
+    num_threads: int  # torch threads
+    sequence_parallel_size: int = 1  # number of consecutive ranks that share every sequence; divides world_size
     engine_node: str | None = None  # node of the engines for which this rank writes weights to shared memory
 
 
@@ -39,12 +39,12 @@ def initialize_rank(
     Args:
         fsdp_size: number of ranks that share one replica of the model; -1 = all.
     """
-    torch.set_num_threads(placement.threads)  # Ray starts its processes with one thread
+    torch.set_num_threads(placement.num_threads)  # Ray starts its processes with one thread
     if placement.device == "cuda":
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     mesh = make_mesh(placement.device, fsdp_size)
-    return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel)
+    return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel_size)
 
 
 def shut_down_rank() -> None:

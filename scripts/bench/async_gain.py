@@ -60,7 +60,7 @@ class FakeEngineWorker:
         self.runner = EpisodeRunner(
             engine,
             letters.decode,  # type: ignore[arg-type]
-            lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
+            lambda _: AppendContext(letters.encode_prompt, letters.encode_observation),
             EpisodeLimits(1, 600.0),
         )
 

@@ -44,7 +44,7 @@ class LetterRenderer:
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         return [ord(letter) % 256 for letter in str(content)[:32]]
 
-    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+    def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
         return []
 
     def decode(self, token_ids: list[int]) -> str:
@@ -61,7 +61,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     runner = EpisodeRunner(
         engine,
         letters.decode,  # type: ignore[arg-type]
-        lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
+        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation),
         EpisodeLimits(1, 600.0),
     )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))

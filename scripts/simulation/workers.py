@@ -178,7 +178,7 @@ class FakePolicy:
         await asyncio.sleep(self.latencies.publish)
         return WeightUpdate(version, "digest", "folder")
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         pass
 
     def offload(self) -> None:

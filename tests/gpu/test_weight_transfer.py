@@ -99,7 +99,7 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
             await engine.wake_weights()
             update = await asyncio.to_thread(sender.send, on_gpu.items(), version)
             receipt = await engine.confirm_weights(version)
-            sender.release_weights()
+            sender.release_sent_weights()
             await engine.wake_cache()
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             gap = mean_abs_difference(await engine.log_probs(PROBE), logprobs_of(new, PROBE))

@@ -105,7 +105,7 @@ class Session:
         update = sender.send(tensors.items(), version)
         assert update is not None
         yield update
-        sender.release_weights()
+        sender.release_sent_weights()
 
     @contextmanager
     def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
@@ -115,7 +115,7 @@ class Session:
         update = sender.send(tensors.items(), version)
         assert update is not None
         yield update
-        sender.release_weights()
+        sender.release_sent_weights()
 
 
 @contextmanager

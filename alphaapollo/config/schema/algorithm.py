@@ -14,8 +14,8 @@ from alphaapollo.config.schema.base import (
     CHANGES_CODE,
     CODE,
     ActiveWhen,
-    OnResume,
     Ratio,
+    ResumeRule,
     Section,
 )
 
@@ -30,7 +30,7 @@ class KLControl(Section):
     kl_coef: Annotated[
         NonNegativeFloat,
         ActiveWhen("/algorithm.use_kl_in_reward", silent_value=0.0),
-        OnResume("kept", "the controller continues from the coefficient in the checkpoint", when=WHEN_CONTROLLED),
+        ResumeRule("kept", "the controller continues from the coefficient in the checkpoint", when=WHEN_CONTROLLED),
     ] = 0.001
     """Coefficient of the KL in the reward; the initial value if a controller changes it."""
     target_kl: Annotated[PositiveFloat, WHEN_CONTROLLED] = 6.0

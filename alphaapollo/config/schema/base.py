@@ -4,7 +4,7 @@ The schema declares three kinds of rules for a field:
 
 * valid values: the type of the field, and `Section.find_problems` for combinations of fields of one section;
 * when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
-* whether a resumed run may change it: `Annotated[str, OnResume("refused", "another model")]` (config/changes.py).
+* whether a resumed run may change it: `Annotated[str, ResumeRule("refused", "another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
 """
@@ -58,7 +58,7 @@ CPU_ONLY = ActiveWhen("@device", "cpu", reason="it is for machines without GPUs"
 
 
 @dataclass(frozen=True)
-class OnResume:
+class ResumeRule:
     """Marker in `Annotated`: what happens if a run resumes with another value of the field."""
 
     verdict: Verdict
@@ -66,23 +66,23 @@ class OnResume:
     when: ActiveWhen | None = None  # condition of the rule; if it is not met, the new value is applied
 
 
-ONLY_AT_START = OnResume("ignored")
-CHANGES_MODEL = OnResume("refused", "another model")
-CHANGES_ALGORITHM = OnResume("refused", "another algorithm")
-CHANGES_ENVIRONMENT = OnResume("refused", "another environment")
-CHANGES_ADAPTERS = OnResume("refused", "other adapters")
-CHANGES_DATA = OnResume("refused", "other data")
-CHANGES_CODE = OnResume("refused", "the new file may register different code under the same names")
-CHANGES_ROW_ORDER = OnResume("applied", "the remaining rows of the epoch come in another order")
-CHANGES_ROWS = OnResume("applied", "other rows may be dropped for their length, and then the order of rows changes")
-CHANGES_LR_SCHEDULE = OnResume("applied", "a cosine learning-rate schedule gets the new length")
-CHANGES_ROUNDING = OnResume("applied", "batches and random numbers stay the same, but sums round differently")
-CHANGES_THREADS = OnResume("applied", "with another number of threads, sums may round differently")
-CHANGES_RANDOM_NUMBERS = OnResume("applied", "all random numbers differ from here on")
-CHANGES_REWARDS = OnResume("applied", "rewards before and after are not comparable")
-CHANGES_VALIDATION = OnResume("applied", "validations before and after are not comparable")
-CHANGES_TEACHER = OnResume("applied", "distances to the teacher before and after are not comparable")
-CHANGES_LOSS = OnResume("applied", "losses before and after are not comparable")
+ONLY_AT_START = ResumeRule("ignored")
+CHANGES_MODEL = ResumeRule("refused", "another model")
+CHANGES_ALGORITHM = ResumeRule("refused", "another algorithm")
+CHANGES_ENVIRONMENT = ResumeRule("refused", "another environment")
+CHANGES_ADAPTERS = ResumeRule("refused", "other adapters")
+CHANGES_DATA = ResumeRule("refused", "other data")
+CHANGES_CODE = ResumeRule("refused", "the new file may register different code under the same names")
+CHANGES_ROW_ORDER = ResumeRule("applied", "the remaining rows of the epoch come in another order")
+CHANGES_ROWS = ResumeRule("applied", "other rows may be dropped for their length, and then the order of rows changes")
+CHANGES_LR_SCHEDULE = ResumeRule("applied", "a cosine learning-rate schedule gets the new length")
+CHANGES_ROUNDING = ResumeRule("applied", "batches and random numbers stay the same, but sums round differently")
+CHANGES_THREADS = ResumeRule("applied", "with another number of threads, sums may round differently")
+CHANGES_RANDOM_NUMBERS = ResumeRule("applied", "all random numbers differ from here on")
+CHANGES_REWARDS = ResumeRule("applied", "rewards before and after are not comparable")
+CHANGES_VALIDATION = ResumeRule("applied", "validations before and after are not comparable")
+CHANGES_TEACHER = ResumeRule("applied", "distances to the teacher before and after are not comparable")
+CHANGES_LOSS = ResumeRule("applied", "losses before and after are not comparable")
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Section(BaseModel):
 
     unread_keys: ClassVar[Mapping[str, str]] = {}
     """{key or section that the command does not read: reason}; set in the configuration class of a command."""
-    resume_rules: ClassVar[Mapping[str, OnResume]] = {}
-    """{key or section: rule that replaces the OnResume markers of its fields}; "" = all other keys. Set likewise."""
+    resume_rules: ClassVar[Mapping[str, ResumeRule]] = {}
+    """{key or section: rule that replaces the ResumeRule markers of its fields}; "" = all other keys. Set likewise."""
 
     def find_problems(self) -> Iterator[str]:
         """Yield an error for each invalid combination of fields, with keys relative to this section."""
@@ -154,7 +154,7 @@ class Section(BaseModel):
         return iter(())
 
     @model_validator(mode="after")
-    def _raise_problems(self) -> Section:
+    def _raise_found_problems(self) -> Section:
         if problems := list(self.find_problems()):
             raise ValueError("\n".join(problems))
         return self

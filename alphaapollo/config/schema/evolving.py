@@ -12,8 +12,8 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
-    OnResume,
     PositiveRatio,
+    ResumeRule,
     Section,
 )
 from alphaapollo.config.schema.env import Env
@@ -21,7 +21,7 @@ from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, Generation
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import RunSettings
 
-REQUEST_IDENTITY = OnResume("refused", "it determines what is requested, and from which model")
+REQUEST_IDENTITY = ResumeRule("refused", "it determines what is requested, and from which model")
 
 
 class EvolvingData(GenerationData):
@@ -162,15 +162,15 @@ class EvolvingConfig(Section):
     }
     resume_rules = {
         "": REQUEST_IDENTITY,
-        **dict.fromkeys(("budget", "rollout", "trainer"), OnResume("applied")),
+        **dict.fromkeys(("budget", "rollout", "trainer"), ResumeRule("applied")),
         **dict.fromkeys(
             ("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUEST_IDENTITY
         ),
-        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), OnResume("applied")),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), OnResume("applied")),
-        "evolving.rounds": OnResume("applied", "the new total"),
-        **dict.fromkeys(("evolving.select", "evolving.finalists"), OnResume("applied", "the choice is made again")),
-        "models": OnResume("applied", "existing replies are reused; the new model answers the remaining requests"),
+        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), ResumeRule("applied")),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
+        "evolving.rounds": ResumeRule("applied", "the new total"),
+        **dict.fromkeys(("evolving.select", "evolving.finalists"), ResumeRule("applied", "the choice is made again")),
+        "models": ResumeRule("applied", "existing replies are reused; the new model answers the remaining requests"),
     }
 
     data: EvolvingData = EvolvingData()

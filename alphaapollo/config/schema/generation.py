@@ -12,8 +12,8 @@ from alphaapollo.config.schema.base import (
     ONLY_AT_START,
     FilePath,
     FolderName,
-    OnResume,
     PositiveRatio,
+    ResumeRule,
     Section,
 )
 from alphaapollo.config.schema.data import PromptData
@@ -34,7 +34,7 @@ UNREAD_MODEL_KEYS = dict.fromkeys(
     ),
     "it affects only training",
 )
-SAMPLE_IDENTITY = OnResume("refused", "it determines what is sampled")
+SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
 
 class GenerationData(PromptData):
@@ -83,10 +83,10 @@ class GenerationConfig(Section):
     resume_rules = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
         **dict.fromkeys(
-            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), OnResume("applied")
+            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), ResumeRule("applied")
         ),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), OnResume("applied")),
-        **{f"reward.judge.{name}": OnResume("applied") for name in ("base_url", "api_key_env", "timeout")},
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
+        **{f"reward.judge.{name}": ResumeRule("applied") for name in ("base_url", "api_key_env", "timeout")},
         **{f"rollout.{name}": SAMPLE_IDENTITY for name in ("name", "temperature", "top_p", "top_k", "dtype")},
         **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
     }

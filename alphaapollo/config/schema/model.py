@@ -17,8 +17,8 @@ from alphaapollo.config.schema.base import (
     CountOrMinusOne,
     DecayRate,
     FilePath,
-    OnResume,
     Ratio,
+    ResumeRule,
     Section,
 )
 
@@ -59,7 +59,7 @@ class Lora(Section):
 class Model(Lora):
     path: Annotated[str, CHANGES_MODEL, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
-    tokenizer_path: Annotated[str, OnResume("refused", "another tokenizer"), FilePath("tokenizer")] = ""
+    tokenizer_path: Annotated[str, ResumeRule("refused", "another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""

@@ -20,7 +20,7 @@ from alphaapollo.config.schema.base import (
     CountOrMinusOne,
     FilePath,
     FolderName,
-    OnResume,
+    ResumeRule,
     RunPath,
     Section,
 )
@@ -130,7 +130,7 @@ class Trainer(Training):
         CountOrMinusOne, ActiveWhen("/data.val_files", reason="data.val_files is empty", silent_value=-1)
     ] = 20
     """Validate every so many iterations, and at the end; -1 = never."""
-    val_before_train: Annotated[bool, OnResume("kept", "the run has begun")] = True
+    val_before_train: Annotated[bool, ResumeRule("kept", "the run has begun")] = True
     """Validate before the first iteration."""
     async_mode: Literal["carry", "separate"] | None = None
     """Asynchronous training (docs/async.md): carry = unfinished responses pause when a batch is full and continue with

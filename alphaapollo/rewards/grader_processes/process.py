@@ -77,10 +77,10 @@ class GraderProcess:
                     line = await self._handle.stdout.readline()
                 break
         else:
-            await self.end_and_explain()
+            await self.end_and_describe_exit()
             raise GraderError(f"the grader process gave no answer within {timeout:g} s")
         if not line.endswith(b"\n"):
-            raise ProcessDiedError(f"the grader process died ({await self.end_and_explain(EXIT_GRACE)})")
+            raise ProcessDiedError(f"the grader process died ({await self.end_and_describe_exit(EXIT_GRACE)})")
         return line
 
     @property
@@ -93,7 +93,7 @@ class GraderProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._handle.pid, signal.SIGKILL)
 
-    async def end_and_explain(self, grace_seconds: float = 0.0) -> str:
+    async def end_and_describe_exit(self, grace_seconds: float = 0.0) -> str:
         """Wait up to `grace_seconds` for the process to exit, kill it if necessary, and describe how it ended."""
         try:
             with contextlib.suppress(TimeoutError):

@@ -30,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_config_error():
         from alphaapollo.launch.failures import FAILURES
         from alphaapollo.trainer.replay.recording import read_recording
-        from alphaapollo.trainer.replay.run import prepare, replay
+        from alphaapollo.trainer.replay.run import prepare_replay, replay
         from alphaapollo.trainer.replay.table import print_and_check_comparison
 
         try:
             recording = read_recording(options.recording)
             named = ["--config-name", "config", "--config-dir", str(recording.folder)]
             config = load_config(Config, "config", [*named, *options.overrides])
-            prepared = prepare(recording, config, options.overrides, options.float64)
+            prepared = prepare_replay(recording, config, options.overrides, options.float64)
         except ValueError as error:
             return report_error(error, 2)
     try:

@@ -18,8 +18,8 @@ from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_liger_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_memory, format_memory_planning_failure
-from alphaapollo.trainer.setup.combinations import check_combinations
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_config_to_memory, format_memory_planning_failure
+from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
 
@@ -65,7 +65,7 @@ def make_plan(config: Config, machine: Machine, user_settings: UserSettings = NO
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     notices += collect_environment_notices(config, find_environment_spec(config.env))
-    notices += check_combinations(config, estimator, policy_loss)
+    notices += check_setting_combinations(config, estimator, policy_loss)
     check_user_estimator(estimator, algorithm, config.group_size, config.reward.components)
     check_user_policy_loss(policy_loss, config.actor_rollout_ref.actor)
     return resolve_plan(config, machine, notices, user_settings.presets)
@@ -149,7 +149,7 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     may_choose = role.model.enable_gradient_checkpointing == "auto"
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:
-        fitted, memory = fit_memory(resolved_config, device, capacity, may_choose, machine.memory)
+        fitted, memory = fit_config_to_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
         notice = format_memory_planning_failure(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])

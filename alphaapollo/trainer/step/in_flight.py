@@ -102,7 +102,7 @@ class InFlightGroups:
         in_order = [generated[position] for position in sorted(generated)]
         return CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size))
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
         counts, self._counts = self._counts, Counter()
         return {f"async/{name}": float(counts[name]) for name in COUNTED} | {
@@ -164,15 +164,15 @@ class InFlightGroups:
         del self._version[position]
         self._run.progress.unfinished.remove(position)
 
-    def _update_group_counts(self, collected: CollectedGroups, num_started_before_resume: int) -> None:
+    def _update_group_counts(self, collected: CollectedGroups, num_groups_from_before_resume: int) -> None:
         """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
 
-        num_started_before_resume: number of returned groups that were already started before the run resumed.
+        num_groups_from_before_resume: number of returned groups that were already started before the run resumed.
         """
         usable = [group for group in collected.generated if is_usable_for_training(group)]
         num_passed = sum(passes_dynamic_sampling(self._run, group) for group in usable)
         self._counts.update(
-            started=len(collected.generated) - num_started_before_resume,
+            started=len(collected.generated) - num_groups_from_before_resume,
             finished=len(collected.generated),
             trained=len(collected.selected),
             dropped_failed=len(collected.generated) - len(usable),

@@ -41,7 +41,7 @@ class ReferencePrefetcher:
         self._padded, self._shares_prompts = padded, shares_prompts
         self._queue: asyncio.Queue[TrajectoryGroup] = asyncio.Queue()
         self._columns: dict[int, tuple[Row, np.ndarray]] = {}  # by id(row); the reference to the row keeps it unique
-        self._added = self._computed = self._late = 0  # numbers of groups since the last take_metrics
+        self._added = self._computed = self._late = 0  # numbers of groups since the last pop_metrics
 
     def add_group(self, group: TrajectoryGroup) -> None:
         """Queue a finished group for `prefetch_during`."""
@@ -80,7 +80,7 @@ class ReferencePrefetcher:
         self._columns.clear()
         return matrix
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the share of groups that were computed before generation ended, since the last call."""
         share = 1 - self._late / self._added if self._added else 0.0
         self._added = self._computed = self._late = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 
 
 def pass_at(n: int, c: int, largest_k: int) -> list[float]:
@@ -75,23 +75,23 @@ def test_the_interval_is_that_of_all_resamples() -> None:
     values = np.array([[0.0, 1.0], [0.25, 1.0], [1.0, 0.0], [0.5, 1.0], [0.75, 0.0]])
     means = np.array([values[list(drawn)].mean(axis=0) for drawn in product(range(5), repeat=5)])
     exact = np.quantile(means, [0.025, 0.975], axis=0)
-    np.testing.assert_allclose(bootstrap_interval(values, resamples=50_000), exact, atol=0.011)
+    np.testing.assert_allclose(compute_bootstrap_interval(values, resamples=50_000), exact, atol=0.011)
     exact = np.quantile(means, [0.25, 0.75], axis=0)
-    np.testing.assert_allclose(bootstrap_interval(values, level=0.5), exact, atol=0.011)
+    np.testing.assert_allclose(compute_bootstrap_interval(values, level=0.5), exact, atol=0.011)
 
 
 def test_the_interval_of_many_problems_is_the_normal_one() -> None:
     values = (np.arange(4000) % 4 == 0).astype(float)[:, None]
     spread = 1.96 * np.sqrt(0.25 * 0.75 / 4000)
-    np.testing.assert_allclose(bootstrap_interval(values)[:, 0], [0.25 - spread, 0.25 + spread], atol=1.5e-3)
+    np.testing.assert_allclose(compute_bootstrap_interval(values)[:, 0], [0.25 - spread, 0.25 + spread], atol=1.5e-3)
 
 
 def test_the_interval_is_a_function_of_values_and_seed() -> None:
     values = np.random.default_rng(1).random((300, 3))
-    one = bootstrap_interval(values)
-    assert np.array_equal(one, bootstrap_interval(values))
-    assert not np.array_equal(one, bootstrap_interval(values, seed=1))
-    alone = bootstrap_interval(values[:, :1])
+    one = compute_bootstrap_interval(values)
+    assert np.array_equal(one, compute_bootstrap_interval(values))
+    assert not np.array_equal(one, compute_bootstrap_interval(values, seed=1))
+    alone = compute_bootstrap_interval(values[:, :1])
     np.testing.assert_allclose(alone[:, 0], one[:, 0])  # whatever other figures are asked for
 
 
@@ -99,18 +99,18 @@ def test_the_interval_does_not_depend_on_the_order_of_problems() -> None:
     generator = np.random.default_rng(3)
     values = generator.random((200, 2))
     values[:50, 1] = np.nan
-    assert np.array_equal(bootstrap_interval(values), bootstrap_interval(generator.permutation(values)))
+    assert np.array_equal(compute_bootstrap_interval(values), compute_bootstrap_interval(generator.permutation(values)))
 
 
 def test_problems_without_a_value_do_not_count() -> None:
     values = np.array([[0.2, np.nan], [0.4, 0.5], [0.6, np.nan], [0.8, np.nan]])
-    bounds = bootstrap_interval(values)
+    bounds = compute_bootstrap_interval(values)
     assert 0.2 < bounds[0, 0] < 0.5 < bounds[1, 0] < 0.8
     assert np.isnan(bounds[:, 1]).all(), "one problem says nothing about others"
     halves = np.array([[0.0], [np.nan], [1.0], [np.nan]] * 50)
-    np.testing.assert_allclose(bootstrap_interval(halves)[:, 0], [0.4, 0.6], atol=0.02)
+    np.testing.assert_allclose(compute_bootstrap_interval(halves)[:, 0], [0.4, 0.6], atol=0.02)
 
 
 def test_no_problems_no_interval() -> None:
-    assert np.isnan(bootstrap_interval(np.empty((0, 2)))).all()
-    assert bootstrap_interval(np.empty((3, 0))).shape == (2, 0)
+    assert np.isnan(compute_bootstrap_interval(np.empty((0, 2)))).all()
+    assert compute_bootstrap_interval(np.empty((3, 0))).shape == (2, 0)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.divergence import REVERSE, Divergence, compute_teacher_advantages, overlap
+from alphaapollo.algorithms.divergence import REVERSE, Divergence, compute_teacher_advantages, distribution_overlap
 
 P = torch.tensor([0.5, 0.5, 0.0]).clamp(min=1e-30).double().log()
 Q = torch.tensor([0.25, 0.25, 0.5]).double().log()
@@ -18,7 +18,7 @@ def test_values_by_hand():
     ln 4/3, KL(q||m) = 1/2 ln 2/3 + 1/2 ln 2 = 1/2 ln 4/3, so that jsd = 3/4 ln 4/3. They share 1/4 + 1/4."""
     assert REVERSE.value(P, Q).item() == pytest.approx(math.log(2))
     assert Divergence("jsd", 0.5).value(P, Q).item() == pytest.approx(0.75 * math.log(4 / 3))
-    assert overlap(P, Q).item() == pytest.approx(0.5)
+    assert distribution_overlap(P, Q).item() == pytest.approx(0.5)
     half, quarter = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
     forward = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
     assert Divergence("forward").value(half, quarter).item() == pytest.approx(forward)
@@ -47,7 +47,7 @@ def test_equal_distributions_have_no_gradient():
     for divergence in (REVERSE, Divergence("forward"), Divergence("jsd", 0.3)):
         assert divergence.value(p, p).abs().max() < 1e-12
         assert divergence.gradient(p, p).abs().max() < 1e-12
-    assert overlap(p, p).tolist() == pytest.approx([1.0] * 4)
+    assert distribution_overlap(p, p).tolist() == pytest.approx([1.0] * 4)
 
 
 def test_the_sampled_form_is_the_reverse_kl_on_average():
@@ -62,7 +62,9 @@ def test_the_sampled_form_is_the_reverse_kl_on_average():
     assert sum(w * one.reverse_kl for w, one in zip(weights, each, strict=True)) == pytest.approx(
         REVERSE.value(p, q).item()
     )
-    assert sum(w * one.agreement for w, one in zip(weights, each, strict=True)) == pytest.approx(overlap(p, q).item())
+    assert sum(w * one.agreement for w, one in zip(weights, each, strict=True)) == pytest.approx(
+        distribution_overlap(p, q).item()
+    )
     of_logp = torch.eye(size, dtype=torch.float64) - weights  # [v, u]: d log p_v / dz_u
     expected = (weights * -advantages) @ of_logp
     torch.testing.assert_close(expected, REVERSE.gradient(p, q)[0])

@@ -9,9 +9,9 @@ import torch
 from alphaapollo.algorithms.preference_losses import (
     AnswerBatch,
     bradley_terry,
+    compute_preference_metrics,
     get_preference_loss,
     preference_loss_names,
-    preference_metrics,
 )
 from alphaapollo.config.schema import Preference
 
@@ -19,7 +19,7 @@ from alphaapollo.config.schema import Preference
 PAIR = AnswerBatch(
     logp=torch.tensor([-4.0, -6.0], dtype=torch.float64),
     lengths=torch.tensor([2.0, 4.0], dtype=torch.float64),
-    good=torch.tensor([True, False]),
+    is_desirable=torch.tensor([True, False]),
     ref_logp=torch.tensor([-5.0, -5.0], dtype=torch.float64),
     kl=torch.tensor(0.5, dtype=torch.float64),
 )
@@ -90,7 +90,7 @@ def test_label_smoothing_outside_its_range_is_an_error(name: str, smoothing: flo
 def test_a_better_chosen_answer_lowers_every_loss(name: str):
     """IPO and SPPO have target margins of 5 and 500."""
     logp = PAIR.logp.clone().requires_grad_()
-    answers = AnswerBatch(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
+    answers = AnswerBatch(logp, PAIR.lengths, PAIR.is_desirable, PAIR.ref_logp, PAIR.kl)
     keys = {"slic_delta": 3.0} if name == "slic" else {}
     losses, _, figures = get_preference_loss(name)(answers, Preference(loss=name, **keys))
     assert len(losses) == (1 if get_preference_loss(name).is_pairwise else 2)
@@ -118,7 +118,7 @@ def test_losses_read_their_declared_keys(name: str):
     for key, value in others.items():
         changed = loss(PAIR, Preference(loss=name, **{key: value}))[0].tolist() != usual
         assert changed == (key in loss.reads), key
-    bare = AnswerBatch(PAIR.logp, PAIR.lengths, PAIR.good, None, PAIR.kl)
+    bare = AnswerBatch(PAIR.logp, PAIR.lengths, PAIR.is_desirable, None, PAIR.kl)
     if loss.needs_reference:
         with pytest.raises(AssertionError):
             loss(bare, Preference(loss=name))
@@ -129,7 +129,7 @@ def test_losses_read_their_declared_keys(name: str):
 def test_figures_of_pairs():
     losses, right, sums = get_preference_loss("sigmoid")(PAIR, Preference())
     assert right.tolist() == [True]
-    figures = preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
+    figures = compute_preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
     assert figures == pytest.approx(
         {
             "loss": losses.item(),
@@ -148,7 +148,9 @@ def test_figures_of_single_answers():
     bad = AnswerBatch(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
     _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))
     assert right.tolist() == [False, True]
-    figures = preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0})
+    figures = compute_preference_metrics(
+        {name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0}
+    )
     assert figures["reward_rejected"] == 0.0 and figures["kl"] == 0.0
     assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
 

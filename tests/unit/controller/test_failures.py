@@ -123,17 +123,17 @@ def test_the_first_failure_ends_the_wait() -> None:
     with pytest.raises(WorkerDied, match="rank 1"):
         asyncio.run(two_ranks()._wait_for_all_calls([late, Ref(0.05, ActorDiedError())], "update"))
     assert time.monotonic() - begin < 10
-    assert not HEARTBEAT.make_process_report().calls
+    assert not HEARTBEAT.make_process_tree_report().calls
 
 
 def test_ranks_that_have_not_answered_are_listed() -> None:
     async def watch() -> tuple[list[str], list[str]]:
         call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([Ref(0), Ref(1.0)], "update"))
         await asyncio.sleep(0.3)
-        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.make_process_report().calls], await call
+        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.make_process_tree_report().calls], await call
 
     assert asyncio.run(watch()) == (["update of policy 1"], ["done", "done"])
-    assert not HEARTBEAT.make_process_report().calls
+    assert not HEARTBEAT.make_process_tree_report().calls
 
 
 def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +145,7 @@ def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert not HEARTBEAT.make_process_report().calls
+        assert not HEARTBEAT.make_process_tree_report().calls
 
     asyncio.run(cancel())
     slow.timer.join()  # its result arrives after the loop is closed

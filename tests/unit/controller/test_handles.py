@@ -48,7 +48,7 @@ class Policy:
     def send_weights(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, "abc")
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         pass
 
     def offload(self) -> None:

@@ -24,8 +24,8 @@ def test_a_text_is_continued_as_it_is(renderer):
 
 def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
     reply = [{"role": "tool", "content": "4"}]
-    after_end = renderer.encode_after_action(reply, last_token=IM_END)
-    after_cut = renderer.encode_after_action(reply, last_token=40)
+    after_end = renderer.encode_observation(reply, last_sampled_token=IM_END)
+    after_cut = renderer.encode_observation(reply, last_sampled_token=40)
     assert text_of(renderer, after_end) == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
     assert after_cut == [IM_END, *after_end]
 
@@ -33,7 +33,7 @@ def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
 def test_prompt_action_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode(["four"])[0], IM_END]
     reply = [{"role": "user", "content": "sure?"}]
-    ids = renderer.encode_prompt(CHAT) + action + renderer.encode_after_action(reply, action[-1])
+    ids = renderer.encode_prompt(CHAT) + action + renderer.encode_observation(reply, action[-1])
     assert ids == renderer.encode_prompt([*CHAT, {"role": "assistant", "content": "four"}, *reply])
 
 

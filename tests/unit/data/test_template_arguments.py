@@ -12,7 +12,7 @@ def test_they_reach_the_template_at_every_rendering():
     assert silent.render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT) + "<think></think>"
     assert Renderer(tokenizer, {"enable_thinking": True}).render_chat(CHAT) == Renderer(tokenizer).render_chat(CHAT)
     end = silent.encode(["<think></think>"])[0]
-    assert silent.encode_prompt(CHAT)[-len(end) :] == silent.encode_after_action(CHAT)[-len(end) :] == end
+    assert silent.encode_prompt(CHAT)[-len(end) :] == silent.encode_observation(CHAT)[-len(end) :] == end
 
 
 def test_environment_and_python_tools_are_combined():

@@ -40,17 +40,17 @@ def test_the_prompt_shows_the_tools(renderer):
 
 def test_results_of_two_calls_are_rendered_like_the_template(renderer):
     end = renderer.eos_token_ids[0]
-    delta = renderer.encode_after_action([FIRST, SECOND], last_token=end)
+    delta = renderer.encode_observation([FIRST, SECOND], last_sampled_token=end)
     assert text_of(renderer, delta) == (
         "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n<b>\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert renderer.encode_after_action([FIRST, SECOND], last_token=40) == [end, *delta]
+    assert renderer.encode_observation([FIRST, SECOND], last_sampled_token=40) == [end, *delta]
 
 
 def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode([f"so\n{CALL}\n{CALL}"])[0], renderer.eos_token_ids[0]]
-    ids = renderer.encode_prompt([USER]) + action + renderer.encode_after_action([FIRST, SECOND], action[-1])
+    ids = renderer.encode_prompt([USER]) + action + renderer.encode_observation([FIRST, SECOND], action[-1])
     function = {"name": "add", "arguments": {"a": 1, "note": "x"}}
     text = renderer.tokenizer.apply_chat_template(
         [USER, calling(function, function, content="so"), FIRST, SECOND],
@@ -62,7 +62,9 @@ def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
 
 
 def test_other_messages_are_rendered_as_without_tools(renderer):
-    delta = renderer.encode_after_action([{"role": "user", "content": "and?"}], last_token=renderer.eos_token_ids[0])
+    delta = renderer.encode_observation(
+        [{"role": "user", "content": "and?"}], last_sampled_token=renderer.eos_token_ids[0]
+    )
     assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -76,7 +78,7 @@ def test_decoding_keeps_special_tokens_of_calls():
 def test_a_template_with_special_tokens_and_call_ids():
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
     renderer.check_template_shows_tools(in_append_context=True)
-    delta = renderer.encode_after_action([FIRST, SECOND], last_token=renderer.eos_token_ids[0])
+    delta = renderer.encode_observation([FIRST, SECOND], last_sampled_token=renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == (
         '[TOOL_RESULTS]{"content": "3", "call_id": "call00000"}[/TOOL_RESULTS]'
         '[TOOL_RESULTS]{"content": "<b>", "call_id": "call00001"}[/TOOL_RESULTS]'

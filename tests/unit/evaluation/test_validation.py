@@ -94,7 +94,7 @@ class OneMore:
         for trajectory in (one for group in groups for one in group.trajectories):
             trajectory.score = replace(trajectory.score, reward=trajectory.score.reward + 1)
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         return {"reward_model/truncated": 0.25}
 
 

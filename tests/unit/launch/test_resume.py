@@ -12,7 +12,7 @@ import yaml
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
-from alphaapollo.launch.resume import StartPoint, find_start_point, format_completed_message, resume_hint
+from alphaapollo.launch.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -129,7 +129,7 @@ def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
     config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
     start = start_of(config)
     assert (start.checkpoint, start.step, start.replaces_previous_run) == (checkpoint, 2, False)
-    assert [(one.key, one.verdict) for one in start.changes] == [("data.train_files", "applied")]
+    assert [(one.key, one.verdict) for one in start.config_changes] == [("data.train_files", "applied")]
     start.prepare_folder(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
@@ -191,7 +191,7 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
         assert start_of(config).has_exported_model() is exported
-    assert f"all 2 iterations are done, nothing was started. The model is in {model}." in format_completed_message(
+    assert f"all 2 iterations are done, nothing was started. The model is in {model}." in format_completed_run_message(
         config.trainer.folder, 2
     )
 

@@ -34,8 +34,8 @@ class Numbers:
         text = content if isinstance(content, str) else content[-1]["content"]
         return [int(word) for word in text.split()]
 
-    def encode_after_action(self, messages: list[Message], last_token: int | None = None) -> list[int]:
-        return [STOP] * (last_token != STOP) + self.encode_prompt(messages)
+    def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
+        return [STOP] * (last_sampled_token != STOP) + self.encode_prompt(messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(str(token) for token in token_ids if token != STOP)
@@ -90,7 +90,7 @@ def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
     return EpisodeRunner(
         engine,
         renderer.decode,
-        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_after_action),
+        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_observation),
         limits,
         grade,
     )

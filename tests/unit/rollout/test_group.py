@@ -21,7 +21,7 @@ class Letters:
     def encode_prompt(self, content):
         return [ord(letter) for letter in content]
 
-    def encode_after_action(self, messages, last_token=None):
+    def encode_observation(self, messages, last_sampled_token=None):
         return []
 
     def decode(self, token_ids):
@@ -37,7 +37,7 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
     runner = EpisodeRunner(
         engine,
         letters.decode,
-        lambda _: AppendContext(letters.encode_prompt, letters.encode_after_action),
+        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation),
         EpisodeLimits(1, 60.0),
     )
     make = get_environment_spec("single_turn").factory

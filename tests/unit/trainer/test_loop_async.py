@@ -284,7 +284,7 @@ def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytes
     async def score_groups(groups: Any) -> None:
         scored.append(len(list(groups)))
 
-    run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, take_metrics=dict)
+    run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, pop_metrics=dict)
     virtual_time.run(loop_async.train_async(run))
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)

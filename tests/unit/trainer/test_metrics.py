@@ -144,7 +144,7 @@ def test_layout_metrics() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
     layout = build(groups, actor).layout
-    packed = compute_batch_metrics(layout, padded=False, num_excluded=2, num_trained=4)
+    packed = compute_batch_metrics(layout, padded=False, num_excluded_trajectories=2, num_trained_trajectories=4)
     assert packed == {
         "batch/trajectories": 4.0,
         "batch/lost": 2.0,
@@ -161,9 +161,9 @@ def test_layout_metrics() -> None:
         for micro in step.micro_batches
     )
     assert cells == 2 * 6 + 2 * 4
-    assert compute_batch_metrics(layout, padded=True, num_excluded=0, num_trained=4)["batch/padding"] == pytest.approx(
-        1 - 18 / 20
-    )
+    assert compute_batch_metrics(layout, padded=True, num_excluded_trajectories=0, num_trained_trajectories=4)[
+        "batch/padding"
+    ] == pytest.approx(1 - 18 / 20)
     two = build(groups, actor, num_ranks=2).layout
     loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
     assert compute_batch_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)

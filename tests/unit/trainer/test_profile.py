@@ -21,7 +21,7 @@ from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import check_steps_exist
+from alphaapollo.trainer.progress import check_steps_within_run
 
 
 class Worker:
@@ -52,7 +52,7 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
             timer = Timer()
             await own.start_step(step, timer)
             assert (SPANS._recorded is not None) == (step in (2, 4))
-            with timer("generate"), SPANS.set_track("rollout 0", "episode"), SPANS("generate"):
+            with timer("generate"), SPANS.use_track("rollout 0", "episode"), SPANS("generate"):
                 pass
             with timer("update"):
                 await policy.call(lambda worker: worker.work())
@@ -83,11 +83,11 @@ def test_no_profile_without_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
 def test_steps_beyond_the_run_are_refused(name: str) -> None:
-    check_steps_exist(f"trainer.{name}", [1, 4], total_steps=4)
+    check_steps_within_run(f"trainer.{name}", [1, 4], total_steps=4)
     with pytest.raises(
         ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist; the run has 4 iterations"
     ):
-        check_steps_exist(f"trainer.{name}", [3, 5], total_steps=4)
+        check_steps_within_run(f"trainer.{name}", [3, 5], total_steps=4)
     for bad in ([0], [-1], [1.5], "all"):
         with pytest.raises(ValidationError):
             Config.model_validate({"trainer": {name: bad}})

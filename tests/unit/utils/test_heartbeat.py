@@ -15,7 +15,7 @@ def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
     heartbeat = Heartbeat(lambda: now[0])
     with heartbeat.record_call("update", "policy 1"):
         now[0] = 103.0
-        with heartbeat.record_call("grade", limit=10.0), heartbeat.record_call("grade", limit=20.0):
+        with heartbeat.record_call("grade", timeout=10.0), heartbeat.record_call("grade", timeout=20.0):
             now[0] = 105.0
             assert heartbeat.make_process_tree_report().calls == (
                 ActiveCall("update", "policy 1", 1, 5.0, None),

@@ -28,5 +28,5 @@ def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
     assert update.digest == format_digest(compute_joint_digest(read.values()))
     config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
-    sender.release_weights()
+    sender.release_sent_weights()
     assert not (tmp_path / "w").exists()

@@ -51,9 +51,9 @@ def test_only_one_version_exists_and_none_after_release(tmp_path):
     sender.send(tensors().items(), version=1)
     sender.send(tensors().items(), version=2)
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
-    sender.release_weights()
+    sender.release_sent_weights()
     assert not (tmp_path / "w").exists()
-    sender.release_weights()
+    sender.release_sent_weights()
 
 
 def test_non_writing_rank_still_gathers(tmp_path):
@@ -66,7 +66,7 @@ def test_non_writing_rank_still_gathers(tmp_path):
 
     sender = SharedMemorySender(tmp_path / "w", torch.float32, is_writer=False)
     assert sender.send(gather(), version=1) is None
-    sender.release_weights()
+    sender.release_sent_weights()
     assert gathered == list(tensors()) and not (tmp_path / "w").exists()
 
 

@@ -23,7 +23,7 @@ class Sender:
         self.sent = {name: tensor.clone() for name, tensor in tensors}
         return WeightUpdate(version, "", "")
 
-    def release_weights(self) -> None:
+    def release_sent_weights(self) -> None:
         pass
 
 
@@ -54,7 +54,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
         worker.offload()
         found[f"probe {step}"] = worker.compute_probe_log_probs([3, 4, 5, 6])
         worker.send_weights(step)
-        worker.release_weights()
+        worker.release_sent_weights()
         worker.offload()
         resting.append(held(worker))
     worker.reset_reference_and_optimizer()

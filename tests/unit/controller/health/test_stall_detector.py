@@ -12,7 +12,7 @@ from alphaapollo.controller.health.stall_detector import (
     find_stall,
     has_progress,
 )
-from alphaapollo.utils.heartbeat import ActiveCall, ProcessReport, ProcessStatus
+from alphaapollo.utils.heartbeat import ActiveCall, ProcessStatus, ProcessTreeReport
 
 HERE, THERE = "node a", "node b"
 UPDATE = [
@@ -40,7 +40,7 @@ def answers(
     cpu: float = 1.0,
     node: str = HERE,
 ) -> WorkerSnapshot:
-    report = ProcessReport(ticks, tuple(calls), (process(pid, cpu=cpu), *more))
+    report = ProcessTreeReport(ticks, tuple(calls), (process(pid, cpu=cpu), *more))
     return WorkerSnapshot(key, f"the {key} (pid {pid})", report, None, node == HERE, node, pid)
 
 

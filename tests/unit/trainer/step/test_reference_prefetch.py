@@ -112,7 +112,7 @@ def test_each_rank_gets_one_group_and_the_same_number_of_forward_passes() -> Non
     async def run() -> dict[str, float]:
         reference = ahead_of(ranks, max_tokens=9)
         await reference.prefetch_during(played(reference, groups, 3))
-        return reference.take_metrics()
+        return reference.pop_metrics()
 
     assert asyncio.run(run()) == {"perf/reference_ahead": 1.0}
     assert ranks.calls == [[[2, 0], [1, 1]], [[1, 1], [0, 0]]]
