@@ -156,20 +156,20 @@ class CandidateMaker:
         self.pool.append(Judgement(candidate_key, votes_for, votes_against, report))
 
     async def _ask_verifier(
-        self, view: RoleView, candidate_key: str, branch_model: str, verifier_index: int
+        self, view: RoleView, candidate_key: str, branch_model: str, verifier_id: int
     ) -> VerifierVerdict:
-        if logged := self.pool.verdicts.get(candidate_key, {}).get(verifier_index):
+        if logged := self.pool.verdicts.get(candidate_key, {}).get(verifier_id):
             return logged
         model = self.caller.get_model_name("verifier", branch_model)
-        result = await self.caller.ask_role("verifier", branch_model, f"{candidate_key}/verifier.{verifier_index}", view)
+        result = await self.caller.ask_role("verifier", branch_model, f"{candidate_key}/verifier.{verifier_id}", view)
         if result.value is None:
-            verdict = VerifierVerdict(candidate_key, verifier_index, model, failure=result.failure)
+            verdict = VerifierVerdict(candidate_key, verifier_id, model, failure=result.failure)
         else:
             vote, report = result.value.vote, result.value.text
             role, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
-            answer = await self.caller.ask_role(role, branch_model, f"{candidate_key}/{role}.{verifier_index}", view)
+            answer = await self.caller.ask_role(role, branch_model, f"{candidate_key}/{role}.{verifier_id}", view)
             upheld = None if answer.value is None else bool(answer.value)
-            verdict = VerifierVerdict(candidate_key, verifier_index, model, result.messages, vote, report, upheld)
+            verdict = VerifierVerdict(candidate_key, verifier_id, model, result.messages, vote, report, upheld)
         self.pool.append(verdict)
         return verdict
 

@@ -27,7 +27,7 @@ async def train(run: FinetuningRun) -> None:
         saving.mark_models_inconsistent()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = add_prefix("train", task.compute_metrics(stepped.sums) | stepped.metrics)
+        metrics = add_prefix("train", task.compute_metrics(stepped.metric_sums) | stepped.metrics)
         progress.validation = {}
         if is_due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val_batches) if val_batches else {}

@@ -31,14 +31,14 @@ class PairTask(FinetuningTask):
         self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
 
 
-def compute_pair_accuracy_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
     """Compute the share of pairs in which the chosen response has the higher reward, also per data source.
 
-    sums: numbers of compared and right pairs, e.g. `{"compared": 8, "right": 6}`; "maths/compared" for a data source.
+    metric_sums: numbers of compared and right pairs, e.g. `{"compared": 8, "right": 6}`; "maths/compared" for a source.
     """
-    metrics = {"accuracy": sums["right"] / sums["compared"]}
-    for name, count in sums.items():
+    metrics = {"accuracy": metric_sums["right"] / metric_sums["compared"]}
+    for name, count in metric_sums.items():
         source, separator, quantity = name.rpartition("/")
         if separator and quantity == "compared" and count:
-            metrics[f"accuracy/{source}"] = sums[f"{source}/right"] / count
+            metrics[f"accuracy/{source}"] = metric_sums[f"{source}/right"] / count
     return metrics

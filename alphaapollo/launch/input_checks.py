@@ -37,7 +37,7 @@ from alphaapollo.launch.try_environment import try_reward_function
 from alphaapollo.launch.try_template import render_with_time_limit, try_template
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.registry import check_gradable, is_graded_by_judge
+from alphaapollo.rewards.registry import check_prompts_are_gradable, is_graded_by_judge
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
@@ -270,7 +270,7 @@ def check_rewards(
     elif not needs_grading:
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:
-        check_gradable(prompts, reward)
+        check_prompts_are_gradable(prompts, reward)
     tried = asyncio.run(try_reward_function(prompts[0], reward, custom)) if is_custom and needs_grading else []
     if reward.judge.model and (custom.path or not any(is_graded_by_judge(prompt.data_source) for prompt in prompts)):
         because = (

@@ -91,7 +91,7 @@ def is_graded_by_judge(data_source: str) -> bool:
     return grader is not None and grader.is_judge
 
 
-def check_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
+def check_prompts_are_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
     """Check at startup that the built-in graders can grade every prompt.
 
     Raises ValueError if a data source has no grader, a prompt has no ground truth, or a data source needs the judge and

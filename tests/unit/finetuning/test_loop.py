@@ -47,7 +47,7 @@ class Trainer:
         return FinetuningStepResult(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
 
     async def evaluate(self, batches: list[Any]) -> dict[str, float]:
-        return (await self.step(batches, False)).sums
+        return (await self.step(batches, False)).metric_sums
 
     async def save(self, folder: str) -> None:
         self.calls.append(f"save {Path(folder).parent.name[-1]}")

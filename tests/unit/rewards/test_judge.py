@@ -12,7 +12,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Judge, Reward
 from alphaapollo.rewards import judge
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judge import fill_template, make_judge_function, read_verdict
-from alphaapollo.rewards.registry import check_gradable
+from alphaapollo.rewards.registry import check_prompts_are_gradable
 from alphaapollo.types import Outcome, Prompt, Score
 
 pytest.importorskip("openai", reason="the judge's client is an optional package")
@@ -149,13 +149,13 @@ def test_missing_settings_are_named(monkeypatch):
     with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY"):
         make_judge_function(Judge(model="m"))
     rows = [Prompt(id=0, data_source="gsm8k", content="?", ground_truth="4")]
-    check_gradable(rows, Reward())
+    check_prompts_are_gradable(rows, Reward())
     rows.append(Prompt(id=1, data_source="judge/a", content="?"))  # needs no ground truth
     with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge, but reward\.judge\.model is empty"):
-        check_gradable(rows, Reward())
+        check_prompts_are_gradable(rows, Reward())
     with pytest.raises(ValueError, match=r"reward\.timeout=10 must exceed reward\.judge\.timeout=60"):
-        check_gradable(rows, Reward(judge=Judge(model="m")))
-    check_gradable(rows, Reward(timeout=180, judge=Judge(model="m")))
+        check_prompts_are_gradable(rows, Reward(judge=Judge(model="m")))
+    check_prompts_are_gradable(rows, Reward(timeout=180, judge=Judge(model="m")))
 
 
 def test_in_grader_processes(server):

@@ -17,7 +17,7 @@ from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.loop import decide_reference_reset
+from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
 from alphaapollo.trainer.step.learn import UpdateResult
@@ -215,7 +215,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
 
 def test_the_reference_is_reset_on_schedule() -> None:
     progress = Progress()
-    due = [decide_reference_reset(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
+    due = [should_reset_reference(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
     assert due == [False, True, False, True]
     assert progress.reference_resets == 2
 
@@ -224,7 +224,7 @@ def test_the_reference_is_reset_when_validation_stagnates() -> None:
     progress, config = Progress(), ReferenceReset(patience=2)
     accuracies = [0.5, 0.5, 0.6, 0.6, 0.55, None, 0.6, 0.6, 0.7]
     due = [
-        decide_reference_reset(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)
+        should_reset_reference(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)
     ]
     # without gain: .5 | .6 (the second), .55 -> reset | .6, .6 -> reset | .7 gains
     assert due == [False, False, False, False, True, False, False, True, False]
@@ -233,4 +233,4 @@ def test_the_reference_is_reset_when_validation_stagnates() -> None:
 
 def test_the_reference_is_not_reset_by_default() -> None:
     progress = Progress()
-    assert not any(decide_reference_reset(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))
+    assert not any(should_reset_reference(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))

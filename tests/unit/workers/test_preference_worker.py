@@ -17,7 +17,7 @@ from alphaapollo.data.preference_batch import (
     PreferenceBatch,
     collect_row_values,
     distribute_preference_examples,
-    distribute_reference_rows,
+    distribute_rows_for_reference,
 )
 from alphaapollo.data.preference_examples import PreferenceExample, make_unrelated_answers
 from alphaapollo.finetuning.dpo import assign_reference_logps
@@ -98,7 +98,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     """Gradients of one step by a policy that differs from its reference."""
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
-        layout = distribute_reference_rows(examples, 1, case.max_tokens, worker.builder.padded, case.share)
+        layout = distribute_rows_for_reference(examples, 1, case.max_tokens, worker.builder.padded, case.share)
         assign_reference_logps(
             examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])])
         )
@@ -112,9 +112,9 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     own = rank_batches(case, examples, num_ranks)[rank // case.sequence_parallel]
     done = worker.step(own)
     evaluated = worker.evaluate(own)
-    assert evaluated == pytest.approx(done.sums, rel=1e-6)
+    assert evaluated == pytest.approx(done.metric_sums, rel=1e-6)
     worker.close()
-    return recorded[0], done.sums
+    return recorded[0], done.metric_sums
 
 
 def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
@@ -211,7 +211,7 @@ def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder,
 def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
-    layout = distribute_reference_rows(examples, 1, 50, True, True)
+    layout = distribute_rows_for_reference(examples, 1, 50, True, True)
     assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     sums = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
@@ -228,7 +228,7 @@ def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
 def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     case, examples = Case(str(model_folder("qwen3"))), some_pairs()
     worker = make_worker(case, 0, 1, free_address())
-    layout = distribute_reference_rows(examples, 1, 50, True, True)
+    layout = distribute_rows_for_reference(examples, 1, 50, True, True)
     assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     batch = rank_batches(case, examples, 1)[0]
     worker.step(batch)

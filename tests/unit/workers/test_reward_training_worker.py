@@ -66,7 +66,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     scale_weights(worker.model, 3.0)  # scores away from zero
     recorded = record_gradients(worker)
     batch = distribute_preference_examples(pairs(), num_ranks, case.max_tokens, worker.builder.padded, case.share)[rank]
-    sums = worker.step(batch).sums
+    sums = worker.step(batch).metric_sums
     assert worker.evaluate(batch) == pytest.approx(sums, rel=1e-6)
     worker.close()
     return recorded[0], sums

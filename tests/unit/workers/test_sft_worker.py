@@ -60,7 +60,7 @@ def batches() -> list[list[Row]]:
 def step_metrics(worker: SftWorker, batch: RankBatch, skip_bad_step: bool = False) -> dict[str, float]:
     """Metrics of a step."""
     stepped = worker.step(batch, skip_bad_step)
-    return SftTask(SftConfig()).compute_metrics(stepped.sums) | stepped.metrics
+    return SftTask(SftConfig()).compute_metrics(stepped.metric_sums) | stepped.metrics
 
 
 def train(
