@@ -23,7 +23,7 @@ Level = Literal["token", "sequence", "geometric"]
 Method = Literal["tis", "mask"]
 
 
-def mismatch_weights(
+def rollout_correction_weights(
     train_logp: Tensor,
     rollout_logp: Tensor,
     mask: Tensor,

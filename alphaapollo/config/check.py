@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive_key, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import get_markers, get_value, list_keys, list_sections
+from alphaapollo.config.keys import get_field_markers, get_value, list_keys, list_sections
 from alphaapollo.config.machine import find_machine_errors, find_machine_warnings
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
@@ -66,7 +66,7 @@ def collect_section_warnings(config: Section) -> Iterator[str]:
 def find_path_errors(config: Section) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in list_keys(type(config)).values():
-        for _, path in get_markers(key, FilePath):
+        for _, path in get_field_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive_key(config, key) is None
             if not value and path.required and is_active:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alphaapollo.config.keys import Key, find_rule_for_key, format_value, get_markers, get_value, list_keys
+from alphaapollo.config.keys import Key, find_key_rule, format_value, get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
@@ -14,7 +14,7 @@ def describe_ineffective_keys(config: Section, keys_with_reasons: Iterable[tuple
     lines = []
     for name, reason in keys_with_reasons:
         value = get_value(config, name)
-        is_silent = any(marker.silent_value == value for _, marker in get_markers(keys[name], ActiveWhen))
+        is_silent = any(marker.silent_value == value for _, marker in get_field_markers(keys[name], ActiveWhen))
         if value != keys[name].default and not is_silent:
             lines.append(f"{name}={format_value(value)} has no effect: {reason}.")
     return lines
@@ -26,13 +26,13 @@ def find_inactive_keys(config: Section, device: Device | None = None) -> Iterato
     device: Device of the run; None = keys that need a particular device are not reported.
     """
     for key in list_keys(type(config)).values():
-        if reason := find_rule_for_key(config.unread_keys, key) or explain_inactive_key(config, key, device):
+        if reason := find_key_rule(config.unread_keys, key) or explain_inactive_key(config, key, device):
             yield key.name, reason
 
 
 def explain_inactive_key(config: Section, key: Key, device: Device | None = None) -> str | None:
     """Return why the key has no effect: its first ActiveWhen condition that is not met; None if all are met."""
-    for section, marker in get_markers(key, ActiveWhen):
+    for section, marker in get_field_markers(key, ActiveWhen):
         try:
             value = device if marker.key == "@device" else get_value(config, resolve_relative_key(section, marker.key))
         except AttributeError:  # a key that this command does not have

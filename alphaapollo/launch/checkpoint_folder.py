@@ -196,7 +196,7 @@ def find_damage(checkpoint: Path) -> list[str]:
     if not written:
         return [f"{MANIFEST} is empty"]
 
-    def describe_damage(file_name: str) -> str:
+    def describe_file_damage(file_name: str) -> str:
         try:
             found = _hash_file(checkpoint / file_name)
         except FileNotFoundError:
@@ -209,7 +209,7 @@ def find_damage(checkpoint: Path) -> list[str]:
         return "" if found[1] == digest else f"{file_name} has changed"
 
     with ThreadPoolExecutor(READERS) as pool:
-        return [message for message in pool.map(describe_damage, written) if message]
+        return [message for message in pool.map(describe_file_damage, written) if message]
 
 
 def find_folder_name_errors(checkpoint: Path) -> list[str]:

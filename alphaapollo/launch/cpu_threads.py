@@ -14,7 +14,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
-from alphaapollo.controller.placement import Machine, count_rank_threads
+from alphaapollo.controller.placement import Machine, choose_threads_per_rank
 from alphaapollo.launch.resume import read_earlier_config
 
 C = TypeVar("C", bound=Config | TuningConfig)
@@ -60,7 +60,7 @@ def _compute_threads_from_cores(config: Config | TuningConfig, machine: Machine)
         return {TRAINER: max(1, machine.num_cores // trainer.n_gpus_per_node)}
     rollout = config.actor_rollout_ref.rollout
     rollout = rollout.model_copy(update={"num_engines": count_engines(rollout, "cpu", trainer.num_ranks)})
-    threads = {TRAINER: count_rank_threads(config.trainer, rollout, machine)}
+    threads = {TRAINER: choose_threads_per_rank(config.trainer, rollout, machine)}
     if rollout.name != "vllm":
         return threads
     has_own_cores = config.trainer.async_mode == "separate"

@@ -38,9 +38,9 @@ class ValueModel(FsdpRoot):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Compute the value before each of the n response tokens. float32 or float64 [n]"""
-        states = compute_hidden_states(self.model, micro, micro.predictors)
+        states = compute_hidden_states(self.model, micro, micro.predicting_tokens)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
-        return gather_token_values(values.t(), micro.predictors, micro.sequence)[0].clone()  # FSDP hooks it: not a view
+        return gather_token_values(values.t(), micro.predicting_tokens, micro.sequence)[0].clone()  # no view, for FSDP
 
 
 class ScoreModel(FsdpRoot):
@@ -55,6 +55,4 @@ class ScoreModel(FsdpRoot):
     def forward(self, micro: MicroBatch) -> Tensor:
         """Compute the score of each of the b sequences, at its last token. float32 [b]"""
         scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.last_tokens).float())
-        return gather_token_values(scores.t(), micro.last_tokens, micro.sequence)[
-            0
-        ].clone()  # FSDP hooks it: not a view
+        return gather_token_values(scores.t(), micro.last_tokens, micro.sequence)[0].clone()  # no view, for FSDP

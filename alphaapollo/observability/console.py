@@ -59,7 +59,7 @@ class RunView:
 
     total_steps: int = 0
     step: int = 0  # completed iterations
-    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the current iteration -> (done, total)
+    phase_progress: dict[str, tuple[int, int]] = field(default_factory=dict)  # phase of the iteration -> (done, total)
     last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
     curve_points: list[tuple[float, float]] = field(default_factory=list)
     step_times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -108,9 +108,9 @@ class Console:
     def show_phase(self, name: str, done: int, total: int) -> None:
         """Show the progress of a phase, e.g. `generate`, as done/total. Without a terminal, print only the names of
         phases, and only until the first iteration ends."""
-        if self._live is None and self._last is None and name not in self._view.phases:
+        if self._live is None and self._last is None and name not in self._view.phase_progress:
             self._print_line(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
-        self._view.phases[name] = (done, total)
+        self._view.phase_progress[name] = (done, total)
 
     def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished iteration."""
@@ -120,7 +120,7 @@ class Console:
         self._last = now
         self._view.update(step, metrics)
         self._spent.add(metrics)
-        self._view.phases.clear()
+        self._view.phase_progress.clear()
         if self._live is None:
             self._print_line(format_plain_line(self._view, metrics))
         for advice in self._advisor.list_warnings(step, metrics):
@@ -177,7 +177,7 @@ def _make_progress_bars(view: RunView, elapsed: float) -> Table:
         ProgressBar(total=max(view.total_steps, 1), completed=view.step, width=BAR_WIDTH),
         Text.assemble(f"{view.step}/{view.total_steps} steps", (f"   {format_duration(elapsed)} elapsed{left}", "dim")),
     )
-    phases = {} if ended and not view.phases else {"generate": (0, 0), "update": (0, 0)} | view.phases
+    phases = {} if ended and not view.phase_progress else {"generate": (0, 0), "update": (0, 0)} | view.phase_progress
     for name, (done, total) in phases.items():
         running = done < total
         bar = ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH, pulse=running and total == 1)

@@ -23,8 +23,8 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     Raises ValueError if the file or the function is missing, the import fails (the message has the line), or the
     function accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
     """
-    key, name_key = "custom_reward_function.path", "custom_reward_function.name"
-    function = load_user_object(path, name, key, name_key)
+    path_key, name_key = "custom_reward_function.path", "custom_reward_function.name"
+    function = load_user_object(path, name, path_key, name_key)
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "an async function" if callable(function) else f"a {type(function).__name__}"
         raise ValueError(f"{name_key}: {name} in {path} is {kind}. Define it as `def {name}(prompt, completion)`.")

@@ -52,7 +52,7 @@ class TrainingGoal:
         return passed or (progress.step if step is None else step) >= self.max_steps
 
 
-def check_steps_exist(config_key: str, steps: Sequence[int], total_steps: int) -> None:
+def check_steps_within_run(config_key: str, steps: Sequence[int], total_steps: int) -> None:
     """Raise ValueError if the config key lists an iteration that is after the last iteration of the run."""
     beyond = [step for step in steps if step > total_steps]
     if beyond:

@@ -17,8 +17,8 @@ from alphaapollo.utils.seeds import derive_seed
 _import_lock = RLock()  # a second thread waits until the import is complete
 
 
-def load_user_module(path: str, key: str) -> ModuleType:
-    """Import the user's Python file `path`, the value of the configuration key `key`. A second call returns the same
+def load_user_module(path: str, path_key: str) -> ModuleType:
+    """Import the user's Python file `path`, the value of configuration key `path_key`. A second call returns the same
     module.
 
     Decorators in the file register their functions in this process only, so each process that looks up a registered
@@ -27,26 +27,26 @@ def load_user_module(path: str, key: str) -> ModuleType:
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
-        raise ValueError(f"{key}={path}: no such file in {Path.cwd()}. Set the path of a Python file.")
+        raise ValueError(f"{path_key}={path}: no such file in {Path.cwd()}. Set the path of a Python file.")
     if file.suffix != ".py":
-        raise ValueError(f"{key}={path} is not a Python file. Set a file whose name ends in .py.")
+        raise ValueError(f"{path_key}={path} is not a Python file. Set a file whose name ends in .py.")
     name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
     with _import_lock:
         if name not in sys.modules:
-            _import_file(file, name, key, path)
+            _import_file(file, name, path_key, path)
         return sys.modules[name]
 
 
-def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
+def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
     """Return an object of a user module.
 
     Args:
-        path: Python file, the value of the configuration key `key`.
+        path: Python file, the value of the configuration key `path_key`.
         name: Name of the object in the file, the value of the configuration key `name_key`.
 
     Raises ValueError if load_user_module failed, or the file has no such object (the message lists what it has).
     """
-    module = load_user_module(path, key)
+    module = load_user_module(path, path_key)
     if not hasattr(module, name):
         defined = [
             candidate
@@ -72,7 +72,7 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
     return f"{kind}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"
 
 
-def _import_file(file: Path, module_name: str, key: str, path: str) -> None:
+def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:
     sys.path += [
         folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
     ]  # at the end, so that they shadow no installed module
@@ -87,6 +87,6 @@ def _import_file(file: Path, module_name: str, key: str, path: str) -> None:
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[module_name]
         fix = "Install the missing package" if isinstance(error, ImportError) else "Fix the file"
-        raise ValueError(f"{key}: {path} cannot be imported: {format_error(error, file)}. {fix}.") from error
+        raise ValueError(f"{path_key}: {path} cannot be imported: {format_error(error, file)}. {fix}.") from error
     finally:
         sys.dont_write_bytecode = before

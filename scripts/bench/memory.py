@@ -31,7 +31,7 @@ from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory, count_frozen_bytes  # noqa: E402
 from alphaapollo.models.activation_memory import (  # noqa: E402
     TrainingPass,
-    load_meta_model,
+    load_on_meta_device,
     measure_activation_bytes,
     read_model_sizes,
 )
@@ -69,7 +69,7 @@ CASES = {
 
 
 def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
-    model = load_meta_model(Model(path=folder), torch.float32)
+    model = load_on_meta_device(Model(path=folder), torch.float32)
     sizes = read_model_sizes(model)
     divergence = REVERSE if case.reference else None
     training = TrainingPass(case.rows, case.length, case.checkpointing, "cpu", divergence=divergence)
@@ -81,7 +81,7 @@ def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
 
 def measure(case: Case, folder: str, rank: int) -> float:
     """Peak GiB of the second update of a rank."""
-    load_meta_model(Model(path=folder), torch.float32)  # imports the libraries of the worker
+    load_on_meta_device(Model(path=folder), torch.float32)  # imports the libraries of the worker
     before = resident("VmRSS")
     setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu"),

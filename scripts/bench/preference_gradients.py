@@ -114,7 +114,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.data.preference_batch import (
         collect_row_values,
         distribute_preference_examples,
-        distribute_reference_rows,
+        distribute_rows_for_reference,
     )
     from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -135,7 +135,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         answer.unrelated_answer = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
-        layout = distribute_reference_rows(some, 1, 200, False, True)
+        layout = distribute_rows_for_reference(some, 1, 200, False, True)
         assign_reference_logps(
             some, collect_row_values(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])])
         )

@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModelMemory
 from alphaapollo.models.activation_memory import (
     TrainingPass,
-    load_meta_model,
+    load_on_meta_device,
     measure_activation_bytes,
     read_model_sizes,
 )
@@ -54,6 +54,6 @@ def run(kit: Kit) -> dict[str, Any]:
 
 
 def plan(folder: Any) -> dict[str, Any]:
-    model = load_meta_model(Model(path=str(folder)), torch.bfloat16)
+    model = load_on_meta_device(Model(path=str(folder)), torch.bfloat16)
     share = measure_activation_bytes(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
     return TrainedModelMemory(read_model_sizes(model), share, shards=1, dtype_bytes=2).usage_during_update()

@@ -189,7 +189,7 @@ def clip_cov_candidates(
 ) -> Results:
     cov = covariance.token_covariance(logp, adv, mask)
     clipped = ppo.is_clipped(log_ratio(logp, old_logp, mask).exp(), adv, eps_low, eps_high)
-    candidates, count = covariance.clip_cov_candidates(cov, clipped, mask, ratio, low, high)
+    candidates, count = covariance.find_clip_cov_candidates(cov, clipped, mask, ratio, low, high)
     return {"candidates": candidates.nonzero().tolist(), "num_selected": count, "cov": cov}
 
 

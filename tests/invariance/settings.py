@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.setup.combinations import check_combinations
+from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from tests.invariance.episodes import Episodes
 
 MODES = [
@@ -90,7 +90,7 @@ def draw_config(
     batch = size if size < 1000 else 32  # divisible by the mini-batches
     sections = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "teacher": teacher}
     config = build_config(Config, sections | {"env": {"rollout": {"n": 4}}, "data": {"train_batch_size": batch}})
-    check_combinations(config, estimator, loss)  # raises if a run would refuse it
+    check_setting_combinations(config, estimator, loss)  # raises if a run would refuse it
     return config
 
 

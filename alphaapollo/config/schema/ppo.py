@@ -75,11 +75,11 @@ class Config(Section):
         actor = self.actor_rollout_ref.actor
         return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.uses_full_kl)
 
-    def count_policy_steps(self, iterations: int) -> int:
+    def count_policy_optimizer_steps(self, iterations: int) -> int:
         """Return the policy's optimizer steps in the first `iterations` iterations; critic warmup has none."""
         return max(0, iterations - self.trainer.critic_warmup) * self.steps_per_iteration
 
-    def count_critic_steps(self, iterations: int) -> int:
+    def count_critic_optimizer_steps(self, iterations: int) -> int:
         """Return the critic's optimizer steps in the first `iterations` iterations."""
         return iterations * self.num_mini_batches * self.critic.ppo_epochs
 

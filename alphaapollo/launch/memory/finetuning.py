@@ -38,7 +38,7 @@ class MemoryRequest:
     sampling_shape: tuple[int, int, int] | None = None  # per rank: (responses at once, prompt tokens, response tokens)
 
 
-def fit_finetuning_memory(
+def fit_finetuning_to_memory(
     config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host_memory: int = 0
 ) -> tuple[Model, MemoryPlan]:
     """Plan the memory of fine-tuning, and enable gradient checkpointing if it is `auto` and needed. Returns the model
@@ -71,7 +71,7 @@ def _plan_memory(
         )
     of_model = trained.usage_during_update()
     if request.sampling_shape:
-        of_model[SAMPLING] = _plan_sampling(trained, model, *request.sampling_shape)
+        of_model[SAMPLING] = _estimate_sampling_memory(trained, model, *request.sampling_shape)
     phases = {name: usage + fixed for name, usage in of_model.items()}
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
@@ -82,7 +82,7 @@ def _plan_memory(
     return MemoryPlan(node, capacity, "this machine", 0, checkpoint_copy_bytes=copies)
 
 
-def _plan_sampling(
+def _estimate_sampling_memory(
     trained: TrainedModelMemory, model: Model, num_responses: int, prompt_tokens: int, response_tokens: int
 ) -> MemoryUsage:
     """Return the memory of a rank that samples `num_responses` responses at a time in a validation."""

@@ -18,12 +18,12 @@ ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.lo
 ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction"
 
 
-def check_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
+def check_setting_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
     """Return warnings about keys that neither estimator nor loss reads, and about risky combinations.
 
     Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    if errors := [*_list_estimator_errors(config, estimator), *_list_loss_level_errors(config, estimator, policy_loss)]:
+    if errors := [*_list_estimator_errors(config, estimator), *_list_token_loss_errors(config, estimator, policy_loss)]:
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
@@ -69,7 +69,7 @@ def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterat
     yield from (fix for fix, is_needed in fixes.items() if is_needed)
 
 
-def _list_loss_level_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield an error for each setting that needs a token-level loss, if the loss has one ratio per sequence."""
     if policy_loss.level == "token":
         return

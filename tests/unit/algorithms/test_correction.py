@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.correction import rollout_correction_weights
 
 # Ratios by token: row 0 has 0.5, 4 and an observation; row 1 has 2; row 2 is empty.
 TRAIN = torch.tensor([[0.5, 4.0, 7.0], [2.0, 1.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
@@ -25,23 +25,23 @@ ROOT = math.sqrt(2.0)
     ],
 )
 def test_weights_by_hand(options: dict, expected: list[list[float]]):
-    weights = mismatch_weights(TRAIN, ROLLOUT, MASK, **options)
+    weights = rollout_correction_weights(TRAIN, ROLLOUT, MASK, **options)
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_weights_are_constants():
     train = TRAIN.clone().requires_grad_()
-    assert not mismatch_weights(train, ROLLOUT, MASK).requires_grad
+    assert not rollout_correction_weights(train, ROLLOUT, MASK).requires_grad
 
 
 def test_all_masked_batch():
     nothing = torch.zeros(3, 3)
-    assert not mismatch_weights(TRAIN, ROLLOUT, nothing).any()
+    assert not rollout_correction_weights(TRAIN, ROLLOUT, nothing).any()
 
 
 def test_a_product_over_a_long_row_stays_finite():
     train = torch.full((1, 500), 1.0)
-    weights = mismatch_weights(
+    weights = rollout_correction_weights(
         train, torch.zeros(1, 500), torch.ones(1, 500), method="tis", level="sequence", high=None
     )
     assert weights.isfinite().all()

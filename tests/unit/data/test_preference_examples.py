@@ -50,7 +50,7 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
     for one in pair.rows:
         assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
     assert (pair.is_good, pair.data_source, pair.margin, pair.unrelated_answer) == ([True, False], "sums", 0.0, None)
-    assert pair.max_length == len(rejected.token_ids) and (read.file_sizes, read.notices) == ([1], [])
+    assert pair.longest_row_length == len(rejected.token_ids) and (read.file_sizes, read.notices) == ([1], [])
 
 
 def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.launch.memory.finetuning import MemoryRequest, find_micro_batch_shape, fit_finetuning_memory
+from alphaapollo.launch.memory.finetuning import MemoryRequest, find_micro_batch_shape, fit_finetuning_to_memory
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
@@ -23,7 +23,7 @@ def on_ranks(ranks: int, **sections: Any) -> SftConfig:
 
 def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
-    return fit_finetuning_memory(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
+    return fit_finetuning_to_memory(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
 
 
 def test_gradient_checkpointing_is_enabled_if_needed():
@@ -60,7 +60,8 @@ def test_reference_and_checkpoint_copies_are_counted():
     trainer = {"n_gpus_per_node": 8, "save_freq": 5}
     config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
     plans = [
-        fit_finetuning_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)
+        fit_finetuning_to_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1]
+        for host in (64, 4)
     ]
     assert plans[0].checkpoint_copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
     assert [plan.saves_in_background for plan in plans] == [True, False]

@@ -11,7 +11,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.activation_memory import (
     LiveByteCounter,
     TrainingPass,
-    load_meta_model,
+    load_on_meta_device,
     measure_activation_bytes,
     read_model_sizes,
 )
@@ -20,7 +20,7 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
 
 def meta(name: str) -> torch.nn.Module:
-    return load_meta_model(Model(path=str(PUBLISHED / name)), torch.bfloat16)
+    return load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_head_keeps_one_chunk_of_logits():
 def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):
     from tests.unit.tiny import save_model
 
-    model = load_meta_model(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
+    model = load_on_meta_device(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
     assert measure_activation_bytes(model, TrainingPass(2, 16, False, "cpu")).saved > 0
 
 
@@ -81,7 +81,7 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
     folder = str(save_model("gemma2", tmp_path))  # which caps scores
 
     def kept(kind: str) -> int:
-        model = load_meta_model(Model(path=folder, attention=kind), torch.bfloat16)
+        model = load_on_meta_device(Model(path=folder, attention=kind), torch.bfloat16)
         return measure_activation_bytes(model, TrainingPass(1, 512, False, "cuda")).saved
 
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens

@@ -34,7 +34,7 @@ def test_padded_layout_by_hand():
     micro = MicroBatchBuilder(True, CPU).build(short, [0, 1])
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
-    assert micro.predictors.local_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
+    assert micro.predicting_tokens.local_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
     assert micro.targets.tolist() == [7, 8, 2, 3]
     assert micro.packing is None
 
@@ -45,7 +45,7 @@ def test_packed_layout_by_hand():
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert micro.packing is not None
     assert micro.packing.cu_seqlens.tolist() == [0, 4, 8]
-    assert micro.predictors.local_positions.tolist() == [0, 1, 2, 5, 6]
+    assert micro.predicting_tokens.local_positions.tolist() == [0, 1, 2, 5, 6]
     assert micro.targets.tolist() == [2, 3, 4, 7, 8]
 
 
@@ -107,11 +107,12 @@ def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
         assert parts[2].packing.cu_seqlens.tolist() == [0, 4, 8, 9]
     targets = torch.zeros(5, dtype=torch.int64)
     for part in parts:
-        targets[part.predictors.local_indices] = part.targets
-        before = part.token_ids.flatten()[part.predictors.local_positions]  # the token before the target
-        expected = complete.token_ids.flatten()[complete.predictors.local_positions][part.predictors.local_indices]
+        targets[part.predicting_tokens.local_indices] = part.targets
+        before = part.token_ids.flatten()[part.predicting_tokens.local_positions]  # the token before the target
+        expected = complete.token_ids.flatten()[complete.predicting_tokens.local_positions]
+        expected = expected[part.predicting_tokens.local_indices]
         assert before.tolist() == expected.tolist()
-        assert (part.predictors.num_selected, part.last_tokens.num_selected) == (5, 2)
+        assert (part.predicting_tokens.num_selected, part.last_tokens.num_selected) == (5, 2)
         last = part.token_ids.flatten()[part.last_tokens.local_positions]
         assert last.tolist() == torch.tensor([8, 4])[part.last_tokens.local_indices].tolist()
         assert part.to_matrix(part.mask).tolist() == complete.to_matrix(complete.mask).tolist()

@@ -28,7 +28,7 @@ def test_the_view_shows_bars_curve_and_figures():
     for step in (1, 2):
         view.update(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
     view.step_times.append(1.0)
-    view.phases = {"generate": (12, 32), "update": (0, 1)}
+    view.phase_progress = {"generate": (12, 32), "update": (0, 1)}
     lines = show(view)
     assert lines[0].startswith("run ")
     assert lines[0].endswith("2/80 steps   1:15 elapsed, 1:18 left")

@@ -42,6 +42,6 @@ def test_each_role_counts_its_own_optimizer_steps() -> None:
             "trainer": {"critic_warmup": 10},
         }
     )
-    assert config.count_policy_steps(100) == 90 * 2  # 32 trajectories are 2 mini-batches; none in the warm-up
-    assert config.count_critic_steps(100) == 100 * 2 * 4
-    assert config.count_policy_steps(5) == 0
+    assert config.count_policy_optimizer_steps(100) == 90 * 2  # 32 trajectories are 2 mini-batches; none in the warm-up
+    assert config.count_critic_optimizer_steps(100) == 100 * 2 * 4
+    assert config.count_policy_optimizer_steps(5) == 0

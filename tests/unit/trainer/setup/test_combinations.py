@@ -14,7 +14,7 @@ from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import collect_environment_notices
-from alphaapollo.trainer.setup.combinations import check_combinations
+from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.plan import make_plan
 
 ACTOR = "actor_rollout_ref.actor"
@@ -37,7 +37,7 @@ def config(values: dict[str, Any]) -> Config:
 def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
     keys = {name.replace("__", "."): value for name, value in values.items()}
     keys = {key if "." in key else f"algorithm.{key}": value for key, value in keys.items()}
-    return check_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
+    return check_setting_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
 
 
 def problem(estimator: str, loss: str = "ppo", **values: Any) -> str:
@@ -105,7 +105,7 @@ def test_custom_estimator_and_loss_are_not_checked_for_keys():
     own = Estimator("mine", lambda inputs, algorithm: None)  # type: ignore[arg-type, return-value]
     loss = PolicyLoss("mine", lambda inputs, actor: None)  # type: ignore[arg-type, return-value]
     values = {"algorithm.lam": 0.9, "algorithm.passk_k": 2, f"{ACTOR}.tau_pos": 2.0}
-    assert check_combinations(config(values), own, loss) == []
+    assert check_setting_combinations(config(values), own, loss) == []
 
 
 @pytest.mark.parametrize("name", [name for name in estimator_names() if get_estimator(name).group])
