@@ -95,20 +95,20 @@ async def generate_missing_groups(
             on_group(group)
 
 
-def compute_group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
+def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:
     """Compute the metrics `val/*` of all prompts and, if there are several data sources, of each data source.
 
-    suffix: appended to the metric names.
+    metric_suffix: appended to the metric names.
     """
     results = _make_sample_results(groups, needs_answers=False)
     if count_max_samples_per_problem(results) > 1:  # answers are only needed for maj@n
         results = _make_sample_results(groups, needs_answers=True)
-    metrics = compute_val_metrics(results, f"val/{{}}{suffix}")
+    metrics = compute_val_metrics(results, f"val/{{}}{metric_suffix}")
     sources = sorted({result.data_source for result in results})
     if len(sources) > 1:
         for source in sources:
             of_source = [result for result in results if result.data_source == source]
-            metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{suffix}")
+            metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{metric_suffix}")
     return metrics
 
 

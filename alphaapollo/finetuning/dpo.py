@@ -74,7 +74,7 @@ class DpoTask(PairTask):
         parts = await ranks.call(lambda worker: worker.compute_weights_digest())
         digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
-        logps = read_reference_logps(path, digest, run.console.notice)
+        logps = read_reference_logps(path, digest, run.console.notify)
         if logps is None:
             logps = await self._compute_reference_logps(run, examples)
             save_reference_logps(path, digest, logps)

@@ -28,7 +28,7 @@ class PairTask(FinetuningTask):
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper
-        self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notice)
+        self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notify)
 
 
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:

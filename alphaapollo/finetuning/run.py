@@ -7,7 +7,7 @@ from functools import partial
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.finetuning.loop import train
-from alphaapollo.finetuning.prepare import prepare
+from alphaapollo.finetuning.prepare import prepare_run
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
@@ -15,7 +15,7 @@ from alphaapollo.launch.session import open_session
 from alphaapollo.observability.timing import Timer
 from alphaapollo.utils.watchdog import new_run_id
 
-__all__ = ["prepare", "run"]  # called by launch/command.py
+__all__ = ["prepare_run", "run"]  # called by launch/command.py
 
 
 async def run(plan: FinetuningPlan, progress: FinetuningProgress) -> None:
@@ -34,14 +34,14 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress) -> None:
         async with open_session(config, plan.start, specs, (progress.step, plan.total_steps), Timer()) as session:
             model, console = session.workers.trainer, session.console
             checkpoints = CheckpointFolder(trainer.folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
-            saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notice)
+            saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notify)
             ready = FinetuningRun(plan, model, progress, saving, session.tracker, console)
             for warning in await model.get_logprob_check_warnings():
-                console.notice(warning)
+                console.notify(warning)
             await plan.task.begin_run(ready)
             if checkpoint := plan.start.checkpoint:
                 await model.load(str(checkpoint / "model"))
-                console.notice(f"resumed from {checkpoint}")
+                console.notify(f"resumed from {checkpoint}")
             await session.train(train(ready), saving)
             await session.export(model, saving)
     finally:

@@ -51,7 +51,7 @@ def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Corou
                 f"{cause}; trainer.max_restarts={trainer.max_restarts} allows no further restart; {hint}"
             ) from death
         last_death, restarts = (iteration, death.role), restarts + 1
-        Console().notice(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
+        Console().notify(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
             prepared_run = prepare_restart_from_newest_checkpoint(prepared_run)
         except ValueError as error:

@@ -44,13 +44,13 @@ class TrainingSession:
         """Export the model if trainer.export_hf is set; otherwise print the command that exports it."""
         trainer, folder = self.config.trainer, self.config.trainer.folder
         if best := writer.checkpoints.describe_best():
-            self.console.notice(best)
+            self.console.notify(best)
         if trainer.export_hf:
             with SPANS("export"):
                 await model.export(str(folder / "model"), trainer.export_lora)
-            self.console.notice(f"model written to {folder / 'model'}")
+            self.console.notify(f"model written to {folder / 'model'}")
         elif trainer.save_freq > 0:
-            self.console.notice(f"to export the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+            self.console.notify(f"to export the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
 
 
 @asynccontextmanager
@@ -66,16 +66,16 @@ async def open_session(
     console = Console()
     console.start(total, done)
     if moved:
-        console.notice(f"the previous run of this name was moved to {moved}")
-    tracker = Tracker(config.model_dump(mode="json"), folder, done, console.notice)
+        console.notify(f"the previous run of this name was moved to {moved}")
+    tracker = Tracker(config.model_dump(mode="json"), folder, done, console.notify)
     workers: WorkerGroups | None = None
     try:
         with timer("start"):
             console.show_phase("start", 0, 1)
             workers = await start_workers(config, specs)
         required, device = workers.required_service_processes, specs.placement.device
-        stalls = StallMonitor(workers.ranks, trainer, device, console.notice, lambda: resume_hint(folder), required)
-        processes = monitor_processes(required, lambda event: console.notice(f"{event}; {resume_hint(folder)}"))
+        stalls = StallMonitor(workers.ranks, trainer, device, console.notify, lambda: resume_hint(folder), required)
+        processes = monitor_processes(required, lambda event: console.notify(f"{event}; {resume_hint(folder)}"))
         async with processes, stalls:
             yield TrainingSession(config, workers, console, tracker)
     finally:

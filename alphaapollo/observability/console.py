@@ -1,6 +1,6 @@
 """Console output of a run: a live view in a terminal, otherwise one line per iteration.
 
-The loop calls start, show_phase, show_step and notice. Display errors never affect the run.
+The loop calls start, show_phase, show_step and notify. Display errors never affect the run.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class Console:
         if self._live is None:
             self._print_line(format_plain_line(self._view, metrics))
         for advice in self._advisor.list_warnings(step, metrics):
-            self.notice(advice)
+            self.notify(advice)
 
-    def notice(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print a line that starts with `note`, above the live view if there is one."""
         self._print_line(Text.assemble(("note ", "yellow"), redact(text)))
 

@@ -53,9 +53,9 @@ class RolloutLog:
         """Queue the trajectories of a training iteration for writing. They must not change afterwards."""
         self._queue_file(f"step_{step:06d}.jsonl", step, groups)
 
-    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
-        """Queue the trajectories of a validation for writing. suffix: part of the file name, e.g. "_greedy"."""
-        self._queue_file(f"val{suffix}_{step:06d}.jsonl", step, groups)
+    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], file_suffix: str = "") -> None:
+        """Queue the trajectories of a validation for writing. file_suffix: part of the file name, e.g. "_greedy"."""
+        self._queue_file(f"val{file_suffix}_{step:06d}.jsonl", step, groups)
 
     def close(self) -> None:
         """Wait until all queued trajectories are written."""

@@ -1,6 +1,6 @@
 """Prepare and run a training run.
 
-prepare: check the configuration, read the data, print the plan; starts no process.
+prepare_run: check the configuration, read the data, print the plan; starts no process.
 run: start the workers, resume from the last checkpoint, train, export the model, stop the workers.
 """
 
@@ -71,7 +71,7 @@ class PreparedRun:
         )
 
 
-def prepare(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> PreparedRun:
+def prepare_run(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> PreparedRun:
     """Check everything that can be checked without a worker, and print the plan.
 
     Raises ValueError if the configuration, the data or a model cannot be used.
@@ -146,7 +146,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         progress=progress,
         saving=BackgroundCheckpointWriter(
-            checkpoints, trainers, session.console.notice, workers.engines.release_kv_cache_temporarily
+            checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
         ),
         tracker=session.tracker,
         rollout_log=RolloutLog(folder / "rollouts"),
@@ -163,7 +163,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     trainer.val_before_train, a new run then validates.
     """
     for warning in await run.workers.policy.get_logprob_check_warnings():
-        run.console.notice(warning)
+        run.console.notify(warning)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
     run.create_reference_prefetcher()
     await run.workers.engines.sleep()
@@ -173,7 +173,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
                 await run.workers.critic.load(str(checkpoint / "critic"))
                 await run.workers.critic.offload()
             await run.workers.policy.load(str(checkpoint / "policy"))
-        run.console.notice(f"resumed from {checkpoint}")
+        run.console.notify(f"resumed from {checkpoint}")
     run.console.show_phase("publish", 0, 1)
     with SPANS("publish"):
         metrics = await run.weights.publish(run.progress.step)
@@ -194,14 +194,14 @@ async def can_share_prompt_computation(run: TrainingRun) -> bool:
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.get_prompt_sharing_obstacle())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
-    return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notice)
+    return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notify)
 
 
 async def finish_run(run: TrainingRun, session: TrainingSession) -> None:
     """Export the final model, or print the command that exports it."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.max_steps:
-        run.console.notice(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
+        run.console.notify(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
     if trainer.export_hf:
         await run.workers.engines.sleep()
     await session.export(run.workers.policy, run.saving)

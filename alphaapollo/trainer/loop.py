@@ -92,7 +92,7 @@ async def validate_and_reset_reference_if_due(
         async with run.workers.engines.release_kv_cache_temporarily():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
-        run.console.notice(
+        run.console.notify(
             f"step {step}: copied the policy to the reference model and reset the policy's optimizer state"
         )
     return run.progress.validation

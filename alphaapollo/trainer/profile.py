@@ -40,7 +40,7 @@ class StepProfiler:
                     spans += worker_spans
                 path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"
                 await asyncio.to_thread(write_trace, path, spans)
-                self._console.notice(f"profile of iteration {ended} written to {path} (open it at ui.perfetto.dev)")
+                self._console.notify(f"profile of iteration {ended} written to {path} (open it at ui.perfetto.dev)")
             if self._active is not None:
                 SPANS.start()
                 await asyncio.gather(*(role.start_profile() for role in roles))

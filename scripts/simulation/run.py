@@ -119,7 +119,7 @@ class Cluster:
             goal=TrainingGoal(steps),
             stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
             progress=Progress(),
-            saving=BackgroundCheckpointWriter(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
+            saving=BackgroundCheckpointWriter(CheckpointFolder(folder / "checkpoints", None), {}, console.notify),
             tracker=Tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,

@@ -39,11 +39,11 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
         learned = await learn(run, step, groups, timer)
     except FAILURES as error:
         write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
-        run.console.notice(f"The inputs of iteration {step} are saved to {folder}. {hint}")
+        run.console.notify(f"The inputs of iteration {step} are saved to {folder}. {hint}")
         raise
     with timer("record"), explain_write_errors("the recording", folder):
         write_outcome(folder, await collect_learning_outcome(run, step, learned))
-    run.console.notice(f"Iteration {step} is recorded. {hint}")
+    run.console.notify(f"Iteration {step} is recorded. {hint}")
     return replace(learned, batch=None, credit=None)
 
 

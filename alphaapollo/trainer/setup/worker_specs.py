@@ -63,29 +63,29 @@ def make_worker_specs(
 
 
 def _make_rank_builders(
-    config: Config, plan: Plan, role: ActorRolloutRef, transport: Transport, total_iterations: int
+    config: Config, plan: Plan, section: ActorRolloutRef, transport: Transport, total_iterations: int
 ) -> dict[str, Callable[..., Any]]:
     """Return the functions that build the workers of one training rank: policy, and critic and reward model if used."""
     policy = PolicyWorkerConfig(
-        model=role.model,
-        actor=role.actor,
-        ref=role.ref,
+        model=section.model,
+        actor=section.actor,
+        ref=section.ref,
         needs_reference=config.needs_reference,
         optimizer_steps=config.count_policy_optimizer_steps(total_iterations),
-        temperature=role.rollout.temperature,
+        temperature=section.rollout.temperature,
         correction=config.algorithm.rollout_correction,
         seed=config.trainer.seed,
-        engine_lora_form=role.rollout.lora,
+        engine_lora_form=section.rollout.lora,
         saves_in_background=plan.saves_in_background,
         teacher=config.teacher,
-        teacher_model=make_teacher_model_section(role.model, config.teacher) if config.teacher.divergence else None,
+        teacher_model=make_teacher_model_section(section.model, config.teacher) if config.teacher.divergence else None,
     )
     build = partial(build_policy_worker, policy, transport, config.algorithm.custom_module)
     builders: dict[str, Callable[..., Any]] = {"policy": build}
     if plan.placement.has_critic:
         builders["critic"] = partial(
             CriticWorker,
-            make_critic_model_section(role.model, config.critic),
+            make_critic_model_section(section.model, config.critic),
             config.critic,
             optimizer_steps=config.count_critic_optimizer_steps(total_iterations),
             seed=config.trainer.seed,

@@ -53,7 +53,7 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and len(selected) < size:
-        run.console.notice(
+        run.console.notify(
             f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
@@ -118,13 +118,13 @@ async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing
     if not dead or not run.workers.can_replace_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
         raise death
     run.engines_replaced += len(dead)
-    run.console.notice(f"{death}; starting a new engine and generating {num_missing_groups} groups again")
+    run.console.notify(f"{death}; starting a new engine and generating {num_missing_groups} groups again")
     try:
         async with asyncio.timeout(trainer.start_timeout):
             for index in dead:
                 await run.workers.replace_engine(index)
     except (TimeoutError, EngineError, WorkerFailed) as error:
-        run.console.notice(f"the new engine did not start: {str(error) or type(error).__name__}")
+        run.console.notify(f"the new engine did not start: {str(error) or type(error).__name__}")
         raise death from None
     engines.dead.clear()
     await run.weights.publish(run.progress.step)

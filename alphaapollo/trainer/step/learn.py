@@ -99,7 +99,7 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
             "the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
             f"{'; '.join(fixes)}."
         )
-    run.console.notice(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
+    run.console.notify(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)

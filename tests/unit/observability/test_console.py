@@ -97,7 +97,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
         console = Console(Terminal(file=file))
         console.start(total_steps=2, completed_steps=0)
         console.show_phase("generate", 0, 4)
-        console.notice("trainer.cpu_threads=2 has no effect")
+        console.notify("trainer.cpu_threads=2 has no effect")
         console.show_step(1, METRICS)
         console.show_step(2, METRICS)
         console.close()
@@ -114,14 +114,14 @@ def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
     console = Console(Terminal(file=file))
     console.start(total_steps=2, completed_steps=0)
     console.show_step(1, METRICS)
-    console.notice("[bold]resumed[/] after 7 s")
+    console.notify("[bold]resumed[/] after 7 s")
     console.close()
     assert "\x1b" not in file.getvalue()
 
 
 def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", None)  # as Python has it after `command >&-`
-    Console().notice("resumed")
+    Console().notify("resumed")
     assert report_error(ValueError("no such file"), 2) == 2
     assert capsys.readouterr().err == "error: no such file\n"
 
@@ -146,7 +146,7 @@ def test_the_live_view_leaves_its_last_state_and_the_notices():
     console = Console(Terminal(file=file, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}))
     console.start(total_steps=2, completed_steps=1)
     console.show_phase("generate", 1, 4)
-    console.notice("resumed")
+    console.notify("resumed")
     console.show_step(2, METRICS)
     console.close()
     console.close()
@@ -158,7 +158,7 @@ def test_the_live_view_leaves_its_last_state_and_the_notices():
 def test_notice_contains_no_secret(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
     file = io.StringIO()
-    Console(Terminal(file=file)).notice("401: canary-7f3a91c2d4 is no key")
+    Console(Terminal(file=file)).notify("401: canary-7f3a91c2d4 is no key")
     assert file.getvalue() == "note 401: $SOME_API_KEY is no key\n"
 
 
@@ -168,7 +168,7 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
     console = Console(Terminal(file=file))
     console.start(total_steps=2, completed_steps=0)
     console.show_step(1, METRICS)
-    console.notice("still here")
+    console.notify("still here")
     console.close()
     with pytest.raises(OSError, match="No space left"):
         file.write("the file is really full")

@@ -100,7 +100,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
     run: Any = SimpleNamespace(
         config=config,
         workers=SimpleNamespace(policy=role, critic=None),
-        console=SimpleNamespace(notice=said.append),
+        console=SimpleNamespace(notify=said.append),
     )
     if asked is True:
         with pytest.raises(ValueError, match=rf"^{KEY}=true is not possible: Mamba .* Set {KEY} to auto or false\.$"):

@@ -70,7 +70,7 @@ class Case:
             weights=SimpleNamespace(publish=self.publish),
             config=Config.model_validate({"trainer": {"max_restarts": max_restarts}}),
             progress=SimpleNamespace(step=7),
-            console=SimpleNamespace(notice=self.notices.append, show_phase=lambda *_: None),
+            console=SimpleNamespace(notify=self.notices.append, show_phase=lambda *_: None),
             engines_replaced=0,
             reference_prefetcher=None,
         )
