@@ -1,6 +1,6 @@
 """Generate and grade responses without training (main_generation).
 
-prepare: read and check the inputs, print the plan
+prepare_run: read and check the inputs, print the plan
 run: generate responses, append them to results.jsonl, and write the metrics to summary.json and summary.csv
 """
 
@@ -78,7 +78,7 @@ def make_sampling(config: GenerationConfig) -> Sampling:
     return Sampling(max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed)
 
 
-def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
+def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     """Check the inputs without starting an engine, read earlier results, and print the plan.
 
     Raises ValueError for invalid settings or data.

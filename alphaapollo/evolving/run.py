@@ -1,6 +1,6 @@
 """Prepare and run a self-evolution.
 
-prepare: read the data, check the configuration, print the plan; starts no process.
+prepare_run: read the data, check the configuration, print the plan; starts no process.
 run: start models, tools and graders, run the loop, write the results.
 """
 
@@ -74,7 +74,7 @@ class PreparedEvolution:
         return bool(self.config.custom_reward_function.path) or is_gradable(prompt)
 
 
-def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
+def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     """Check everything that can be checked without starting a model, and print the plan. Raises ValueError if the
     configuration, the data or the run folder is invalid."""
     serves = any(model.path for model in config.models.values())

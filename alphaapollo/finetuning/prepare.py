@@ -33,7 +33,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 }
 
 
-def prepare(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
+def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
     machine = input_checks.detect_node_resources(config.trainer)
     config, kept_threads = choose_cpu_threads(config, machine)

@@ -21,7 +21,7 @@ def run_inference(
 ) -> int:
     """Run main_generation or evolving.main with the defaults of the YAML file `config_name`. Returns the exit code.
 
-    module_name: module with `prepare(config, terminal)` and `run(prepared, terminal)`, which imports torch.
+    module_name: module with `prepare_run(config, terminal)` and `run(prepared, terminal)`, which imports torch.
     """
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
@@ -31,7 +31,7 @@ def run_inference(
 
     return run_in_locked_folder(
         config.trainer,
-        lambda: module.prepare(config, terminal),
+        lambda: module.prepare_run(config, terminal),
         lambda prepared: run_coroutine(module.run(prepared, terminal)),
         lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
     )
@@ -42,7 +42,7 @@ def run_training(
 ) -> int:
     """Run a training command with the defaults of the YAML file `config_name`, with restarts. Returns the exit code.
 
-    module_name: module with `prepare(config, user_settings)` and `run(prepared, progress)` (restarts.py).
+    module_name: module with `prepare_run(config, user_settings)` and `run(prepared, progress)` (restarts.py).
     """
     with exit_on_config_error():
         words = sys.argv[1:] if argv is None else argv
@@ -62,7 +62,7 @@ def run_training(
 
     return run_in_locked_folder(
         config.trainer,
-        lambda: module.prepare(config, user_settings),
+        lambda: module.prepare_run(config, user_settings),
         train,
         lambda: f"interrupted; {resume_hint(folder)}",
     )

@@ -28,7 +28,7 @@ def compute_hidden_states(decoder: nn.Module, micro: MicroBatch, selection: Toke
         }
     output = decoder(input_ids=micro.token_ids, position_ids=micro.position_ids, use_cache=False, **arguments)
     states: Tensor = output[0]
-    return states.flatten(0, 1).index_select(0, selection.local_positions)
+    return states.flatten(0, 1).index_select(0, selection.shard_positions)
 
 
 def get_attention_head_size(config: PretrainedConfig) -> int:

@@ -113,7 +113,7 @@ class MicroBatchBuilder:
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
-            targets=targets if predictors.local_indices is None else targets[predictors.local_indices],
+            targets=targets if predictors.selection_indices is None else targets[predictors.selection_indices],
             matrix_indices=self._to_device(matrix_indices),
             mask=self._to_device(chosen.action_mask.astype(np.float32)),
             rollout_logprobs=self._to_device(chosen.rollout_logprobs.astype(np.float32)),

@@ -44,8 +44,8 @@ class SequenceGroup:
 class TokenSelection:
     """p selected tokens of a micro-batch, m of which are in this rank's part of the sequences."""
 
-    local_positions: Tensor  # int64 [m]: positions in the rank's part of the micro-batch, flattened
-    local_indices: Tensor | None  # int64 [m]: which of the p tokens this rank has; None: all, in order
+    shard_positions: Tensor  # int64 [m]: positions in the rank's part of the micro-batch, flattened
+    selection_indices: Tensor | None  # int64 [m]: which of the p tokens this rank has; None: all, in order
     num_selected: int  # p
 
 
@@ -90,7 +90,7 @@ def gather_token_values(local: Tensor, selection: TokenSelection, sequence: Sequ
     """
     if sequence is None:
         return local
-    gathered: Tensor = _GatherTokens.apply(local, selection.local_indices, selection.num_selected, sequence)
+    gathered: Tensor = _GatherTokens.apply(local, selection.selection_indices, selection.num_selected, sequence)
     return gathered
 
 

@@ -35,7 +35,7 @@ def export_checkpoint(
         ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
-    probe, expected = _write_hf_folder(checkpoint_folder, model, dtype, output_folder, form, kind)
+    probe, expected = _write_hf_folder_and_run_probe(checkpoint_folder, model, dtype, output_folder, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
     return verification.check_exported_outputs(
         expected, verification.compute_transformers_outputs(Path(output_folder), kind, probe, model), rounding
@@ -43,7 +43,7 @@ def export_checkpoint(
 
 
 @torch.no_grad()
-def _write_hf_folder(
+def _write_hf_folder_and_run_probe(
     checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: ModelKind
 ) -> tuple[list[int], list[float]]:
     """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them, to verify it."""

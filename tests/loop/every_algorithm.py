@@ -23,7 +23,7 @@ from alphaapollo.config.load import find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.lifecycle import make_training_run, prepare
+from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
@@ -112,7 +112,7 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
 
 
 async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, float]]:
-    prepared = await asyncio.to_thread(prepare, config)  # it has an event loop of its own
+    prepared = await asyncio.to_thread(prepare_run, config)  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
     await workers.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
     await workers.policy.load(str(start / "policy"))
@@ -143,7 +143,7 @@ async def main(model: str, data: str, out: Path) -> None:
     make_model(out / "teacher", seed=1)
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
-    prepared = await asyncio.to_thread(prepare, settings(model, data, out, everything))
+    prepared = await asyncio.to_thread(prepare_run, settings(model, data, out, everything))
     specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_reward_function)
     workers = await start_workers(prepared.config, specs)
     try:

@@ -86,7 +86,7 @@ class Command:
         out = StringIO()
         terminal = Terminal(file=out, width=200, highlight=False)
         config = load_config(GenerationConfig, "generation", self.words(*overrides))
-        asyncio.run(generation.run(generation.prepare(config, terminal), terminal))
+        asyncio.run(generation.run(generation.prepare_run(config, terminal), terminal))
         return out.getvalue()
 
     def records(self) -> list[dict]:

@@ -147,7 +147,7 @@ class Command:
         out = StringIO()
         terminal = Terminal(file=out, width=200, highlight=False)
         config = load_config(EvolvingConfig, "evolving", self.words(*overrides))
-        asyncio.run(evolving_run.run(evolving_run.prepare(config, terminal), terminal))
+        asyncio.run(evolving_run.run(evolving_run.prepare_run(config, terminal), terminal))
         return out.getvalue()
 
     @property

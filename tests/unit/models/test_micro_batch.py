@@ -34,7 +34,7 @@ def test_padded_layout_by_hand():
     micro = MicroBatchBuilder(True, CPU).build(short, [0, 1])
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
-    assert micro.predicting_tokens.local_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
+    assert micro.predicting_tokens.shard_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
     assert micro.targets.tolist() == [7, 8, 2, 3]
     assert micro.packing is None
 
@@ -45,7 +45,7 @@ def test_packed_layout_by_hand():
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert micro.packing is not None
     assert micro.packing.cu_seqlens.tolist() == [0, 4, 8]
-    assert micro.predicting_tokens.local_positions.tolist() == [0, 1, 2, 5, 6]
+    assert micro.predicting_tokens.shard_positions.tolist() == [0, 1, 2, 5, 6]
     assert micro.targets.tolist() == [2, 3, 4, 7, 8]
 
 
@@ -83,7 +83,7 @@ def test_columns_keep_their_values(dtype: type, expected: torch.dtype):
     assert micro.columns.returns.dtype == expected
     assert micro.columns.trajectory_ids.tolist() == [7, 7]
     assert micro.drop_dummy_row(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert micro.last_tokens.local_positions.tolist() == [3, 7]
+    assert micro.last_tokens.shard_positions.tolist() == [3, 7]
 
 
 def test_rows_of_different_trajectories_need_no_ids():
@@ -107,13 +107,13 @@ def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
         assert parts[2].packing.cu_seqlens.tolist() == [0, 4, 8, 9]
     targets = torch.zeros(5, dtype=torch.int64)
     for part in parts:
-        targets[part.predicting_tokens.local_indices] = part.targets
-        before = part.token_ids.flatten()[part.predicting_tokens.local_positions]  # the token before the target
-        expected = complete.token_ids.flatten()[complete.predicting_tokens.local_positions]
-        expected = expected[part.predicting_tokens.local_indices]
+        targets[part.predicting_tokens.selection_indices] = part.targets
+        before = part.token_ids.flatten()[part.predicting_tokens.shard_positions]  # the token before the target
+        expected = complete.token_ids.flatten()[complete.predicting_tokens.shard_positions]
+        expected = expected[part.predicting_tokens.selection_indices]
         assert before.tolist() == expected.tolist()
         assert (part.predicting_tokens.num_selected, part.last_tokens.num_selected) == (5, 2)
-        last = part.token_ids.flatten()[part.last_tokens.local_positions]
-        assert last.tolist() == torch.tensor([8, 4])[part.last_tokens.local_indices].tolist()
+        last = part.token_ids.flatten()[part.last_tokens.shard_positions]
+        assert last.tolist() == torch.tensor([8, 4])[part.last_tokens.selection_indices].tolist()
         assert part.to_matrix(part.mask).tolist() == complete.to_matrix(complete.mask).tolist()
     assert targets.tolist() == complete.targets.tolist()

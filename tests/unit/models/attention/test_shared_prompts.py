@@ -123,14 +123,14 @@ def test_shared_layout_by_hand():
     assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
     assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
     assert micro.is_real_token.all()
-    assert micro.predicting_tokens.local_positions.tolist() == [
+    assert micro.predicting_tokens.shard_positions.tolist() == [
         1,
         3,
         1,
         2,
         6,
     ]  # the prompt's last state predicts two first tokens
-    assert micro.last_tokens.local_positions.tolist() == [4, 5, 7]
+    assert micro.last_tokens.shard_positions.tolist() == [4, 5, 7]
     assert micro.targets.tolist() == [7, 8, 9, 3, 2]
     packing = micro.packing
     assert packing is not None and packing.keys is not None
