@@ -106,6 +106,6 @@ def test_paused_limits_do_not_count():
         await asyncio.sleep(50)
         await work(second, 57)
         await asyncio.gather(stopping, begun)
-        return first.left, second.left
+        return first.seconds_left, second.seconds_left
 
     assert run(play()) == (4.0, 7.0)
