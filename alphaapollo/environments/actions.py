@@ -61,7 +61,7 @@ class ChatTemplateActionHandler:
         try:
             calls = await asyncio.to_thread(self._parse_calls, text)  # in a thread, because parsing a long text is slow
         except ToolCallParseError as error:
-            return _make_invalid_step(self._make_reply(UNKNOWN_TOOL, ToolResult(str(error), ToolStatus.REFUSED)))
+            return _make_invalid_step(self._make_tool_message(UNKNOWN_TOOL, ToolResult(str(error), ToolStatus.REFUSED)))
         if not calls:
             return FinalAnswer(text)
         results: list[tuple[str, ToolResult]] = []
@@ -70,9 +70,9 @@ class ChatTemplateActionHandler:
                 results.append((call.name, await self._tools.call(call.name, call.arguments, session)))
             except ToolFailedError as error:
                 return _make_failed_tool_step(error, call.name, results)
-        return _make_tool_call_step([self._make_reply(name, result) for name, result in results], results, None)
+        return _make_tool_call_step([self._make_tool_message(name, result) for name, result in results], results, None)
 
-    def _make_reply(self, name: str, result: ToolResult) -> Message:
+    def _make_tool_message(self, name: str, result: ToolResult) -> Message:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
         text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
         return Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)

@@ -118,7 +118,7 @@ def find_start_point(config: Config | TuningConfig) -> StartPoint:
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists())
-    checkpoint, damaged = _find_undamaged_checkpoint(_list_resume_candidates(config))
+    checkpoint, damaged = _find_undamaged_checkpoint(_list_resumable_checkpoints(config))
     if _has_results(folder):
         changes = find_config_changes(config)
         if checkpoint is None:
@@ -161,13 +161,13 @@ def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
     ValueError as find_start_point does."""
     folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable" or not (candidates := _list_resume_candidates(config)):
+    if config.trainer.resume_mode == "disable" or not (candidates := _list_resumable_checkpoints(config)):
         return {}
     run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
     return read_saved_config(run) if _find_saved_config(run)[0] else {}
 
 
-def _list_resume_candidates(config: Config | TuningConfig) -> list[Path]:
+def _list_resumable_checkpoints(config: Config | TuningConfig) -> list[Path]:
     """Return the checkpoint of trainer.resume_from_path, or the checkpoints of this run, newest first."""
     trainer = config.trainer
     completed = list_checkpoints(trainer.folder)
