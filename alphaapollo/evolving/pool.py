@@ -117,7 +117,7 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
     messages: tuple[Message, ...] = ()  # prompt of the verifier
     vote: bool | None = None  # True: the solution is right; None: no report was obtained
     report: str = ""
-    is_vote_upheld: bool | None = msgspec.field(name="upheld", default=None)  # by the verifier of verifiers; None: no decision
+    is_vote_upheld: bool | None = msgspec.field(name="upheld", default=None)  # by verifier of verifiers; None: not set
     failure: str = ""
 
     @property
