@@ -90,8 +90,7 @@ class _SimulatedKernel(torch.autograd.Function):
 
 
 def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
-    config = model.config.get_text_config()
-    layers = find_decoder_layers(model)
+    config, layers = model.config.get_text_config(), find_decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     units = [count for count in counts if count >= MIN_UNIT]
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -132,8 +131,7 @@ def measure_activation_bytes(model: PreTrainedModel, training: TrainingPass) -> 
     """Measure the activation memory of a training pass. `model` is on the meta device (load_on_meta_device)."""
     count, length = training.num_sequences, training.sequence_length
     (first, peak), (second, _) = (_measure_decoder_bytes(model, count, length, num_layers) for num_layers in (1, 2))
-    layer = second - first
-    parameter = next(model.parameters())
+    layer, parameter = second - first, next(model.parameters())
     hidden = count * length * model.config.get_text_config().hidden_size * parameter.element_size()
     head = _measure_lm_head_peak_bytes(model, training) if training.has_lm_head else 0
     if training.has_adapters:
@@ -155,8 +153,7 @@ def _measure_decoder_bytes(
 ) -> tuple[int, int]:
     """Run sequences of `num_tokens` tokens through the first layers, with a backward pass if gradients are enabled.
     Returns the bytes saved for the backward pass, and the peak bytes."""
-    decoder = model.base_model
-    first = find_decoder_layers(model)[0]
+    decoder, first = model.base_model, find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
     name, layers = next((name, module) for name, module in lists.items() if module[0] is first)
     setattr(decoder, name, layers[:num_layers])
