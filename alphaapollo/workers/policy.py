@@ -26,12 +26,7 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import (
-    PolicyModel,
-    check_forward_vs_hf,
-    load_policy,
-    make_mismatch_warnings,
-)
+from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy, make_mismatch_warnings
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
