@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
-from alphaapollo.environments.base import (
-    EnvironmentFailure,
-    Services,
-    get_environment_spec,
-    wrap_environment_errors,
-)
+from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.check_replies import check_reset_reply

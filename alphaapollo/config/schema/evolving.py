@@ -7,15 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import (
-    CODE,
-    ONLY_AT_START,
-    FilePath,
-    FolderName,
-    PositiveRatio,
-    ResumeRule,
-    Section,
-)
+from alphaapollo.config.schema.base import CODE, ONLY_AT_START, FilePath, FolderName, PositiveRatio, ResumeRule, Section
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward

@@ -7,13 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import (
-    CHANGES_ROUNDING,
-    CHANGES_ROW_ORDER,
-    CHANGES_ROWS,
-    CountOrMinusOne,
-    Section,
-)
+from alphaapollo.config.schema.base import CHANGES_ROUNDING, CHANGES_ROW_ORDER, CHANGES_ROWS, CountOrMinusOne, Section
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
 from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_rank_group_errors
