@@ -95,7 +95,7 @@ def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stder
             signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        if version := landlock.get_version():
+        if version := landlock.get_abi_version():
             landlock.apply_ruleset(landlock.build_ruleset(_make_landlock_rules(bash), version))
         seccomp.apply_shell_filter()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})

@@ -25,7 +25,7 @@ READ_WRITE = READ | WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_
 DEVICE = READ_FILE | WRITE_FILE
 
 
-def get_version() -> int:
+def get_abi_version() -> int:
     """Return the version of Landlock that the kernel supports, or 0 without Landlock."""
     try:
         return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))

@@ -84,7 +84,7 @@ def _make_fork_context(packages: list[str]) -> ForkContext:
         if os.path.exists(path):
             rights = landlock.DEVICE if path in DEVICES else landlock.READ
             rules.append((os.open(path, os.O_PATH), rights))
-    return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, landlock.get_version(), rules)
+    return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, landlock.get_abi_version(), rules)
 
 
 class Zygote:
