@@ -90,7 +90,7 @@ def test_changes_are_reported_and_every_configuration_is_saved(tmp_path: Path) -
 @pytest.mark.parametrize(("kind", "verdict"), [("fixed", "applied"), ("adaptive", "kept")])
 def test_only_a_moving_kl_controller_keeps_its_coefficient(tmp_path: Path, kind: str, verdict: str) -> None:
     train(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.1}}), 2)
-    (change,) = start_of(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})).changes
+    (change,) = start_of(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})).config_changes
     assert (change.key, change.verdict) == ("algorithm.kl_ctrl.kl_coef", verdict)
 
 
