@@ -87,9 +87,11 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
     Raises ValueError if the loss raises.
     """
     inputs = make_toy_loss_inputs(policy_loss, config)
-    chosen = None if policy_loss.choose is None else inputs.mask.bool()
+    selected = None if policy_loss.select_tokens is None else inputs.mask.bool()
     with _explain_errors(policy_loss.fn, str(policy_loss)):
-        result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
+        result = policy_loss.fn(
+            replace(inputs, advantages=torch.zeros_like(inputs.advantages), selected_tokens=selected), config
+        )
         if not result.loss.requires_grad:
             return False
         (gradient,) = torch.autograd.grad(result.loss.sum(), inputs.logp, materialize_grads=True)
@@ -120,17 +122,17 @@ def make_toy_advantage_inputs(group_size: int, reward_names: Iterable[str]) -> A
 
 
 def make_toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
-    """Create inputs of two responses with three and two tokens, including `chosen` if the loss selects tokens."""
+    """Create inputs of two responses with three and two tokens, with `selected_tokens` if the loss selects tokens."""
     logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
     old = logp.detach() - 0.1
-    chosen = None
-    if policy_loss.choose is not None:
+    selected = None
+    if policy_loss.select_tokens is not None:
         inside = mask.bool()
-        chosen = torch.zeros_like(inside)
-        chosen[inside] = policy_loss.choose(old[inside], advantages[inside], config)
-    return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
+        selected = torch.zeros_like(inside)
+        selected[inside] = policy_loss.select_tokens(old[inside], advantages[inside], config)
+    return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, selected_tokens=selected)
 
 
 def _is_defined_by_alphaapollo(function: Callable[..., object]) -> bool:

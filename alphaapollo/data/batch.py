@@ -125,7 +125,7 @@ class Columns(Generic[A]):
     sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
-    selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.choose
+    selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
 
     def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
         """Return the values of the rows with the given indices. `rows`: all rows that these columns belong to."""

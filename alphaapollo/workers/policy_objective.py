@@ -49,7 +49,7 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: T
         "ref_logp": columns.ref_logprobs,
         "rollout_logp": micro.rollout_logprobs,
         "advantages": columns.advantages,
-        "chosen": None if columns.selected_tokens is None else columns.selected_tokens.bool(),
+        "selected_tokens": None if columns.selected_tokens is None else columns.selected_tokens.bool(),
     }
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights

@@ -36,7 +36,7 @@ class PolicyLossInputs:
     advantages: Tensor  # [B, L]
     mask: Tensor  # [B, L] 1 on action tokens
     rollout_logp: Tensor | None = None  # [B, L] log-probs of the rollout engine
-    chosen: Tensor | None = None  # bool [B, L], tokens selected by PolicyLoss.choose
+    selected_tokens: Tensor | None = None  # bool [B, L], tokens selected by PolicyLoss.select_tokens
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class PolicyLoss:
     on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
     needs_full_sequence: bool = False  # token loss depends on other tokens of the sequence; implied by level=sequence
-    choose: TokenSelector | None = None  # selects tokens of a mini-batch, which are passed as inputs.chosen
+    select_tokens: TokenSelector | None = (
+        None  # selects tokens of a mini-batch, which are passed as inputs.selected_tokens
+    )
 
     @property
     def needs_full_trajectories(self) -> bool:

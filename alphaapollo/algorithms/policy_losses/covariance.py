@@ -75,16 +75,18 @@ def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> T
 @register_policy_loss(
     "clip_cov",
     reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
-    choose=_select_clipped_tokens,
+    select_tokens=_select_clipped_tokens,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute PPO's clipped loss, with loss 0 on the chosen tokens, which still count in the denominator."""
-    assert inputs.chosen is not None
+    """Compute PPO's clipped loss, with loss 0 on the selected tokens, which still count in the denominator."""
+    assert inputs.selected_tokens is not None
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high)
-    fraction = token_sum(inputs.chosen, inputs.mask)
-    return PolicyLossOutput(apply_mask(output.loss, ~inputs.chosen), output.metrics | {"clip_cov_fraction": fraction})
+    fraction = token_sum(inputs.selected_tokens, inputs.mask)
+    return PolicyLossOutput(
+        apply_mask(output.loss, ~inputs.selected_tokens), output.metrics | {"clip_cov_fraction": fraction}
+    )
 
 
 def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
@@ -94,10 +96,10 @@ def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Acto
 
 
 @register_policy_loss(
-    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_select_top_covariance_tokens
+    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), select_tokens=_select_top_covariance_tokens
 )
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    assert inputs.chosen is not None
+    assert inputs.selected_tokens is not None
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    loss = kl_cov(d, inputs.advantages, inputs.chosen, config.policy_loss.ppo_kl_coef)
-    return PolicyLossOutput(loss, {"kl_cov_fraction": token_sum(inputs.chosen, inputs.mask)})
+    loss = kl_cov(d, inputs.advantages, inputs.selected_tokens, config.policy_loss.ppo_kl_coef)
+    return PolicyLossOutput(loss, {"kl_cov_fraction": token_sum(inputs.selected_tokens, inputs.mask)})

@@ -98,7 +98,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         rollout=rollout,
         estimator=estimator,
         needs_old_logprobs=algorithm.use_kl_in_reward
-        or policy_loss.choose is not None
+        or policy_loss.select_tokens is not None
         or config.teacher.uses_sampled_tokens,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_decide_prompt_sharing(config, notices),

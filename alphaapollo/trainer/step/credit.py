@@ -184,7 +184,7 @@ def choose_loss_tokens(batch: Batch, computed: WorkerOutputs, advantages: Tensor
     None if the loss does not choose tokens.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    if policy_loss.choose is None:
+    if policy_loss.select_tokens is None:
         return None
     assert computed.old_logprobs is not None and batch.token_order_keys is not None
     logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_order_keys
@@ -195,7 +195,7 @@ def choose_loss_tokens(batch: Batch, computed: WorkerOutputs, advantages: Tensor
         token_rows = torch.tensor(rows)[positions]
         order = keys[token_rows, columns].argsort()
         index = token_rows[order], columns[order]
-        chosen[index] = policy_loss.choose(logp[index], advantages[index], actor)
+        chosen[index] = policy_loss.select_tokens(logp[index], advantages[index], actor)
     return chosen.numpy().astype(np.uint8)
 
 

@@ -135,7 +135,7 @@ def build_batch(
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    token_order_keys = draw_token_order(joined, trajectories, settings) if policy_loss.choose else None
+    token_order_keys = draw_token_order(joined, trajectories, settings) if policy_loss.select_tokens else None
     return Batch(
         rows=rows,
         layout=layout,

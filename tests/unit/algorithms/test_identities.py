@@ -122,7 +122,7 @@ def test_micro_batches_and_row_order_cannot_change_a_gradient(seed: int, name: s
         for rows in parts:
             part = PolicyLossInputs(
                 *(each[rows] for each in (batch.logp, batch.old_logp, batch.advantages, batch.mask)),
-                chosen=None if batch.chosen is None else batch.chosen[rows],
+                selected_tokens=None if batch.selected_tokens is None else batch.selected_tokens[rows],
             )
             output = loss(part, Actor()).loss
             one = (

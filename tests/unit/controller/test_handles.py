@@ -121,8 +121,8 @@ def test_publish_returns_how_far_the_policy_has_moved() -> None:
     [
         (Engine(receipt=WeightReceipt(1, "abd")), "digest abd"),
         (Engine(receipt=WeightReceipt(0, "abc")), "version 0"),
-        (Engine(held=[-1.0, -2.1]), "does not compute"),
-        (Engine(held=[-1.0, float("nan")]), "does not compute"),
+        (Engine(held=[-1.0, -2.1]), "its forward pass uses others"),
+        (Engine(held=[-1.0, float("nan")]), "its forward pass uses others"),
     ],
 )
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:

@@ -152,7 +152,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         sequence_weights=batch.split_row_values(per_sequence)[rank],
         value_weights=batch.split_row_values(of_values)[rank],
         trajectory_ids=batch.split_row_values(case.row_order)[rank],
-        selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).choose else None,
+        selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).select_tokens else None,
     )
 
 

@@ -113,7 +113,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
         credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order]), Actor(**actor))
-        return matrix_of(batch, credit, "chosen")[np.argsort(order)]
+        return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
     for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}):
@@ -128,7 +128,7 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
         computed = WorkerOutputs(old_logprobs=np.zeros((4, 10), dtype=np.float32))
         credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
-        return matrix_of(batch, credit, "chosen")[np.argsort(order)]
+        return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
     assert chosen([0, 1, 2, 3]).sum() == 8
     assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
