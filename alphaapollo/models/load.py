@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
@@ -251,19 +253,13 @@ def use_liger_kernels(loaded: PreTrainedModel) -> None:
 
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
-    """Enable gradient checkpointing if it is configured. Transformers requires training mode for checkpointed layers;
-    the modules inside them stay in evaluation mode, so there is no dropout."""
-    if not model.enable_gradient_checkpointing:
-        return
-    if not loaded.supports_gradient_checkpointing:
-        raise ValueError(
-            f"model.path={model.path}: {type(loaded).__name__} does not support gradient checkpointing. "
-            "Set model.enable_gradient_checkpointing=False."
-        )
-    loaded.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in loaded.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
+    """Recompute each decoder layer in the backward pass, if this is configured.
+
+    Transformers' own gradient checkpointing would need layers in training mode, in which some models apply dropout.
+    """
+    if model.enable_gradient_checkpointing:
+        for layer in find_decoder_layers(loaded):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _get_first_line(error: BaseException) -> str:

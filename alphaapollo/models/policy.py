@@ -98,22 +98,17 @@ class PolicyModel(FsdpRoot):
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
-        """Context manager for generation with a KV cache: with transformers' attention, without gradient checkpointing
-        (a checkpointed layer keeps no cache), and without compilation (each shape occurs once)."""
+        """Context manager for generation with a KV cache: with transformers' attention and without compilation, because
+        each shape occurs once."""
         attention = self.model.config._attn_implementation
-        checkpointed = [module for module in self.model.modules() if module.training]
         if uses_alphaapollo_backend(self.model):
             # SDPA is faster, but does not cap scores.
             capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
             self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
-        for module in checkpointed:
-            module.training = False
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
-            for module in checkpointed:
-                module.training = True
             self.model.set_attn_implementation(attention)
 
 

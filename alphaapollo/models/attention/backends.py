@@ -47,7 +47,8 @@ def register_attn_implementation(backend: Attention, simulate: Callable[[Attenti
     """
     from transformers import AttentionInterface
 
-    name = f"{NAME}{backend}" if simulate is None else f"{NAME}meta_{backend}"
+    # Transformers takes names that contain "sdpa" or "flash" for its own backends, which some models do not support.
+    name = NAME + ("" if simulate is None else "meta_") + backend.replace("sdpa", "rows").replace("flash", "fa2")
     AttentionInterface.register(name, make_attention_interface(simulate or BACKENDS[backend]))
     return name
 
@@ -134,20 +135,29 @@ def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Calla
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         packing: Packing | None = None,
         sequence: SequenceGroup | None = None,
-        **_: Any,
+        **options: Any,
     ) -> tuple[Tensor, None]:
-        layer_class = type(module).__name__
-        call = AttentionCall(layer_class, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
+        window = options["sliding_window"] if "sliding_window" in options else find_window_of_mask(module)
+        call = AttentionCall(type(module).__name__, query, key, value, scaling, window, softcap, s_aux, packing)
         if sequence is None:
             return attend(call), None
         return exchange_heads_for_tokens(attend(call.exchange_tokens_for_heads(sequence)), sequence), None
 
     return forward
+
+
+def find_window_of_mask(module: nn.Module) -> int | None:
+    """Return the sliding window of a layer that does not pass it to attention, because its model applies it with a mask
+    (qwen2_moe, phimoe, doge). It follows from config.json, as in transformers."""
+    config: Any = module.config
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types and layer_types[module.layer_idx] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 def _attend_padded(call: AttentionCall) -> Tensor:

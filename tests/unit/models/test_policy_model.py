@@ -103,7 +103,7 @@ def test_self_check_passes(model_folder, name: str):
     for attention in ("padded", "sdpa"):
         policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention, torch.float32))
         assert check_forward_vs_hf(policy, MicroBatchBuilder(attention == "padded", CPU), torch.float32) < 1e-5
-        assert policy.model.config._attn_implementation == f"alphaapollo_{attention}"
+        assert policy.model.config._attn_implementation.startswith("alphaapollo_")
 
 
 def test_self_check_detects_an_unknown_logit_transform(model_folder):
